@@ -1,0 +1,55 @@
+# Everything a developer types. The first target that needs it creates .venv, with the versions of constraints.txt.
+#
+#   PYTHON       the interpreter .venv is made from (3.11 or newer)
+#   PIP_ARGS     more arguments for pip, for instance to choose another index
+#   PYTEST_ARGS  more arguments for pytest, for instance "-n 4" or "-k report"
+
+PYTHON ?= python3
+PIP_ARGS ?=
+PYTEST_ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+TORCH := $(shell grep '^torch==' constraints.txt)
+
+.PHONY: help demo test check bench dist clean
+.DEFAULT_GOAL := help
+
+help: ## Show these targets.
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' Makefile
+
+demo: $(READY) ## Record a small GPT in training and show what fills its memory.
+	$(BIN)/memprof record -f -o demo.memprof sample_traces/gpt/train.py
+	$(BIN)/memprof report demo.memprof
+	@echo
+	@echo "Now yours:  $(BIN)/memprof record -o mine.memprof path/to/train.py"
+
+test: $(READY) ## Run the tests.
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+check: $(READY) ## Run every check that reads the code: lint, format, types, import floors.
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(READY) ## Measure the figures of docs/benchmarks.md on this machine.
+	$(BIN)/python tests/benchmarks/run.py
+
+dist: $(READY) ## Build the wheel and the sdist into dist/.
+	$(BIN)/python -m build --no-isolation
+
+clean: ## Remove .venv, caches and everything built.
+	rm -rf $(VENV) build dist demo.memprof demo.memprof.spool
+	rm -rf .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# torch is installed first and alone: a machine that keeps a build of its own (for its GPU, or for none) takes that
+# one, and the second command finds torch there.
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "memprof needs Python 3.11 or newer, this is " + sys.version.split()[0] + ": make PYTHON=python3.11 (or newer)")'
+	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
+	$(BIN)/python -m pip install $(PIP_ARGS) $(TORCH)
+	$(BIN)/python -m pip install $(PIP_ARGS) -c constraints.txt -e '.[all,dev]'
+	@touch $@

@@ -1,0 +1,1 @@
+"""Pictures of a trace's memory over time."""

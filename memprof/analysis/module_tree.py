@@ -1,0 +1,193 @@
+"""The tree of modules: sums with children, common ancestors, and repeated layers folded into one node."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from memprof.errors import BadInputError
+from memprof.trace.schema import NONE, Ints, Modules
+
+N = TypeVar("N", np.int64, np.float64)
+
+#: From so many like siblings on (``layers.0``, ``layers.1``, ...), a folded tree shows one node for all.
+SMALLEST_FOLD = 3
+
+
+@dataclass(frozen=True, eq=False)
+class ModuleTree:
+    """Nodes that stand for one module each, or for several that are alike.
+
+    Attributes:
+        names: Qualified name, with ``*`` for the number of a folded layer; "" for the root of a job with one model.
+        labels: The name below the parent's; the type for a root without a name.
+        types: Class name.
+        counts: How many modules the node stands for, shape ``(nodes,)``.
+        parent: The node above, ``NONE`` for a root, shape ``(nodes,)``.
+        depth: Nodes above, shape ``(nodes,)``.
+        node_of_module: Node of each module of the trace, shape ``(modules,)``.
+    """
+
+    names: tuple[str, ...]
+    labels: tuple[str, ...]
+    types: tuple[str, ...]
+    counts: Ints
+    parent: Ints
+    depth: Ints
+    node_of_module: Ints
+
+    def __len__(self) -> int:
+        """Returns the number of nodes."""
+        return len(self.names)
+
+    def title(self, node: int) -> str:
+        """Returns the qualified name of a node, or its type where it has none (the root)."""
+        return self.names[node] or self.types[node]
+
+    def nodes_of(self, module_ids: Ints) -> Ints:
+        """Returns the node of each module; ``NONE`` stays ``NONE``."""
+        return np.where(module_ids == NONE, NONE, np.append(self.node_of_module, NONE)[module_ids])
+
+    def sum_by_node(self, module_ids: Ints, amounts: Ints) -> Ints:
+        """Sums whole amounts by node, those outside any module left out, shape ``(nodes,)``."""
+        sums = np.zeros(len(self), dtype=np.int64)
+        nodes = self.nodes_of(module_ids)
+        np.add.at(sums, nodes[nodes != NONE], amounts[nodes != NONE])
+        return sums
+
+    def with_children(self, own: npt.NDArray[N]) -> npt.NDArray[N]:
+        """Adds to each node what all nodes below it have.
+
+        Args:
+            own: Amount of each node itself, shape ``(..., nodes)``.
+
+        Returns:
+            The sums, of the same shape.
+        """
+        sums = own.copy()
+        for level in range(int(self.depth.max(initial=0)), 0, -1):
+            nodes = np.flatnonzero(self.depth == level)
+            # Transposed: the nodes come first, whatever else the sums are split by.
+            np.add.at(sums.T, self.parent[nodes], sums.T[nodes])
+        return sums
+
+    def common_ancestors(self, nodes: Ints, others: Ints) -> Ints:
+        """Returns the lowest node that holds both of each pair, ``NONE`` where none does, shape as ``nodes``."""
+        left, right = nodes.copy(), others.copy()
+        depth = np.append(self.depth, -1)  # NONE indexes the last entry and is above every root
+        parent = np.append(self.parent, NONE)
+        while True:
+            differ = left != right
+            if not differ.any():
+                return left
+            climb_left = differ & (depth[left] >= depth[right])
+            climb_right = differ & (depth[right] >= depth[left])
+            left, right = np.where(climb_left, parent[left], left), np.where(climb_right, parent[right], right)
+
+
+def module_tree(modules: Modules) -> ModuleTree:
+    """Builds the tree with a node for each module: nodes are module ids.
+
+    Args:
+        modules: The trace's modules.
+
+    Raises:
+        BadInputError: The modules hold one another in a circle.
+    """
+    rows = np.arange(len(modules))
+    return ModuleTree(
+        names=tuple(modules.name),
+        labels=tuple(_label(modules, row) for row in range(len(modules))),
+        types=tuple(modules.type),
+        counts=np.ones(len(modules), dtype=np.int64),
+        parent=modules.parent_id,
+        depth=_depths(modules.parent_id),
+        node_of_module=rows,
+    )
+
+
+def folded_tree(modules: Modules) -> ModuleTree:
+    """Builds the tree in which numbered layers of one type under one parent share a node (``layers.*``).
+
+    What lies below folded layers is folded with them, by name and type. Fewer than ``SMALLEST_FOLD`` layers stay
+    apart.
+
+    Args:
+        modules: The trace's modules.
+
+    Raises:
+        BadInputError: The modules hold one another in a circle.
+    """
+    depth = _depths(modules.parent_id)
+    keys: list[tuple[object, ...]] = [()] * len(modules)
+    for level in range(int(depth.max(initial=-1)) + 1):
+        rows = np.flatnonzero(depth == level).tolist()
+        layers = defaultdict(set)
+        for row in rows:
+            layers[_fold(modules, keys, row)].add(_label(modules, row))
+        for row in rows:
+            fold, label = _fold(modules, keys, row), _label(modules, row)
+            is_layer = level > 0 and label.isdecimal() and len(layers[fold]) >= SMALLEST_FOLD
+            keys[row] = (*fold, "*") if is_layer else (*fold, label if level else row)
+    return _share_nodes(modules, depth, keys)
+
+
+def _fold(modules: Modules, keys: list[tuple[object, ...]], row: int) -> tuple[object, ...]:
+    """Returns what the layers of one fold have in common: the parent's node and the type."""
+    parent = modules.parent_id[row]
+    return (keys[parent] if parent != NONE else (), modules.type[row])
+
+
+def _share_nodes(modules: Modules, depth: Ints, keys: list[tuple[object, ...]]) -> ModuleTree:
+    """Makes one node of the modules with equal keys, parents before their children."""
+    node_of_module = np.full(len(modules), NONE, dtype=np.int64)
+    nodes: dict[tuple[object, ...], int] = {}
+    names: list[str] = []
+    labels: list[str] = []
+    firsts: list[int] = []
+    for row in np.argsort(depth, kind="stable").tolist():
+        node = nodes.setdefault(keys[row], len(nodes))
+        node_of_module[row] = node
+        if node < len(firsts):
+            continue
+        parent = modules.parent_id[row]
+        label = "*" if keys[row][-1] == "*" else _label(modules, row)
+        above = names[node_of_module[parent]] if parent != NONE else ""
+        names.append(f"{above}.{label}" if above else (label if parent != NONE else modules.name[row]))
+        labels.append(label)
+        firsts.append(row)
+    first_rows = np.asarray(firsts, dtype=np.int64)
+    parents = modules.parent_id[first_rows]
+    return ModuleTree(
+        names=tuple(names),
+        labels=tuple(labels),
+        types=tuple(modules.type[first_rows]),
+        counts=np.bincount(node_of_module, minlength=len(names)).astype(np.int64),
+        parent=np.where(parents == NONE, NONE, np.append(node_of_module, NONE)[parents]),
+        depth=depth[first_rows],
+        node_of_module=node_of_module,
+    )
+
+
+def _label(modules: Modules, row: int) -> str:
+    name, parent = modules.name[row], modules.parent_id[row]
+    if parent == NONE:
+        return str(name or modules.type[row])
+    above = modules.name[parent]
+    return str(name[len(above) + 1 :] if above and name.startswith(f"{above}.") else name)
+
+
+def _depths(parent_id: Ints) -> Ints:
+    depth = np.zeros(len(parent_id), dtype=np.int64)
+    parent = np.append(parent_id, NONE)
+    above = parent_id
+    while (above != NONE).any():
+        depth += above != NONE
+        if depth.max(initial=0) > len(parent_id):
+            raise BadInputError("The trace's modules hold one another in a circle; record the job again.")
+        above = parent[above]
+    return depth

@@ -1,0 +1,144 @@
+"""The `memprof` command: finds the verb, runs it, and turns every error into a sentence and an exit code."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import click
+
+from memprof.errors import MemprofError
+from memprof.version import __version__
+
+#: Verb, and its line in ``memprof --help``. The verb's command is ``memprof.cli.<verb>.<verb>``, imported only when
+#: it is run: ``memprof --help`` and shell completion stay fast.
+VERBS = {
+    "record": "Run a training job unchanged and record its memory.",
+    "report": "Show where the memory of a recorded job goes.",
+}
+
+_FAILED = 1
+_INTERRUPTED = 130  # 128 + SIGINT, as shells count
+
+
+class LazyVerbs(click.Group):
+    """A group whose commands are imported when they are run."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Returns the verbs in the order in which they are used."""
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Imports a verb's command."""
+        if cmd_name not in VERBS:
+            return None
+        command = getattr(importlib.import_module(f"memprof.cli.{cmd_name}"), cmd_name)
+        assert isinstance(command, click.Command)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Finds the verb; a misspelt one is answered with its nearest."""
+        # click looks for near misses in this table, which it fills with imported commands otherwise.
+        self.commands = dict.fromkeys(VERBS, self)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Lists the verbs without importing any."""
+        with formatter.section("Verbs"):
+            formatter.write_dl(list(VERBS.items()))
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        """Reads the words before the verb, and prints the help where they ask for it."""
+        with _enough_read():
+            return super().make_context(info_name, args, parent, **extra)
+
+    def invoke(self, ctx: click.Context) -> object:
+        """Runs the verb."""
+        with _enough_read():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _enough_read() -> Iterator[None]:
+    """Ends quietly when the reader of the output has seen enough (``| head``)."""
+    try:
+        try:
+            yield
+        finally:
+            if sys.stdout is not None:  # None in a process without one
+                sys.stdout.flush()
+    except BrokenPipeError:
+        # Python flushes stdout once more at exit, which must not fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise click.exceptions.Exit(0) from None
+
+
+@click.group(
+    cls=LazyVerbs,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    subcommand_metavar="VERB ...",
+    epilog="Start with: memprof record train.py",
+)
+@click.version_option(__version__, prog_name="memprof", message="%(prog)s %(version)s")
+def memprof() -> None:
+    """Shows what fills the memory of a PyTorch training job."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line and returns its exit code.
+
+    Args:
+        arguments: Words after ``memprof``; those of the process where left out.
+    """
+    _tolerate_narrow_encodings()
+    try:
+        status = memprof.main(
+            args=None if arguments is None else list(arguments), prog_name="memprof", standalone_mode=False
+        )
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except click.Abort:
+        return _INTERRUPTED
+    except MemprofError as error:
+        _print_traceback_if_asked()
+        print(f"memprof: {error}", file=sys.stderr)
+        return error.exit_code
+    except OSError as error:
+        _print_traceback_if_asked()
+        print(f"memprof: {error.strerror or error}{f': {error.filename}' if error.filename else ''}", file=sys.stderr)
+        return _FAILED
+    except Exception as error:  # noqa: BLE001 - the one place where an unexpected error becomes an exit code
+        _print_traceback_if_asked()
+        print(
+            f"memprof: internal error: {type(error).__name__}: {error}. This is a fault of memprof, not of your job; "
+            "MEMPROF_DEBUG=1 shows where it is.",
+            file=sys.stderr,
+        )
+        return _FAILED
+    return status if isinstance(status, int) else 0
+
+
+def _tolerate_narrow_encodings() -> None:
+    """Lets a terminal or a file that cannot hold a character get a ``?`` instead of an error."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # a stream that a test or an embedding put there may not have it
+            stream.reconfigure(errors="replace")
+
+
+def _print_traceback_if_asked() -> None:
+    if os.environ.get("MEMPROF_DEBUG", "") not in ("", "0"):
+        traceback.print_exc()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

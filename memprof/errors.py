@@ -1,0 +1,43 @@
+"""Every error memprof raises on purpose, each with the exit code its command ends with.
+
+The command line catches `MemprofError` once and prints the message alone, so a message says what was read,
+what is wrong with it and what to do.
+"""
+
+from __future__ import annotations
+
+
+class MemprofError(Exception):
+    """Base of all errors; raised itself only for faults of memprof's own (exit code 1)."""
+
+    exit_code = 1
+
+
+class UsageError(MemprofError):
+    """What was asked for makes no sense, such as a step that was not recorded (exit code 2)."""
+
+    exit_code = 2
+
+
+class InconclusiveError(MemprofError):
+    """The question cannot be answered from what is there, such as runs on different devices (exit code 3)."""
+
+    exit_code = 3
+
+
+class GateFailedError(MemprofError):
+    """A limit the user set is exceeded (exit code 4)."""
+
+    exit_code = 4
+
+
+class BadInputError(MemprofError):
+    """A file is missing, corrupt, empty, foreign, or written by a newer memprof (exit code 5)."""
+
+    exit_code = 5
+
+
+class InvariantError(MemprofError):
+    """A recorded or transformed step contradicts itself: always a fault of memprof's own (exit code 1)."""
+
+    exit_code = 1

@@ -1,0 +1,44 @@
+"""Starts the recorder in a process of a recorded job, once torch is imported there."""
+
+from __future__ import annotations
+
+import atexit
+import os
+from pathlib import Path
+from typing import Any
+
+from memprof.recorder.recorder import Recorder
+from memprof.recorder.window import Window
+
+_recorder: Recorder | None = None
+
+
+def install(settings: dict[str, Any]) -> None:
+    """Installs the recorder in this process, and in its forked children.
+
+    Args:
+        settings: `spool` (the job's spool folder), `skip`, `steps` and `stop`.
+    """
+    spool = Path(settings["spool"])
+    window = Window(int(settings["skip"]), int(settings["steps"]), bool(settings["stop"]))
+    _start(spool, window)
+    atexit.register(_finish)
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=lambda: _start_in_child(spool, window))
+
+
+def _start(spool: Path, window: Window) -> None:
+    global _recorder
+    _recorder = Recorder(spool / f"process-{os.getpid()}", window)
+    _recorder.install()
+
+
+def _start_in_child(spool: Path, window: Window) -> None:
+    if _recorder is not None:
+        _recorder.abandon()
+    _start(spool, window)  # the child may be a rank that trains; a data loader's worker never calls a model
+
+
+def _finish() -> None:
+    if _recorder is not None:
+        _recorder.finish("the job ended")

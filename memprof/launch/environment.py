@@ -1,0 +1,39 @@
+"""The environment that carries the recorder into the job and into every Python process it starts."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from memprof.launch.settings import Settings
+
+_BOOTSTRAP = str(Path(__file__).resolve().parent / "bootstrap")
+_PACKAGE = str(Path(__file__).resolve().parent.parent)
+
+
+def recording_environment(environment: Mapping[str, str], spool: Path, settings: Settings) -> dict[str, str]:
+    """Adds to an environment what the bootstrap needs.
+
+    Args:
+        environment: The environment the job would have without memprof.
+        spool: Folder to which the recorders of all processes write.
+        settings: What to record.
+
+    Returns:
+        A new environment; a recording around this one no longer shows in it.
+    """
+    # An empty PYTHONPATH means none; an empty part of one means the current folder, so it must not arise here.
+    paths = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path != _BOOTSTRAP]
+    python_path = os.pathsep.join([_BOOTSTRAP, *paths]) if environment.get("PYTHONPATH") and paths else _BOOTSTRAP
+    window = {"skip": settings.skip, "steps": settings.steps, "stop": settings.stop}
+    return {
+        # Kineto reports each start and stop of the profiler on the job's stderr unless told otherwise.
+        "KINETO_LOG_LEVEL": "9",
+        **environment,
+        "PYTHONPATH": python_path,
+        "MEMPROF_SPOOL": str(spool),
+        "MEMPROF_SETTINGS": json.dumps(window),
+        "MEMPROF_PACKAGE": _PACKAGE,
+    }

@@ -1,0 +1,149 @@
+"""Where a recording goes: chosen, checked and claimed before the job starts."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from pathlib import Path
+
+import psutil
+
+from memprof.launch.settings import Settings
+from memprof.launch.target import CannotStartError, Target
+from memprof.version import __version__
+
+#: How much younger than its recording a process may seem, in seconds: clocks are read at different moments.
+_SLACK_S = 2.0
+
+
+def spool_of(output: Path) -> Path:
+    """Returns the spool folder that goes with an output file."""
+    return output.with_name(output.name + ".spool")
+
+
+def claim_output(target: Target, settings: Settings) -> Path:
+    """Chooses the output file and makes its spool folder, which claims the name for this recording.
+
+    Args:
+        target: The job, for the default name.
+        settings: Where to write, and whether an older recording may be replaced.
+
+    Returns:
+        The output file, which does not exist yet or may be replaced. Its spool folder does, and is empty.
+
+    Raises:
+        CannotStartError: A recording is there already, or nothing can be written there.
+    """
+    if settings.output is not None:
+        output = settings.output
+        _refuse_what_is_there(output, force=settings.force)
+        _make_spool(output)
+        return output
+    stem = f"{target.stem}.{time.strftime('%Y%m%d-%H%M%S')}"
+    count = 1
+    while True:
+        output = Path(f"{stem}{f'-{count}' if count > 1 else ''}.memprof")
+        count += 1
+        if output.exists() or spool_of(output).exists():
+            continue
+        try:
+            _make_spool(output)
+        except FileExistsError:
+            # Another recording of the same script began in the same second, and took the name meanwhile.
+            continue
+        return output
+
+
+def write_launch(spool: Path, target: Target, settings: Settings) -> None:
+    """Writes ``launch.json``, which says what is recorded here and by whom.
+
+    Raises:
+        CannotStartError: The file cannot be written.
+    """
+    launch = {
+        "command": list(target.arguments),
+        "target": target.name,
+        "started_us": time.time_ns() / 1000,
+        "memprof_version": __version__,
+        "options": {"skip": settings.skip, "steps": settings.steps, "stop": settings.stop},
+        "parent_pid": os.getpid(),
+    }
+    try:
+        (spool / "launch.json").write_text(json.dumps(launch), encoding="utf-8")
+    except OSError as error:
+        shutil.rmtree(spool, ignore_errors=True)
+        raise CannotStartError(f"{spool} cannot be written: {error.strerror}. Free some space, or choose -o.") from None
+
+
+def write_exit(spool: Path, returncode: int) -> None:
+    """Writes ``exit.json``, which says how the job ended.
+
+    Args:
+        spool: The recording's spool folder.
+        returncode: The job's exit status, negative for a signal.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    ended = {"returncode": returncode, "ended_us": time.time_ns() / 1000}
+    (spool / "exit.json").write_text(json.dumps(ended), encoding="utf-8")
+
+
+def _refuse_what_is_there(output: Path, *, force: bool) -> None:
+    spool = spool_of(output)
+    if output.is_dir():
+        raise CannotStartError(f"{output} is a folder. Name a file: -o {output / 'run.memprof'}")
+    if output.exists() and not force:
+        raise CannotStartError(f"{output} exists already. Replace it with -f, or choose another name with -o.")
+    if not spool.exists():
+        return
+    if _is_being_written(spool):
+        raise CannotStartError(f"{output} is being recorded by another memprof. Choose another name with -o.")
+    if not force:
+        raise CannotStartError(
+            f"{spool} holds a recording that was cut short. Read it with memprof report {spool}, "
+            "replace it with -f, or choose another name with -o."
+        )
+    try:
+        shutil.rmtree(spool)
+    except OSError as error:
+        raise CannotStartError(f"{spool} cannot be replaced: {error.strerror}. Choose another name with -o.") from None
+
+
+def _make_spool(output: Path) -> None:
+    folder = output.parent
+    if not folder.is_dir():
+        raise CannotStartError(f"There is no folder {folder} to write {output.name} to. Make it, or choose -o.")
+    try:
+        spool_of(output).mkdir()
+    except FileExistsError:
+        raise
+    except OSError as error:
+        raise CannotStartError(
+            f"Nothing can be written to {folder.resolve()}: {error.strerror}. Choose another folder with -o."
+        ) from None
+
+
+def _is_being_written(spool: Path) -> bool:
+    """Tells whether the parent or any recorded process of a recording is still running."""
+    try:
+        launch = json.loads((spool / "launch.json").read_text(encoding="utf-8"))
+        pids = {int(launch["parent_pid"]): float(launch["started_us"]) / 1e6}
+    except (OSError, ValueError, KeyError, TypeError):
+        pids = {}
+    for folder in spool.glob("process-*/"):
+        number = folder.name.removeprefix("process-")
+        if number.isdecimal():
+            pids[int(number)] = folder.stat().st_mtime
+    return any(_has_run_since(pid, moment) for pid, moment in pids.items())
+
+
+def _has_run_since(pid: int, moment_s: float) -> bool:
+    try:
+        process = psutil.Process(pid)
+        # A younger process only got the same number.
+        return process.status() != psutil.STATUS_ZOMBIE and process.create_time() < moment_s + _SLACK_S
+    except psutil.Error:
+        return False

@@ -1,0 +1,127 @@
+"""The parent of a recorded job: starts it, watches it from outside, and packs what it left."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+from memprof.errors import BadInputError, MemprofError
+from memprof.launch.environment import recording_environment
+from memprof.launch.host import HostSampler
+from memprof.launch.output import claim_output, spool_of, write_exit, write_launch
+from memprof.launch.relay import SignalRelay
+from memprof.launch.settings import Settings
+from memprof.launch.target import CannotStartError, NotExecutableError, NotFoundError, Target
+from memprof.launch.verdict import Verdict, describe_nothing, describe_recording
+
+
+def record_job(target: Target, settings: Settings) -> int:
+    """Runs a job under the recorder, packs the recording and says what it holds.
+
+    Args:
+        target: What to run.
+        settings: How to record it.
+
+    Returns:
+        The job's own exit status, negative for the signal that killed it.
+
+    Raises:
+        CannotStartError: The recording cannot be written, or the system starts no process.
+        NotExecutableError: The target cannot be run.
+        NotFoundError: The target is not there.
+    """
+    output = claim_output(target, settings)
+    spool = spool_of(output)
+    write_launch(spool, target, settings)
+    try:
+        returncode = _run(target, settings, spool)
+    except MemprofError:
+        shutil.rmtree(spool, ignore_errors=True)
+        raise
+    verdict = _pack(spool, output, target, returncode)
+    if not settings.quiet:
+        _say(str(verdict))
+    return returncode
+
+
+def leave_like(returncode: int) -> NoReturn:
+    """Ends this process as the job ended, were it by a signal, so that a shell sees the one as the other.
+
+    Args:
+        returncode: The job's exit status, negative for a signal.
+    """
+    if returncode >= 0:
+        sys.exit(returncode)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # The job has left its core; one of memprof's would replace it.
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    if -returncode != signal.SIGKILL:
+        signal.signal(-returncode, signal.SIG_DFL)
+    os.kill(os.getpid(), -returncode)
+    # Reached only where the signal is blocked. A shell's own number for it is as near as one can come.
+    os._exit(128 - returncode)
+
+
+def _run(target: Target, settings: Settings, spool: Path) -> int:
+    environment = recording_environment(os.environ, spool.resolve(), settings)
+    try:
+        with SignalRelay() as relay:
+            # Descriptors beyond the three standard ones are the job's too: process substitution, make's job server.
+            job = subprocess.Popen(target.arguments, env=environment, close_fds=False)
+            sampler = HostSampler(spool, job.pid)
+            while job.poll() is None:
+                sampler.sample_if_due()
+                relay.wait(sampler.seconds_to_next(), job.send_signal)
+            return job.returncode
+    except OSError as error:
+        raise _start_error(target, error) from None
+
+
+def _start_error(target: Target, error: OSError) -> MemprofError:
+    program = target.arguments[0]
+    if error.errno in (errno.ENOENT, errno.ENOTDIR):
+        # The program was there a moment ago; it is its interpreter, named in the first line, that is missing.
+        return NotFoundError(f"{program} cannot be run: its interpreter is missing ({error.strerror}).")
+    if error.errno in (errno.EACCES, errno.ENOEXEC, errno.EPERM):
+        return NotExecutableError(f"{program} cannot be run: {error.strerror}.")
+    return CannotStartError(f"{program} cannot be started: {error.strerror}.")
+
+
+def _pack(spool: Path, output: Path, target: Target, returncode: int) -> Verdict:
+    # Only now: the parent stays small while the job may need the memory.
+    from memprof.trace.pack import pack_spool
+
+    try:
+        write_exit(spool, returncode)
+        return describe_recording(pack_spool(spool, output), target.name)
+    except BadInputError:
+        verdict = describe_nothing(spool, target.name, returncode)
+        # With -f an older file may be there. Kept, it would pass for this run's.
+        output.unlink(missing_ok=True)
+        shutil.rmtree(spool, ignore_errors=True)
+        return verdict
+    except MemprofError as error:
+        return Verdict(str(error))
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - the job's own exit status must survive our faults
+        fault = f"{type(error).__name__}: {error}".rstrip(": ")
+        if not spool.exists():
+            return Verdict(f"{output} is written, but could not be summed up ({fault}).", f"memprof report {output}")
+        return Verdict(
+            f"the recording could not be packed ({fault}). It is safe in {spool}, which opens like a trace.",
+            f"memprof report {spool}",
+        )
+
+
+def _say(text: str) -> None:
+    # Where nobody reads stderr any more, the job's exit status matters more than the sentence.
+    with contextlib.suppress(OSError):
+        print(text, file=sys.stderr, flush=True)

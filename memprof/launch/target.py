@@ -1,0 +1,134 @@
+"""What the user wants to run: a script, a module or a command, found before anything is started."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from memprof.errors import MemprofError, UsageError
+
+
+class CannotStartError(MemprofError):
+    """The recording cannot begin, through no fault of the job's."""
+
+    exit_code = 125
+
+
+class NotExecutableError(MemprofError):
+    """The target is there but cannot be run."""
+
+    exit_code = 126
+
+
+class NotFoundError(MemprofError):
+    """The target is not there."""
+
+    exit_code = 127
+
+
+@dataclass(frozen=True)
+class Target:
+    """A job to start.
+
+    Attributes:
+        arguments: The command line of the child process, program first.
+        name: The script, module or program, as the user wrote it.
+    """
+
+    arguments: tuple[str, ...]
+    name: str
+
+    @property
+    def stem(self) -> str:
+        """The name without folder and suffix, for the default output file."""
+        return Path(self.name).name.removesuffix(".py") or "job"
+
+
+def find_script(words: Sequence[str]) -> Target:
+    """Builds the job ``python script.py arguments``.
+
+    Raises:
+        NotFoundError: There is no such script.
+        NotExecutableError: It cannot be read.
+    """
+    script = words[0]
+    try:
+        # Python runs a folder or a zip archive with a __main__.py too.
+        if not os.path.isdir(script):
+            with open(script, "rb"):
+                pass
+    except PermissionError:
+        raise NotExecutableError(f"The script {script} cannot be read. Check its permissions.") from None
+    except OSError as error:
+        # The one mistake that everybody makes once: a command without the two dashes.
+        if shutil.which(script):
+            raise NotFoundError(
+                f"There is no script {script} here. To record a command, put two dashes before it: "
+                f"memprof record -- {shlex.join(words)}"
+            ) from None
+        reason = "" if error.errno == errno.ENOENT else f" ({error.strerror})"
+        raise NotFoundError(f"There is no script {script} here{reason}. Check its name and folder.") from None
+    return Target((sys.executable, *words), script)
+
+
+def find_module(words: Sequence[str]) -> Target:
+    """Builds the job ``python -m module arguments``; Python itself says so when there is no such module."""
+    return Target((sys.executable, "-m", *words), words[0])
+
+
+def find_command(words: Sequence[str]) -> Target:
+    """Builds the job that a command line starts.
+
+    Raises:
+        NotFoundError: There is no such program.
+        NotExecutableError: It is not a program.
+    """
+    program = words[0]
+    if os.sep in program:
+        candidates = [program]
+    else:
+        candidates = [os.path.join(folder, program) for folder in os.get_exec_path()]
+    there = [path for path in candidates if os.path.exists(path)]
+    if not program or not there:
+        raise NotFoundError(f"There is no command {program}. Check its name, or write its full path.")
+    if not any(os.access(path, os.X_OK) and not os.path.isdir(path) for path in there):
+        raise NotExecutableError(f"{there[0]} is not a program that can be run. Check its permissions.")
+    return Target(tuple(words), _script_of(words))
+
+
+def find_target(words: Sequence[str], *, is_module: bool, is_command: bool) -> Target:
+    """Finds what to run from the words after memprof's own options.
+
+    Args:
+        words: The target and its arguments, verbatim.
+        is_module: ``-m`` stood before them.
+        is_command: ``--`` stood before them.
+
+    Raises:
+        UsageError: There are no words, or they are marked as module and command at once.
+        NotFoundError: There is no such script or program.
+        NotExecutableError: It cannot be run.
+    """
+    if not words:
+        raise UsageError("There is nothing to record. Name a script: memprof record train.py")
+    if is_module and is_command:
+        raise UsageError("-m names a Python module, -- a command: give one of them.")
+    if is_module:
+        return find_module(words)
+    return find_command(words) if is_command else find_script(words)
+
+
+def _script_of(words: Sequence[str]) -> str:
+    """Picks the word that names the job best: torchrun and accelerate are the same in every job, train.py is not."""
+    for position, word in enumerate(words[1:], start=1):
+        if word.endswith(".py"):
+            return word
+        if word == "-m" and position + 1 < len(words):
+            return words[position + 1]
+    return words[0]

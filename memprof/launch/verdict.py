@@ -1,0 +1,126 @@
+"""What the parent says when the job has ended: what was recorded, or why nothing was."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from memprof.units import format_bytes
+
+if TYPE_CHECKING:
+    from memprof.analysis.moments import Moment
+    from memprof.trace.manifest import Capture
+    from memprof.trace.pack import PackResult
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The post-mortem of a recording.
+
+    Attributes:
+        sentence: What was recorded, or why nothing was.
+        next_command: The command to type next, "" where there is nothing to look at.
+    """
+
+    sentence: str
+    next_command: str = ""
+
+    def __str__(self) -> str:
+        """Writes the verdict as it stands on the terminal."""
+        lines = [f"memprof: {self.sentence}"]
+        return "\n".join([*lines, f"memprof: next: {self.next_command}"] if self.next_command else lines)
+
+
+def describe_recording(result: PackResult, target: str) -> Verdict:
+    """Says what was recorded.
+
+    Args:
+        result: What was packed.
+        target: The job, as the user called it.
+    """
+    from memprof.errors import BadInputError
+    from memprof.trace.store import Trace
+
+    trace = Trace.open(result.path)
+    traces = [trace.rank_trace(rank) for rank in trace.ranks]
+    size = format_bytes(result.path.stat().st_size)
+    steps = f"{result.steps_recorded} step{'' if result.steps_recorded == 1 else 's'}"
+    what = steps if result.steps_recorded else "the warm-up, but no step after it,"
+    of_ranks = f" in {len(traces)} processes" if len(traces) > 1 else ""
+    try:
+        peak = max((_find_peak(rank) for rank in traces), key=lambda moment: moment.allocated_bytes)
+        finding = f", peak {_describe_peak(peak)}"
+    except BadInputError:
+        finding = ", without a single operator"
+    sentence = f"recorded {what} of {target}{of_ranks}{finding} ({result.path}, {size})."
+    ends = [text for rank in traces if (text := _describe_end(rank.manifest.capture))]
+    return Verdict(" ".join([sentence, *ends[:1]]), f"memprof report {shlex.quote(str(result.path))}")
+
+
+def describe_nothing(spool: Path, target: str, returncode: int) -> Verdict:
+    """Says why nothing was recorded.
+
+    Args:
+        spool: The spool folder, still there.
+        target: The job, as the user called it.
+        returncode: The job's exit status, negative for a signal.
+    """
+    return Verdict(f"nothing was recorded: {_why_nothing(spool, target)} ({describe_status(returncode)}).")
+
+
+def describe_status(returncode: int) -> str:
+    """Says how a process ended: ``it ended with status 3``, ``it was killed by SIGKILL``."""
+    if returncode >= 0:
+        return f"it ended with status {returncode}"
+    try:
+        return f"it was killed by {signal.Signals(-returncode).name}"
+    except ValueError:
+        return f"it was killed by signal {-returncode}"
+
+
+def _why_nothing(spool: Path, target: str) -> str:
+    faults = sorted(spool.glob("bootstrap-*.log")) + sorted(spool.glob("recorder-*.log"))
+    for path in faults:
+        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+        # The last line of a traceback says what went wrong.
+        message = next((line.strip() for line in reversed(lines) if line.strip()), "")
+        if message:
+            return f"the recorder could not start in {target}: {message}"
+    if not (spool / "python-started").exists():
+        return (
+            f"no Python of {target} took the recorder in. "
+            "Python leaves it out under -I, -E and -S, and in an environment that was cleared"
+        )
+    if not (spool / "torch-imported").exists():
+        return f"{target} never imported torch"
+    if not any(spool.glob("process-*/")):
+        return f"{target} imported torch, but never called a model or an optimizer"
+    return f"{target} called a model, but ended before the first operator of a step was recorded"
+
+
+def _find_peak(trace: object) -> Moment:
+    from memprof.analysis.moments import find_peak
+    from memprof.analysis.sources import find_sources
+    from memprof.trace.store import Trace
+
+    assert isinstance(trace, Trace)
+    step = trace.steady_step()
+    return find_peak(step, find_sources(step.stacks))
+
+
+def _describe_peak(peak: Moment) -> str:
+    phase = "" if peak.phase == "other" else f"{peak.phase} of "
+    where = peak.module_title or peak.op
+    source = f" at {peak.source.place}" if peak.source else ""
+    return f"{format_bytes(peak.allocated_bytes)} in step {peak.step}, {phase}{where}{source}"
+
+
+def _describe_end(capture: Capture) -> str:
+    if capture.is_complete:
+        return ""
+    place = f" in {capture.ends_at}" if capture.ends_at else ""
+    reason = f": {capture.reason}" if capture.reason else ""
+    return f"It ends early{place}{reason}."

@@ -1,0 +1,94 @@
+"""Collects raw rows in memory and hands them to the spool, batch by batch."""
+
+from __future__ import annotations
+
+import os
+import time
+from array import array
+from collections.abc import Hashable, Iterable
+from typing import Any
+
+from memprof.trace.spool import COLUMNS, SpoolWriter
+
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
+
+
+class RawLog:
+    """Buffers of raw rows; texts are interned, so that a row is numbers only.
+
+    The buffers are plain lists of ints, extended in place by the observers: the cheapest thing Python has.
+    """
+
+    def __init__(self, writer: SpoolWriter) -> None:
+        """Starts empty, over an open writer."""
+        self._writer = writer
+        self.operators: list[int] = []
+        self.touches: list[int] = []
+        self.events: list[int] = []
+        self.calls: list[int] = []
+        self.alive: list[int] = []
+        self.facts: list[int] = []
+        self.times: list[int] = []
+        self.rss: list[int] = []
+        self.op_count = 0
+        self.flushed_ns = time.time_ns()
+        self._interned: dict[str, dict[Hashable, int]] = {}
+        self._fresh: dict[str, list[Any]] = {}
+
+    def intern(self, stream: str, key: Hashable, text: Any = None) -> int:
+        """Returns the number of a text (or of any JSON value, told apart by key), giving it one if it is new."""
+        known = self._interned.setdefault(stream, {})
+        number = known.get(key)
+        if number is None:
+            number = known[key] = len(known)
+            self._fresh.setdefault(stream, []).append(key if text is None else text)
+        return number
+
+    def record(self, stream: str, record: Any) -> None:
+        """Writes one record at once, after everything logged before it.
+
+        Raises:
+            OSError: The spool cannot be written.
+        """
+        self.flush()
+        self._writer.write_record(stream, record)
+
+    def flush(self) -> None:
+        """Hands all buffered rows to the operating system.
+
+        Raises:
+            OSError: The spool cannot be written.
+        """
+        # Texts go first: a recording cut between two frames must not hold a number without its text.
+        for stream, texts in self._fresh.items():
+            if texts:
+                self._writer.write_record(stream, texts)
+                texts.clear()
+        for stream in COLUMNS:
+            rows: list[int] = getattr(self, stream)
+            if rows:
+                self._writer.write_rows(stream, array("q", rows))
+                rows.clear()
+        self.flushed_ns = time.time_ns()
+
+    def sample_rss(self) -> None:
+        """Logs the process's resident memory, where the system tells it."""
+        try:
+            with open("/proc/self/statm", "rb") as statm:  # noqa: PTH123 - in the hot path of a job
+                pages = int(statm.read().split()[1])
+        except OSError:
+            return
+        self.rss.extend((time.time_ns(), self.op_count, pages * _PAGE_BYTES))
+
+    def add_fact(
+        self, address: int, size_bytes: int, category: int, name: int = -1, module: int = -1, tensor: int = -1
+    ) -> None:
+        """Logs what the memory at an address is for, as of now."""
+        self.facts.extend((time.time_ns(), address, size_bytes, category, name, module, tensor))
+
+    def close(self, records: Iterable[tuple[str, Any]] = ()) -> None:
+        """Flushes, writes last records and closes the file."""
+        for stream, record in records:
+            self.record(stream, record)
+        self.flush()
+        self._writer.close()

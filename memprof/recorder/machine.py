@@ -1,0 +1,63 @@
+"""Describes the recorded process and its machine, for the manifest."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import time
+from typing import Any
+
+import torch
+
+from memprof.recorder.window import Window
+from memprof.trace.spool import SPOOL_VERSION
+from memprof.version import __version__
+
+
+def describe_process(window: Window, *, is_late: bool) -> dict[str, Any]:
+    """Returns what the manifest tells of the process: versions, machine, rank, command line, window."""
+    return {
+        "spool_version": SPOOL_VERSION,
+        "memprof_version": __version__,
+        "torch_version": str(torch.__version__),
+        "python_version": platform.python_version(),
+        "time_ns": time.time_ns(),
+        "pid": os.getpid(),
+        "argv": list(sys.argv),
+        "rank": _number("RANK", 0),
+        "world_size": _number("WORLD_SIZE", 1),
+        "is_late": is_late,
+        "window": {"skip": window.skip, "steps": window.steps, "stop": window.stop},
+        "threads": torch.get_num_threads(),
+        "machine": {
+            "device_name": _processor(),
+            "device_kind": "cpu",
+            "cores": os.cpu_count() or 0,
+            "memory_bytes": _memory_bytes(),
+            "os": platform.platform(terse=True),
+        },
+    }
+
+
+def _number(variable: str, default: int) -> int:
+    text = os.environ.get(variable, "")
+    return int(text) if text.isdecimal() else default
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:  # noqa: PTH123 - a device file
+            for line in lines:
+                if line.startswith("model name"):
+                    return line.partition(":")[2].strip()
+    except OSError:
+        return platform.processor() or platform.machine()
+    return platform.processor() or platform.machine()
+
+
+def _memory_bytes() -> int:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return 0

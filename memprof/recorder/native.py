@@ -1,0 +1,153 @@
+"""Hears of every CPU allocation from torch's own allocator, temporaries inside kernels included.
+
+The allocator reports to torch's C++ profiler while one runs with memory events only. A flag of the allocator,
+`FLAGS_caffe2_report_cpu_memory_usage`, makes it keep its table of live blocks from the start of the process and
+for all threads: frees of older memory are then reported too, without the warning it prints otherwise.
+
+Semi-private, therefore tested for: `NativeEvents.is_available()`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._C import _autograd, _profiler
+
+from memprof.recorder.log import RawLog
+from memprof.trace.spool import HEARD
+
+_LIBRARIES = ("libc10.so", "libc10.dylib", "c10.dll")
+_ALLOCATION = "Allocation"
+
+
+def _flag(name: str, kind: Any) -> Any:
+    folder = Path(torch.__file__).parent / "lib"
+    for library in _LIBRARIES:
+        if (folder / library).exists():
+            try:
+                return kind.in_dll(ctypes.CDLL(str(folder / library)), name)
+            except (OSError, ValueError):
+                return None
+    return None
+
+
+class AllocatorTable:
+    """The CPU allocator's table of live blocks: switched on at start, so that later frees have a size."""
+
+    def __init__(self) -> None:
+        """Finds the allocator's flags; they may be missing in a torch built in another way."""
+        self._report = _flag("FLAGS_caffe2_report_cpu_memory_usage", ctypes.c_bool)
+        self._log_level = _flag("FLAGS_caffe2_log_level", ctypes.c_int)
+        self._found_log_level: int | None = None
+
+    @property
+    def is_available(self) -> bool:
+        """Whether the flag was found."""
+        return self._report is not None
+
+    def switch_on(self, *, is_late: bool) -> None:
+        """Makes the allocator keep its table.
+
+        Args:
+            is_late: Memory was taken before: freeing it makes the allocator warn on stderr that it does not know
+                the block. Its log level is raised to errors until `switch_off`, so that the job's stderr stays as
+                it would be.
+        """
+        if self._report is not None:
+            self._report.value = True
+        if is_late and self._log_level is not None:
+            self._found_log_level = self._log_level.value
+            self._log_level.value = max(self._log_level.value, 2)
+
+    def switch_off(self) -> None:
+        """Puts the allocator's flags back."""
+        if self._report is not None:
+            self._report.value = False
+        if self._found_log_level is not None:
+            self._log_level.value = self._found_log_level
+            self._found_log_level = None
+
+
+class NativeEvents:
+    """Allocation events of the thread that started it, from torch's C++ profiler."""
+
+    name = "native"
+    needs_outputs = False
+
+    def __init__(self, log: RawLog) -> None:
+        """Shares the recorder's log."""
+        self._log = log
+        self.is_running = False
+
+    @staticmethod
+    def is_available() -> bool:
+        """Whether this torch has the entry points used here."""
+        return all(
+            hasattr(owner, name)
+            for owner, name in (
+                (_autograd, "_enable_profiler"), (_autograd, "_prepare_profiler"), (_autograd, "_disable_profiler"),
+                (_autograd, "_profiler_enabled"), (_profiler, "ProfilerConfig"), (_profiler, "_ExperimentalConfig"),
+            )
+        ) and bool(torch.profiler.kineto_available())
+
+    def start(self) -> bool:
+        """Starts hearing; returns False when the job's own profiler is running, which must not be disturbed."""
+        if _autograd._profiler_enabled():
+            return False
+        start_profiler(_profiler.RecordScope.USER_SCOPE, profile_memory=True)
+        self.is_running = True
+        return True
+
+    def cut(self) -> None:
+        """Logs what was heard so far and goes on. Never call inside backward: the engine holds the session then."""
+        if self.is_running:
+            self.stop()
+            self.start()
+
+    def stop(self) -> None:
+        """Logs what was heard and stops."""
+        if not self.is_running:
+            return
+        self.is_running = False
+        events = self._log.events
+        for event in allocations(_autograd._disable_profiler()):
+            fields = event.extra_fields
+            events.extend((event.start_time_ns, fields.ptr, fields.alloc_size, fields.total_allocated))
+        events.extend((time.time_ns(), *HEARD))
+
+    def abandon(self) -> None:
+        """Drops the session in a forked child."""
+        if self.is_running:
+            self.is_running = False
+            _autograd._disable_profiler()
+
+
+def start_profiler(scope: Any, *, profile_memory: bool) -> None:
+    """Starts torch's C++ profiler on this thread."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "9")  # else Kineto prints on stderr at every start
+    config = _profiler.ProfilerConfig(
+        _profiler.ProfilerState.KINETO, False, profile_memory, False, False, False, _profiler._ExperimentalConfig()
+    )
+    activities = {_profiler.ProfilerActivity.CPU}
+    _autograd._prepare_profiler(config, activities)
+    _autograd._enable_profiler(config, activities, {scope})
+
+
+def allocations(result: Any) -> list[Any]:
+    """Lists the CPU memory events of a profiler result in the order they happened."""
+    found = []
+    pending = list(result.experimental_event_tree())[::-1]
+    while pending:
+        event = pending.pop()
+        if event.tag.name == _ALLOCATION:
+            if event.extra_fields.device.type == "cpu":
+                found.append(event)
+        else:
+            pending.extend(event.children[::-1])
+    found.sort(key=lambda event: event.start_time_ns)  # stable: events of one moment keep their order
+    return found

@@ -1,0 +1,323 @@
+"""Sees every operator of the recording thread: when it ran, what it touched, where it was called from."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from memprof.recorder.log import RawLog
+from memprof.recorder.progress import Progress
+from memprof.recorder.registry import ModuleRegistry
+from memprof.recorder.stacks import StackTable
+from memprof.trace.spool import (
+    FLAG_COLLECTIVE,
+    FLAG_COPY,
+    FLAG_GRAD_ENABLED,
+    FLAG_MUTATES,
+    FLAG_RECOMPUTE,
+    FLAG_RNG,
+    FLAG_VIEW,
+    MUTATE,
+    READ,
+    WRITE,
+)
+
+_time_ns = time.time_ns
+_current_node = torch._C._current_autograd_node
+_sequence_number = torch._C._autograd._get_sequence_nr
+_is_grad_enabled = torch.is_grad_enabled
+_Tensor = torch.Tensor
+_Parameter = torch.nn.Parameter
+_ACCUMULATE = 2**63  # AccumulateGrad nodes carry the largest number there is
+
+
+class _Operator:
+    """What is the same for every run of one operator."""
+
+    __slots__ = ("call", "flags", "flop_formula", "mutated", "mutated_keywords", "name")
+
+    def __init__(self, operator: Any, name: int) -> None:
+        self.name = name
+        # The overload's own entry skips a Python frame; higher-order operators have none.
+        self.call: Callable[..., Any] = getattr(operator, "_op", operator)
+        self.flags = 0
+        self.mutated: frozenset[int] = frozenset()
+        self.mutated_keywords: frozenset[str] = frozenset()
+        self.flop_formula: Callable[..., int] | None = None
+        schema = getattr(operator, "_schema", None)
+        if schema is not None:
+            written = [(i, a) for i, a in enumerate(schema.arguments) if a.alias_info is not None and a.alias_info.is_write]
+            self.mutated = frozenset(i for i, a in written if not a.kwarg_only)
+            self.mutated_keywords = frozenset(a.name for _, a in written)
+            if written:
+                self.flags |= FLAG_MUTATES
+            if not written and any(r.alias_info is not None for r in schema.returns):
+                self.flags |= FLAG_VIEW
+        if torch.Tag.nondeterministic_seeded in getattr(operator, "tags", ()):
+            self.flags |= FLAG_RNG
+        namespace = getattr(operator, "namespace", "")
+        if namespace in ("c10d", "_c10d_functional", "c10d_functional"):
+            self.flags |= FLAG_COLLECTIVE
+        if str(operator) in ("aten._to_copy.default", "aten.copy_.default"):
+            self.flags |= FLAG_COPY
+        from torch.utils.flop_counter import flop_registry
+
+        self.flop_formula = flop_registry.get(getattr(operator, "overloadpacket", None))
+
+
+class OperatorMode(TorchDispatchMode):
+    """Logs operators while it is on the dispatch stack.
+
+    It lies at the bottom of the stack, below any mode of the user's, so that theirs are entered and left as if it
+    were not there. Operators on tensor subclasses are declined; it sees the plain operators they come down to.
+    """
+
+    def __init__(
+        self,
+        log: RawLog,
+        progress: Progress,
+        stacks: StackTable,
+        registry: ModuleRegistry,
+        on_output: Callable[[torch.Tensor, int], None] | None,
+        after_operator: Callable[[int, bool], None],
+        on_fault: Callable[[BaseException], None],
+        on_operator_error: Callable[[BaseException], None],
+    ) -> None:
+        """Shares the recorder's parts.
+
+        Args:
+            log: Where rows go.
+            progress: Where in the step the job is.
+            stacks: Numbers Python stacks.
+            registry: Numbers modules.
+            on_output: Told of every output tensor and the moment, where the event source needs it.
+            after_operator: Called with the time and whether backward is running, after each operator.
+            on_fault: Told when logging itself failed; the job goes on.
+            on_operator_error: Told when an operator of the job raised, before the error goes on.
+        """
+        super().__init__()
+        self._log = log
+        self._progress = progress
+        self._stacks = stacks
+        self._registry = registry
+        self._on_output = on_output
+        self._after_operator = after_operator
+        self._on_fault = on_fault
+        self._on_operator_error = on_operator_error
+        self._operators: dict[Any, _Operator] = {}
+        self._flops: dict[tuple[Any, ...], int] = {}
+        self._tensors: dict[tuple[Any, ...], int] = {}
+        self.is_on = False
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Lets torch.compile compile: without this a mode makes it run eager for good."""
+        return True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Declines torch's own guard, which would import torch._dynamo into the job; `skip_compiling` does the same."""
+        return False
+
+    def tensor_number(self, tensor: torch.Tensor) -> int:
+        """Returns the number of a tensor's shape and type."""
+        key = (tensor.dtype, tensor.shape, tensor.device)
+        number = self._tensors.get(key)
+        if number is None:
+            shape = "x".join(str(int(size)) for size in tensor.shape)
+            record = [shape, str(tensor.dtype).removeprefix("torch."), str(tensor.device)]
+            number = self._tensors[key] = self._log.intern("tensors", tuple(record), record)
+        return number
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Runs one operator and logs it."""
+        for kind in types:
+            if kind is not _Tensor and kind is not _Parameter:
+                return NotImplemented
+        operator = self._operators.get(func)
+        if operator is None:
+            operator = self._operators[func] = _Operator(func, self._log.intern("names", str(func)))
+        start_ns = _time_ns()
+        try:
+            result = operator.call(*args, **kwargs) if kwargs else operator.call(*args)
+        except BaseException as error:
+            self._on_operator_error(error)
+            raise
+        end_ns = _time_ns()
+        if self.is_on:
+            try:
+                with torch._C.DisableTorchFunction():  # a subclass or mode of the user's must not see our questions
+                    self._note(operator, func, args, kwargs, result, start_ns, end_ns, sys._getframe(1))
+            except BaseException as error:  # noqa: BLE001 - whatever fails in here must not reach the job
+                self._on_fault(error)
+        return result
+
+    def _note(
+        self, operator: _Operator, func: Any, args: Any, kwargs: Any, result: Any, start_ns: int, end_ns: int, frame: Any
+    ) -> None:
+        log = self._log
+        progress = self._progress
+        op = log.op_count
+        sequence = _sequence_number()
+        node = _current_node()
+        flags = operator.flags
+        grad_enabled = _is_grad_enabled()
+        if grad_enabled:
+            flags |= FLAG_GRAD_ENABLED
+        makes_node = sequence != progress.sequence
+        progress.sequence = sequence
+        phase = progress.phase(node is not None, makes_node and grad_enabled)
+        calls = progress.calls
+        if calls:
+            call = calls[-1]
+            call_number, outer_stack, module = call.number, call.stack, call.module
+        else:
+            call, call_number, outer_stack, module = None, -1, -1, -1
+        node_sequence = -1
+        stack = -1
+        if node is None:
+            stack = self._stacks.number(frame, outer_stack)
+        else:
+            node_sequence = node._sequence_nr()
+            if node_sequence >= _ACCUMULATE:
+                node_sequence = -2
+                variable = getattr(node, "variable", None)
+                module = self._registry.parameter(variable)[1] if variable is not None else -1
+            if grad_enabled:
+                stack = self._stacks.number(frame, outer_stack)
+                if (call is not None and call.is_recompute) or self._stacks.has_checkpoint(stack):
+                    flags |= FLAG_RECOMPUTE
+        # Inputs.
+        touches = log.touches
+        read_bytes = written_bytes = 0
+        mutated = operator.mutated
+        for position, value in enumerate(args):
+            if isinstance(value, _Tensor):
+                role = MUTATE if position in mutated else READ
+                size = value.nbytes
+                touches.extend((op, _address(value), size, role, -1))
+                read_bytes += size
+                if role == MUTATE:
+                    written_bytes += size
+            elif type(value) in (list, tuple):
+                role = MUTATE if position in mutated else READ
+                for item in value:
+                    if isinstance(item, _Tensor):
+                        size = item.nbytes
+                        touches.extend((op, _address(item), size, role, -1))
+                        read_bytes += size
+                        if role == MUTATE:
+                            written_bytes += size
+        if kwargs:
+            for key, value in kwargs.items():
+                role = MUTATE if key in operator.mutated_keywords else READ
+                for item in value if type(value) in (list, tuple) else (value,):
+                    if isinstance(item, _Tensor):
+                        size = item.nbytes
+                        touches.extend((op, _address(item), size, role, -1))
+                        read_bytes += size
+                        if role == MUTATE:
+                            written_bytes += size
+        # Outputs. A view's base is an input already; an in-place result is one, too.
+        if not flags & (FLAG_VIEW | FLAG_MUTATES):
+            for item in (result,) if isinstance(result, _Tensor) else _flat(result):
+                size = item.nbytes
+                touches.extend((op, _address(item), size, WRITE, self.tensor_number(item)))
+                written_bytes += size
+                if self._on_output is not None:
+                    self._on_output(item, end_ns)
+        elif self._on_output is not None:
+            for item in (result,) if isinstance(result, _Tensor) else _flat(result):
+                self._on_output(item, end_ns)  # an operator that resizes its input made new memory
+        flops = self._count_flops(operator, func, args, kwargs, result) if operator.flop_formula is not None else 0
+        log.operators.extend(
+            (
+                start_ns, end_ns, operator.name, sequence, node_sequence, module, phase, flags, call_number, stack,
+                flops, read_bytes, written_bytes, progress.micro_batch,
+            )
+        )
+        log.op_count = op + 1
+        self._after_operator(end_ns, node is not None)
+
+    def _count_flops(self, operator: _Operator, func: Any, args: Any, kwargs: Any, result: Any) -> int:
+        key = (func, *(a.shape if isinstance(a, _Tensor) else a if type(a) in (int, bool) else None for a in args))
+        flops = self._flops.get(key)
+        if flops is None:
+            assert operator.flop_formula is not None
+            try:
+                flops = int(operator.flop_formula(*args, **(kwargs or {}), out_val=result))
+            except (AssertionError, TypeError, ValueError, IndexError):
+                flops = 0  # a shape torch's formula does not know
+            self._flops[key] = flops
+        return flops
+
+    def push(self) -> None:
+        """Slides the mode under whatever modes are on the stack."""
+        above = _pop_all()
+        torch._C._push_on_torch_dispatch_stack(self)
+        for mode in above:
+            torch._C._push_on_torch_dispatch_stack(mode)
+        self.is_on = True
+
+    def pull(self) -> None:
+        """Takes the mode out of the stack, leaving all others in their order."""
+        self.is_on = False
+        for mode in _pop_all():
+            if mode is not self:
+                torch._C._push_on_torch_dispatch_stack(mode)
+
+    def __enter__(self) -> Any:
+        """Use `push`: entering like any other mode would put it on top of the user's."""
+        raise TypeError("OperatorMode is pushed, not entered")
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Use `pull`."""
+        raise TypeError("OperatorMode is pulled, not left")
+
+
+def skip_compiling(*functions: Any) -> None:
+    """Keeps torch.compile from compiling the recorder's own functions, and all they call.
+
+    Without importing torch._dynamo, which is slow and would change the job's modules.
+    """
+    try:
+        from torch._C._dynamo import eval_frame
+
+        skip = eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_frame._FrameAction.SKIP)
+        for function in functions:
+            eval_frame.set_code_exec_strategy(function.__code__, skip)
+    except (ImportError, AttributeError):
+        return  # a torch without this entry: compiled regions may then be split around the recorder's calls
+
+
+def _pop_all() -> list[Any]:
+    """Empties the stack of user modes; bottom first. Infrastructure modes (fake tensors, tracing) stay."""
+    positions = range(torch._C._len_torch_dispatch_stack())
+    modes = [torch._C._get_dispatch_stack_at(position) for position in positions]
+    users = [mode for mode in modes if getattr(mode, "_mode_key", None) is None]
+    for _ in users:
+        torch._C._pop_torch_dispatch_stack(None)
+    return users
+
+
+def _address(tensor: torch.Tensor) -> int:
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except (NotImplementedError, RuntimeError):
+        return 0  # sparse, opaque and meta tensors have no storage of their own
+
+
+def _flat(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, _Tensor):
+        return [value]
+    if isinstance(value, (list, tuple)):
+        return [tensor for item in value for tensor in _flat(item)]
+    return []

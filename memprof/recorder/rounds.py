@@ -1,0 +1,67 @@
+"""Decides which optimizer updates end a step, in jobs that train with several optimizers in turn."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+#: An optimizer that has not stepped while another stepped this often is no part of the round.
+PATIENCE = 16
+
+
+class OptimizerRounds:
+    """A step is one round trip: every optimizer of the job has updated at least once.
+
+    So it is every update in a job with one optimizer, every second in a GAN, every sixth in a Wasserstein GAN with
+    five critic updates a generator update. An optimizer that never steps is dropped from the round after a while.
+    """
+
+    def __init__(self) -> None:
+        """Knows no optimizer yet."""
+        self._known: dict[int, weakref.ref[Any]] = {}
+        self._idle: set[int] = set()
+        self._updates: dict[int, int] = {}
+
+    @property
+    def has_optimizers(self) -> bool:
+        """Whether the job has made an optimizer that is still alive."""
+        return any(reference() is not None for reference in self._known.values())
+
+    def alive(self) -> list[Any]:
+        """Lists the optimizers still alive."""
+        return [optimizer for reference in self._known.values() if (optimizer := reference()) is not None]
+
+    @property
+    def updates(self) -> int:
+        """Optimizer updates since the last step ended."""
+        return sum(self._updates.values())
+
+    @property
+    def members(self) -> int:
+        """Optimizers that make up a round."""
+        return len(self._waited_for() | self._updates.keys())
+
+    def add(self, optimizer: Any) -> None:
+        """Learns of an optimizer when it is made."""
+        self._known[id(optimizer)] = weakref.ref(optimizer)
+        self._idle.discard(id(optimizer))
+
+    def update(self, optimizer: Any) -> bool:
+        """Counts an update; returns True when it ends the step."""
+        key = id(optimizer)
+        if key not in self._known or self._known[key]() is not optimizer:
+            self.add(optimizer)
+        self._idle.discard(key)
+        self._updates[key] = self._updates.get(key, 0) + 1
+        missing = self._waited_for() - self._updates.keys()
+        if missing and self._updates[key] >= PATIENCE:
+            self._idle |= missing
+            missing = set()
+        return not missing
+
+    def begin_step(self) -> None:
+        """Starts a new round."""
+        self._updates.clear()
+
+    def _waited_for(self) -> set[int]:
+        return {key for key, reference in self._known.items() if reference() is not None} - self._idle

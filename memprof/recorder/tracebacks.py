@@ -1,0 +1,59 @@
+"""Keeps the recorder out of the job's tracebacks.
+
+An operator that fails below the dispatch mode passes through the mode's frame. Those frames are cut out of the
+traceback where it can still be changed: on the way out of each module call, and before Python prints it at the end.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+_OWN = str(Path(__file__).parent)
+
+
+def remove_own_frames(error: BaseException) -> None:
+    """Cuts the recorder's frames out of an error's traceback, and out of those of its causes."""
+    seen: set[int] = set()
+    pending: list[BaseException | None] = [error]
+    while pending:
+        here = pending.pop()
+        if here is None or id(here) in seen:
+            continue
+        seen.add(id(here))
+        here.__traceback__ = _without_own(here.__traceback__)
+        pending += [here.__cause__, here.__context__]
+
+
+def clean_uncaught() -> None:
+    """Makes Python print the error under way, should nobody catch it, without the recorder's frames."""
+    present = sys.excepthook
+    if getattr(present, "is_memprof", False):
+        return
+
+    def print_clean(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> Any:
+        remove_own_frames(error)
+        return present(kind, error, _without_own(trace))
+
+    print_clean.is_memprof = True  # type: ignore[attr-defined]
+    sys.excepthook = print_clean
+
+
+def _without_own(trace: TracebackType | None) -> TracebackType | None:
+    while trace is not None and _is_own(trace):
+        trace = trace.tb_next
+    here = trace
+    while here is not None:
+        following = here.tb_next
+        while following is not None and _is_own(following):
+            following = following.tb_next
+        if following is not here.tb_next:
+            here.tb_next = following
+        here = following
+    return trace
+
+
+def _is_own(trace: TracebackType) -> bool:
+    return trace.tb_frame.f_code.co_filename.startswith(_OWN)

@@ -1,0 +1,50 @@
+"""Decides how each step of a job is observed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Watch(Enum):
+    """How a step is observed."""
+
+    WARM_UP = "warm_up"  # as recorded, before the window: all there is when a job dies or ends early
+    SKIPPED = "skipped"  # allocation events only, so that what is alive stays known
+    RECORDED = "recorded"  # operators and allocations
+    TIMED = "timed"  # operator times, without the dispatch mode
+    PLAIN = "plain"  # nothing but the clock
+    CLOSED = "closed"  # after the window
+
+
+@dataclass(frozen=True)
+class Window:
+    """Which steps are recorded: `skip` steps pass, `steps` are recorded, then one is timed and one left alone.
+
+    Attributes:
+        skip: Steps to let pass first; optimizer state and workspaces appear in them.
+        steps: Steps to record.
+        stop: End the job after the window.
+    """
+
+    skip: int = 2
+    steps: int = 3
+    stop: bool = False
+
+    def __post_init__(self) -> None:
+        """Checks the numbers.
+
+        Raises:
+            ValueError: They make no window.
+        """
+        if self.skip < 0 or self.steps < 1:
+            raise ValueError(f"a window needs skip >= 0 and steps >= 1, not skip={self.skip} and steps={self.steps}")
+
+    def watch(self, step: int) -> Watch:
+        """Returns how step number `step` (0 first) is observed."""
+        if step < self.skip:
+            return Watch.WARM_UP if step < self.steps else Watch.SKIPPED
+        after = step - self.skip - self.steps
+        if after < 0:
+            return Watch.RECORDED
+        return {0: Watch.TIMED, 1: Watch.PLAIN}.get(after, Watch.CLOSED)

@@ -1,0 +1,1 @@
+"""Re-enacts a step: what is alive at each operator."""

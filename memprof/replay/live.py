@@ -1,0 +1,77 @@
+"""Bytes alive at every operator of a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from memprof.trace.schema import CATEGORIES, NONE, Bools, Ints
+from memprof.trace.step import Step, sum_at
+
+
+@dataclass(frozen=True, eq=False)
+class LiveBytes:
+    """Allocated bytes around each operator; each of shape ``(ops,)``.
+
+    Attributes:
+        before: Alive before the operator.
+        during: The allocator's highest count while it runs: its outputs and its temporaries on top of what was alive.
+        after: Alive once what dies with it is freed; equal to ``before`` of the next.
+    """
+
+    before: Ints
+    during: Ints
+    after: Ints
+
+
+def live_bytes(step: Step) -> LiveBytes:
+    """Replays the births and deaths of a step.
+
+    What is freed after an operator leaves before the next one takes memory, and after its own outputs exist.
+    """
+    born = step.born_bytes()
+    after = step.bytes_at_start() + np.cumsum(born - step.freed_bytes())
+    before = after - born + step.freed_bytes()
+    return LiveBytes(before=before, during=before + born + step.ops.workspace_bytes, after=after)
+
+
+def live_bytes_by_category(step: Step) -> dict[str, Ints]:
+    """Splits ``live_bytes(step).during`` by what the memory is for.
+
+    Returns:
+        Bytes by category, each of shape ``(ops,)``: the categories that occur, in the schema's order, and
+        ``workspace``. At every operator they sum to ``during`` exactly.
+    """
+    storages, ops = step.storages, len(step.ops)
+    present = set(storages.category)
+    known = [category for category in CATEGORIES if category in present or category == "workspace"]
+    split = {}
+    for category in [*known, *sorted(present - set(known))]:
+        own = storages.take(storages.category == category)
+        born = sum_at(own.created_op_id, own.allocated_bytes, ops)
+        freed = sum_at(own.freed_op_id, own.allocated_bytes, ops)
+        at_start = own.allocated_bytes[own.created_op_id == NONE].sum()
+        # What is freed after an operator is still alive during it.
+        split[category] = at_start + np.cumsum(born) - (np.cumsum(freed) - freed)
+    split["workspace"] = split["workspace"] + step.ops.workspace_bytes
+    return split
+
+
+def alive_at(step: Step, op_id: int) -> Bools:
+    """Returns which storages are alive while an operator runs, shape ``(storages,)``.
+
+    Those it makes and those freed right after it are alive.
+    """
+    created, freed = step.storages.created_op_id, step.storages.freed_op_id
+    alive: Bools = (created <= op_id) & ((freed == NONE) | (freed >= op_id))
+    return alive
+
+
+def peak_op(step: Step) -> int:
+    """Returns the first operator during which most bytes are alive.
+
+    Raises:
+        ValueError: The step has no operators.
+    """
+    return int(np.argmax(live_bytes(step).during))

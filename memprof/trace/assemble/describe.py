@@ -1,0 +1,142 @@
+"""Writes the manifest of an assembled process: who was recorded where, and how much of it."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping
+from typing import Any
+
+from memprof.trace.assemble.recording import Recording
+from memprof.trace.manifest import Backend, Capture, Machine, Manifest, Window
+from memprof.trace.schema import NONE, SCHEMA_VERSION, Modules, Ops, Steps
+from memprof.trace.spool import Spool
+
+_BACKENDS = {
+    "native": Backend(
+        name="cpu-native",
+        sees=(
+            "every allocation of torch's CPU allocator on the training thread, temporaries inside kernels included",
+            "every operator of the training thread",
+        ),
+        blind_spots=(
+            "allocations on other threads of the job",
+            "memory that torch's allocator does not own (numpy, shared memory, libraries' own workspaces)",
+            "operators inside compiled regions",
+        ),
+    ),
+    "dispatch": Backend(
+        name="cpu-dispatch",
+        sees=("every storage that an operator of the training thread returns, by weak references",),
+        blind_spots=(
+            "temporaries inside kernels",
+            "memory taken outside operators, and inside compiled regions",
+            "allocations on other threads of the job",
+        ),
+    ),
+}
+
+
+def build_manifest(
+    recording: Recording,
+    launch: Mapping[str, Any],
+    exit_record: Mapping[str, Any] | None,
+    steps: Steps,
+    ops: Ops,
+    modules: Modules,
+    op_times: str,
+    notes: tuple[str, ...],
+) -> Manifest:
+    """Builds the manifest.
+
+    Args:
+        recording: The raw recording.
+        launch: What the parent wrote when it started the job.
+        exit_record: What the parent wrote at its end; None while it runs.
+        steps: Steps seen.
+        ops: Operators.
+        modules: Modules.
+        op_times: Where operator durations come from.
+        notes: Sentences for the reader.
+    """
+    spool = recording.spool
+    start = spool.records["start"][0]
+    machine = start["machine"]
+    return Manifest(
+        schema_version=SCHEMA_VERSION,
+        memprof_version=start["memprof_version"],
+        torch_version=start["torch_version"],
+        python_version=start["python_version"],
+        created_us=start["time_ns"] / 1000,
+        command=tuple(str(part) for part in launch.get("command", start["argv"])),
+        target=str(launch.get("target", start["argv"][0] if start["argv"] else "")),
+        machine=Machine(
+            device_name=machine["device_name"],
+            device_kind=machine["device_kind"],
+            cores=machine["cores"],
+            memory_bytes=machine["memory_bytes"],
+            capacity_bytes=machine["memory_bytes"],
+            os=machine["os"],
+        ),
+        rank=start["rank"],
+        world_size=start["world_size"],
+        pid=start["pid"],
+        backend=_BACKENDS[recording.epoch.source],
+        capture=_capture(spool, exit_record, steps, ops, modules),
+        window=Window(**start["window"]),
+        op_times=op_times,
+        notes=(*_step_notes(spool, steps), *notes),
+    )
+
+
+def _step_notes(spool: Spool, steps: Steps) -> list[str]:
+    notes = []
+    members = max((record["members"] for record in spool.records.get("steps", [])), default=1)
+    if members > 1:
+        notes.append(f"a step is one round of {members} optimizers: each has updated at least once")
+    told = steps.first_op_id != NONE
+    if told.any() and not (steps.kind[told] == "recorded").any():
+        window = spool.records["start"][0]["window"]
+        notes.append(f"the job ended before step {window['skip']}: only warm-up steps were recorded (see --skip)")
+    return notes
+
+
+def _capture(
+    spool: Spool, exit_record: Mapping[str, Any] | None, steps: Steps, ops: Ops, modules: Modules
+) -> Capture:
+    end = spool.records.get("end", [])
+    status = None if exit_record is None else exit_record.get("returncode")
+    is_whole = bool(((steps.kind == "recorded") & steps.is_complete & (steps.first_op_id != NONE)).any())
+    window = spool.records["start"][0]["window"]
+    wanted = int(((steps.kind == "recorded") & steps.is_complete).sum()) >= window["steps"]
+    if end and is_whole and (wanted or end[0]["reason"] != "the window is over"):
+        is_clean = wanted
+    else:
+        is_clean = False
+    if is_clean:
+        return Capture(is_complete=True, reason=end[0]["reason"], exit_status=status)
+    if spool.records.get("faults"):
+        reason = f"the recorder failed: {spool.records['faults'][0].strip().splitlines()[-1]}"
+    elif end:
+        reason = end[0]["reason"]
+    elif exit_record is None:
+        reason = "the job is still running"
+    elif isinstance(status, int) and status < 0:
+        reason = f"the job was killed by {_signal_name(-status)}"
+    else:
+        reason = "the job ended without leaving Python in order"
+    return Capture(is_complete=False, ends_at=_place(ops, modules), reason=reason, exit_status=status)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _place(ops: Ops, modules: Modules) -> str:
+    if not len(ops):
+        return ""
+    module = int(ops.module_id[-1])
+    where = f" of {modules.name[module] or modules.type[module]}" if module != NONE else ""
+    return f"step {int(ops.step[-1])}, {ops.phase[-1]}{where}"

@@ -1,0 +1,135 @@
+"""Pairs allocations with frees: the lives of blocks, and the counter they add up to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from memprof.trace.assemble.timeline import NEVER, Timeline
+from memprof.trace.schema import NONE, Bools, Ints
+
+
+@dataclass(frozen=True)
+class Lives:
+    """Lives of blocks, sorted by address and birth. Shape (lives,) each.
+
+    Attributes:
+        address: Where the block was.
+        size_bytes: Its size.
+        born: Index of the event that made it; NONE when alive before.
+        died: Index of the event that freed it; NEVER when alive at the end.
+    """
+
+    address: Ints
+    size_bytes: Ints
+    born: Ints
+    died: Ints
+
+    def find(self, address: Ints, position: Ints) -> Ints:
+        """Returns the life alive at each address after so many events; NONE where there is none."""
+        if not len(self.address):
+            return np.full(len(address), NONE, dtype=np.int64)
+        known, code = np.unique(self.address, return_inverse=True)
+        span = int(max(self.born.max(initial=0), position.max(initial=0))) + 2
+        keys = code * span + self.born + 1
+        asked = np.searchsorted(known, address)
+        asked_inside = np.minimum(asked, len(known) - 1)
+        is_known = known[asked_inside] == address
+        row = np.searchsorted(keys, asked_inside * span + position, side="right") - 1
+        row_inside = np.maximum(row, 0)
+        is_alive = is_known & (row >= 0) & (self.address[row_inside] == address) & (self.died[row_inside] >= position)
+        return np.where(is_alive, row_inside, NONE)
+
+
+def pair(timeline: Timeline, alive_address: Ints, alive_bytes: Ints) -> Lives:
+    """Pairs events into lives.
+
+    A free of an unknown block means that it was alive before. A second allocation at an address means that the
+    free between was not heard (another thread's): the block died no later than that.
+
+    Args:
+        timeline: The events.
+        alive_address: Blocks known to be alive before the first event.
+        alive_bytes: Their sizes.
+    """
+    events = len(timeline.event_address)
+    address = np.concatenate([alive_address, timeline.event_address])
+    size = np.concatenate([alive_bytes, timeline.event_bytes])
+    index = np.concatenate([np.full(len(alive_address), NONE, dtype=np.int64), np.arange(events, dtype=np.int64)])
+    order = np.lexsort((index, address))
+    address, size, index = address[order], size[order], index[order]
+    is_taking = size > 0
+    same_next = np.zeros(len(address), dtype=np.bool_)
+    same_next[:-1] = address[1:] == address[:-1]
+    same_previous = np.zeros(len(address), dtype=np.bool_)
+    same_previous[1:] = same_next[:-1]
+
+    died = np.full(len(address), NEVER, dtype=np.int64)
+    followed = np.flatnonzero(is_taking & same_next)
+    died[followed] = index[followed + 1]
+    # A free with no taking before it: a life that was there already.
+    previous_is_taking = np.zeros(len(address), dtype=np.bool_)
+    previous_is_taking[1:] = is_taking[:-1]
+    is_older = ~is_taking & ~(same_previous & previous_is_taking)
+    is_life = is_taking | is_older
+    return Lives(
+        address=address[is_life],
+        size_bytes=np.abs(size[is_life]),
+        born=np.where(is_older, NONE, index)[is_life],
+        died=np.where(is_older, index, died)[is_life],
+    )
+
+
+@dataclass(frozen=True)
+class Counter:
+    """The allocated bytes over time, and what of it stays within one operator.
+
+    Attributes:
+        peak: Highest value while each row ran. Shape (ops,).
+        before: Value before each row. Shape (ops,).
+        is_temporary: Lives that begin and end inside one row. Shape (lives,).
+    """
+
+    peak: Ints
+    before: Ints
+    is_temporary: Bools
+
+
+def count(timeline: Timeline, lives: Lives, start_bytes: int, is_void: Bools) -> Counter:
+    """Follows the allocator's counter through the events.
+
+    Args:
+        timeline: Rows and events.
+        lives: Lives of blocks.
+        start_bytes: The counter's value before the first event.
+        is_void: Events that do not happen without the recorder. Shape (events,).
+    """
+    rows = len(timeline.raw_op)
+    # Frees that were never heard take effect where the address was used again.
+    change = np.where(is_void, 0, timeline.event_bytes)
+    died = lives.died[lives.died != NEVER]
+    lost = timeline.event_bytes[died] > 0
+    np.subtract.at(change, died[lost], lives.size_bytes[lives.died != NEVER][lost])
+    total = start_bytes + np.cumsum(change)
+    counter = np.concatenate([[start_bytes], total])
+
+    # A row's own part of the events: those inside it, or, for memory between operators, its takings.
+    is_own = timeline.event_is_inside | (timeline.event_bytes > 0)
+    is_own &= timeline.event_op != NONE
+    own = np.flatnonzero(is_own)
+    own_op = timeline.event_op[own]
+    first = np.searchsorted(timeline.event_op, np.arange(rows), side="left")
+    before = counter[first]
+    peak = before.copy()
+    np.maximum.at(peak, own_op, total[own])
+
+    is_temporary = np.zeros(len(lives.born), dtype=np.bool_)
+    candidates = np.flatnonzero((lives.born != NONE) & (lives.died != NEVER))
+    born, died = lives.born[candidates], lives.died[candidates]
+    is_temporary[candidates] = (
+        (timeline.event_op[born] == timeline.event_op[died])
+        & timeline.event_is_inside[born]
+        & timeline.event_is_inside[died]
+    )
+    return Counter(peak, before, is_temporary)

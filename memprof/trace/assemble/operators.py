@@ -1,0 +1,172 @@
+"""Makes the operator and module-call tables of a recording."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from memprof.trace.assemble import links, texts
+from memprof.trace.assemble.recording import Recording
+from memprof.trace.assemble.times import Partners, corrected_durations, find_partners, packet
+from memprof.trace.schema import NONE, PHASES, Floats, Ints, ModuleCalls, Modules, Ops, Texts
+from memprof.trace.spool import (
+    FLAG_CALL_RECOMPUTE,
+    FLAG_COLLECTIVE,
+    FLAG_MUTATES,
+    FLAG_RECOMPUTE,
+    FLAG_RNG,
+    FLAG_VIEW,
+)
+
+_BETWEEN_NAME = "allocation between operators"
+_COMPILED_NAME = "compiled region"
+_COMPILED_TYPE = "OptimizedModule"
+
+
+@dataclass(frozen=True)
+class Calls:
+    """Module calls, and when they were entered and left (Unix nanoseconds, shape (calls,))."""
+
+    table: ModuleCalls
+    enter_ns: Ints
+    exit_ns: Ints
+
+
+def step_of_rows(recording: Recording) -> Ints:
+    """Returns the step of each row. Memory taken between two steps' operators is the earlier one's until it ended."""
+    step = recording.raw_step[recording.after]
+    earlier = recording.raw_step[recording.before]
+    ends = {record["step"]: record["end_ns"] for record in recording.spool.records.get("steps", [])}
+    for row in np.flatnonzero(~recording.is_real & (earlier != step)):
+        if recording.timeline.start_ns[row] < ends.get(int(earlier[row]), 0):
+            step[row] = earlier[row]
+    return step
+
+
+def module_calls(recording: Recording) -> Calls:
+    """Makes the table of module calls; calls that were under way when the recording ended are left out."""
+    calls = recording.in_epoch("calls")
+    order = np.argsort(calls["call"], kind="stable")
+    first = calls["first_op"][order] - recording.epoch.first_op
+    order = order[(first >= 0) & (first <= recording.raw_count)]
+    calls = {name: values[order] for name, values in calls.items()}
+    first = calls["first_op"] - recording.epoch.first_op
+    end = np.minimum(calls["end_op"] - recording.epoch.first_op, recording.raw_count)
+    number_of = {call: i for i, call in enumerate(calls["call"].tolist())}
+    has_ops = end > first
+    last_raw = recording.raw_count - 1
+    table = ModuleCalls.of(
+        module_call_id=np.arange(len(first)),
+        module_id=calls["module"],
+        parent_call_id=[number_of.get(parent, NONE) for parent in calls["parent"].tolist()],
+        step=recording.raw_step[np.minimum(first, last_raw)],
+        first_op_id=np.where(has_ops, recording.row_of_raw[np.minimum(first, last_raw)], NONE),
+        last_op_id=np.where(has_ops, recording.row_of_raw[np.clip(end - 1, 0, last_raw)], NONE),
+        is_recompute=(calls["flags"] & FLAG_CALL_RECOMPUTE) != 0,
+    )
+    return Calls(table, calls["enter_ns"], calls["exit_ns"])
+
+
+def operator_table(recording: Recording, modules: Modules, calls: Calls, stack_rows: Ints) -> Ops:
+    """Makes the operator table, all but durations and workspace.
+
+    Args:
+        recording: The raw recording.
+        modules: The module table.
+        calls: The module calls.
+        stack_rows: Row of each raw stack in the stack table, NONE last.
+    """
+    raw = recording.raw
+    flags = raw["flags"]
+    is_recompute = (flags & FLAG_RECOMPUTE) != 0
+    forward = links.forward_of(raw["sequence"], raw["node_sequence"])
+    # Backward belongs where its forward ran: module, and line of the user's code.
+    module, stack = raw["module"].copy(), stack_rows[raw["stack"]]
+    linked = (forward != NONE) & ~is_recompute
+    module[linked] = raw["module"][forward[linked]]
+    unplaced = (forward != NONE) & (stack == NONE)
+    stack[unplaced] = stack[forward[unplaced]]
+    phase = np.array(PHASES, dtype=np.object_)[raw["phase"]]
+    _name_inference(phase, recording.raw_step, raw["call"])
+    kind = np.where((flags & FLAG_COLLECTIVE) != 0, "collective", "compute").astype(np.object_)
+    names = texts.look_up(recording.names, raw["name"])
+    module_id = recording.spread(module, NONE)
+    name = recording.spread(names, "").astype(np.object_)
+    between = ~recording.is_real
+    module_id[between], name[between] = _place_between(recording, modules, calls)
+    return Ops.of(
+        op_id=np.arange(recording.rows),
+        step=step_of_rows(recording),
+        micro_batch=raw["micro_batch"][recording.before],
+        phase=phase[recording.after],
+        module_id=module_id,
+        name=name,
+        kind=recording.spread(kind, "allocation").astype(np.object_),
+        start_us=recording.timeline.start_ns / 1000,
+        flops=recording.spread(raw["flops"], 0),
+        read_bytes=recording.spread(raw["read_bytes"], 0),
+        written_bytes=recording.spread(raw["written_bytes"], 0),
+        is_recompute=recording.spread(is_recompute, fill=False),
+        forward_op_id=recording.spread(recording.rows_of(forward), NONE),
+        stack_id=recording.spread(stack, NONE),
+        uses_rng=recording.spread((flags & FLAG_RNG) != 0, fill=False),
+        mutates=recording.spread((flags & FLAG_MUTATES) != 0, fill=False),
+    )
+
+
+def partners_by_step(recording: Recording) -> dict[int, Partners]:
+    """Finds the operators of each recorded step in the timed step; steps that differ from it are left out."""
+    timed = recording.spool.columns("times")
+    timed_names = [recording.names[i] for i in timed["name"]]
+    packets = [packet(name) for name in recording.names]
+    found = {}
+    for step in np.unique(recording.raw_step):
+        names = [packets[i] for i in recording.raw["name"][recording.raw_step == step]]
+        partners = find_partners(names, timed_names, timed["duration_ns"], timed["depth"])
+        if partners is not None:
+            found[int(step)] = partners
+    return found
+
+
+def durations(recording: Recording, partners: dict[int, Partners]) -> tuple[Floats, str]:
+    """Returns what each row takes without the recorder (microseconds, NaN for memory between operators), and how known."""
+    raw = recording.raw
+    own_us = np.empty(recording.raw_count)
+    for step in np.unique(recording.raw_step):
+        inside = recording.raw_step == step
+        measured = (raw["end_ns"] - raw["start_ns"])[inside]
+        own_us[inside] = corrected_durations(measured, (raw["flags"][inside] & FLAG_VIEW) != 0)
+        if int(step) in partners:
+            timed = partners[int(step)].duration_us
+            own_us[inside] = np.where(np.isnan(timed), own_us[inside], timed)
+    source = "recorded step, dispatch cost taken off"
+    if partners:
+        records = recording.spool.records.get("steps", [])
+        source = f"timed step {next(record['step'] for record in records if record['kind'] == 'timed')}"
+    return recording.spread(own_us, np.nan), source
+
+
+def _name_inference(phase: Texts, step: Ints, call: Ints) -> None:
+    """Calls a step without gradients forward where a model runs: there is nothing else in it."""
+    for number in np.unique(step):
+        inside = step == number
+        if (phase[inside] == "other").all():
+            phase[inside & (call >= 0)] = "forward"
+
+
+def _place_between(recording: Recording, modules: Modules, calls: Calls) -> tuple[Ints, Texts]:
+    """Places memory taken between operators in the module call around it."""
+    moments = recording.timeline.start_ns[~recording.is_real]
+    module = np.full(len(moments), NONE, dtype=np.int64)
+    name = np.full(len(moments), _BETWEEN_NAME, dtype=np.object_)
+    latest = np.searchsorted(calls.enter_ns, moments, side="right") - 1
+    for i, (moment, call) in enumerate(zip(moments.tolist(), latest.tolist(), strict=True)):
+        here = call
+        while here >= 0 and calls.exit_ns[here] < moment:
+            here = int(calls.table.parent_call_id[here])
+        if here >= 0:
+            module[i] = calls.table.module_id[here]
+            if modules.type[module[i]] == _COMPILED_TYPE:
+                name[i] = _COMPILED_NAME
+    return module, name

@@ -1,0 +1,118 @@
+"""One process's raw recording, with its operators and allocation events in one order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from memprof.trace.assemble import texts
+from memprof.trace.assemble.steps import Epoch, choose_epoch, last_heard_ns, number_steps
+from memprof.trace.assemble.timeline import Timeline, merge
+from memprof.trace.schema import NONE, Bools, Ints
+from memprof.trace.spool import Spool, read_spool
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A raw recording in order. A *row* is an operator of the trace; a *raw* operator is one that was recorded.
+
+    Attributes:
+        spool: The raw streams.
+        epoch: The part that is told.
+        is_cut_off: The process ended without closing the recording.
+        raw: Columns of the raw operators told. Shape (raw,) each.
+        timeline: Rows and events in one order.
+        totals: The allocator's own count after each event; -1 where it told none. Shape (events,).
+        names: Interned names.
+        tensors: Interned shapes and types.
+        raw_step: Step of each raw operator.
+        row_of_raw: Row of each raw operator.
+        is_real: Rows that are operators, not memory taken between two. Shape (rows,).
+        before: Raw operator at or before each row.
+        after: Raw operator at or behind each row.
+    """
+
+    spool: Spool
+    epoch: Epoch
+    is_cut_off: bool
+    raw: dict[str, Ints]
+    timeline: Timeline
+    totals: Ints
+    names: list[str]
+    tensors: texts.TensorKinds
+    raw_step: Ints
+    row_of_raw: Ints
+    is_real: Bools
+    before: Ints
+    after: Ints
+
+    @property
+    def raw_count(self) -> int:
+        """Number of raw operators."""
+        return len(self.raw["start_ns"])
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return len(self.is_real)
+
+    def spread(self, values: Any, fill: Any) -> Any:
+        """Spreads a column of raw operators over the rows; rows that are none get `fill`."""
+        return np.where(self.is_real, values[self.before], fill)
+
+    def rows_of(self, raw: Ints) -> Ints:
+        """Returns the row of each raw operator, NONE for NONE."""
+        return np.where(raw == NONE, NONE, self.row_of_raw[raw])
+
+    def in_epoch(self, stream: str) -> dict[str, Ints]:
+        """Returns the columns of a stream with times, cut to the part that is told."""
+        columns = self.spool.columns(stream)
+        moment = columns["enter_ns" if stream == "calls" else "time_ns"]
+        is_inside = (moment >= self.epoch.start_ns) & (moment < self.epoch.end_ns)
+        return {name: values[is_inside] for name, values in columns.items()}
+
+
+def open_recording(folder: Path) -> Recording | None:
+    """Reads a process's recording; None when it holds no operator.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    spool = read_spool(folder)
+    epoch = choose_epoch(spool)
+    if epoch is None or not spool.records.get("start"):
+        return None
+    is_cut_off = not spool.records.get("end")
+    columns = spool.columns("operators")
+    end = epoch.end_op
+    if is_cut_off:  # operators after the last memory events that reached the disk tell nothing of memory
+        end = min(end, int(np.searchsorted(columns["end_ns"], last_heard_ns(spool, epoch), side="right")))
+    if end <= epoch.first_op:
+        return None
+    raw = {name: values[epoch.first_op : end] for name, values in columns.items()}
+    events = spool.columns("events")
+    is_event = (events["size_bytes"] != 0) & (events["time_ns"] >= epoch.start_ns) & (events["time_ns"] < epoch.end_ns)
+    timeline = merge(
+        raw["start_ns"], raw["end_ns"], *(events[name][is_event] for name in ("time_ns", "address", "size_bytes"))
+    )
+    is_real = timeline.raw_op != NONE
+    position = np.cumsum(is_real)
+    last = len(raw["start_ns"]) - 1
+    return Recording(
+        spool=spool,
+        epoch=epoch,
+        is_cut_off=is_cut_off,
+        raw=raw,
+        timeline=timeline,
+        totals=events["total"][is_event],
+        names=texts.listed(spool, "names"),
+        tensors=texts.tensor_kinds(spool),
+        raw_step=number_steps(spool, epoch)[: last + 1],
+        row_of_raw=timeline.row_of_raw(last + 1),
+        is_real=is_real,
+        before=np.clip(position - 1, 0, last),
+        after=np.clip(np.where(is_real, position - 1, position), 0, last),
+    )

@@ -1,0 +1,126 @@
+"""Chooses the part of a recording that is told, and cuts it into steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from memprof.trace.schema import NONE, Bools, Ints, Steps
+from memprof.trace.spool import Spool
+
+#: Kinds whose operators were recorded.
+OBSERVED = ("warm_up", "recorded")
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """A stretch of the recording without a gap, in which every allocation was heard.
+
+    Attributes:
+        first_op: Raw number of its first operator.
+        end_op: Raw number behind its last.
+        start_ns: When it began.
+        end_ns: When the next began, or a moment after everything.
+        source: Where its memory events come from: native or dispatch.
+    """
+
+    first_op: int
+    end_op: int
+    start_ns: int
+    end_ns: int
+    source: str
+
+
+def choose_epoch(spool: Spool) -> Epoch | None:
+    """Returns the epoch with the most recorded steps, the latest of those; None when nothing was recorded.
+
+    Recording pauses where steps are skipped, or where the job's own profiler runs. What was alive is then known
+    anew, but the lives of storages do not join across the gap.
+    """
+    starts: list[dict[str, Any]] = spool.records.get("epochs", [])
+    operators = len(spool.rows["operators"])
+    never = np.iinfo(np.int64).max
+    epochs = [
+        Epoch(start["op"], after["op"], start["time_ns"], after["time_ns"], start["source"])
+        for start, after in zip(starts, [*starts[1:], {"op": operators, "time_ns": never}], strict=True)
+    ]
+    epochs = [epoch for epoch in epochs if epoch.end_op > epoch.first_op]
+    steps = spool.records.get("steps", [])
+
+    def weight(epoch: Epoch) -> tuple[int, int, int]:
+        inside = [s for s in steps if epoch.first_op <= s["first_op"] and s["end_op"] <= epoch.end_op and s["is_complete"]]
+        recorded = sum(s["kind"] == "recorded" for s in inside)
+        return recorded, sum(s["kind"] in OBSERVED for s in inside), epoch.first_op
+
+    return max(epochs, key=weight, default=None)
+
+
+def last_heard_ns(spool: Spool, epoch: Epoch) -> int:
+    """Returns the moment up to which memory events are known: a killed job takes the last of them with it."""
+    events = spool.columns("events")
+    is_mark = (events["address"] == 0) & (events["size_bytes"] == 0)
+    moments = events["time_ns"][is_mark & (events["time_ns"] >= epoch.start_ns) & (events["time_ns"] < epoch.end_ns)]
+    return int(moments.max(initial=0))
+
+
+def step_table(spool: Spool, step_of_row: Ints, is_real: Bools) -> Steps:
+    """Lists all steps seen, with the rows of those that are told.
+
+    Args:
+        spool: The raw recording.
+        step_of_row: Step of each operator row.
+        is_real: Which rows are operators of the job.
+    """
+    records: list[dict[str, Any]] = list(spool.records.get("steps", []))
+    known = {record["step"] for record in records}
+    operators = spool.rows["operators"]
+    for step in np.unique(step_of_row):
+        if int(step) not in known:  # the job was killed inside it
+            rows = np.flatnonzero((step_of_row == step) & is_real)
+            begin = max((r["end_ns"] for r in records), default=spool.records["epochs"][0]["time_ns"])
+            records.append(
+                {
+                    "step": int(step), "kind": _kind_of(spool, int(step)), "start_ns": begin,
+                    "end_ns": int(operators[-1][1]) if len(rows) else begin, "paused_ns": 0, "updates": 0,
+                    "micro_batches": 0, "is_complete": False,
+                }
+            )
+    records.sort(key=lambda record: record["step"])
+    first = [_edge(step_of_row, r["step"], "left") for r in records]
+    last = [_edge(step_of_row, r["step"], "right") for r in records]
+    return Steps.of(
+        step=[r["step"] for r in records],
+        kind=np.array([r["kind"] for r in records], dtype=np.object_),
+        start_us=[r["start_ns"] / 1000 for r in records],
+        duration_us=[(r["end_ns"] - r["start_ns"] - r["paused_ns"]) / 1000 for r in records],
+        micro_batches=[r["micro_batches"] for r in records],
+        optimizer_updates=[r["updates"] for r in records],
+        first_op_id=first,
+        last_op_id=last,
+        is_complete=[r["is_complete"] for r in records],
+    )
+
+
+def _edge(step_of_row: Ints, step: int, side: str) -> int:
+    rows = np.flatnonzero(step_of_row == step)
+    if not len(rows):
+        return NONE
+    return int(rows[0] if side == "left" else rows[-1])
+
+
+def _kind_of(spool: Spool, step: int) -> str:
+    window = spool.records["start"][0]["window"]
+    return "recorded" if window["skip"] <= step < window["skip"] + window["steps"] else "warm_up"
+
+
+def number_steps(spool: Spool, epoch: Epoch) -> Ints:
+    """Returns the step of each raw operator of an epoch. Shape (operators,)."""
+    records = [r for r in spool.records.get("steps", []) if r["kind"] in OBSERVED]
+    raw = np.arange(epoch.first_op, epoch.end_op)
+    following = max((r["step"] for r in spool.records.get("steps", [])), default=-1) + 1
+    step = np.full(len(raw), following, dtype=np.int64)
+    for record in records:
+        step[(raw >= record["first_op"]) & (raw < record["end_op"])] = record["step"]
+    return step

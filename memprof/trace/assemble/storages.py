@@ -1,0 +1,284 @@
+"""Makes the storage and use tables of a recording, and follows the allocator's counter."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from memprof.trace.assemble import texts
+from memprof.trace.assemble.categories import Facts, Lifetimes, categorize
+from memprof.trace.assemble.foreign import Foreign, find_foreign
+from memprof.trace.assemble.inplace import Mergers, find_mergers, merge_lives
+from memprof.trace.assemble.lives import Counter, Lives, count, pair
+from memprof.trace.assemble.recording import Recording
+from memprof.trace.assemble.timeline import NEVER
+from memprof.trace.assemble.times import Partners
+from memprof.trace.schema import (
+    NONE,
+    ROLES,
+    AllocatorEvents,
+    Bools,
+    Ints,
+    Memory,
+    Modules,
+    Ops,
+    Storages,
+    Texts,
+    Uses,
+)
+from memprof.trace.spool import BACKWARD, FLAG_RECOMPUTE, READ, WRITE
+
+_HELD_BY_NOBODY = "held by no Python object when the recording began"
+#: Autograd's own accumulation of gradients, where no timed step tells whether it runs in place.
+_ACCUMULATION = "aten.add.Tensor"
+
+
+@dataclass(frozen=True)
+class _Touches:
+    """Operators and the memory they touch. Shape (touches,) each."""
+
+    raw_op: Ints
+    address: Ints
+    size_bytes: Ints
+    role: Ints
+    tensor: Ints
+    life: Ints
+
+
+@dataclass(frozen=True)
+class MemoryTables:
+    """What a recording says of memory.
+
+    Attributes:
+        storages: Lives of storages.
+        uses: Who touches them.
+        counter: The allocator's counter.
+        notes: What a reader must know of them.
+    """
+
+    storages: Storages
+    uses: Uses
+    counter: Counter
+    notes: tuple[str, ...]
+
+
+def memory_tables(recording: Recording, modules: Modules, ops: Ops, partners: dict[int, Partners]) -> MemoryTables:
+    """Makes the tables of storages and uses.
+
+    Args:
+        recording: The raw recording.
+        modules: The module table.
+        ops: The operator table.
+        partners: What the timed step says of the operators, by step.
+    """
+    timeline = recording.timeline
+    alive = recording.in_epoch("alive")
+    lives = pair(timeline, alive["address"], alive["size_bytes"])
+    touches = _touches(recording, lives)
+    lives, become, is_void = merge_lives(timeline, lives, _mergers(recording, lives, touches, partners))
+    rest_bytes, notes = _rest(recording, lives)
+    start_bytes = int(lives.size_bytes[lives.born == NONE].sum()) + rest_bytes
+    counter = count(timeline, lives, start_bytes, is_void)
+
+    # Storages: lives longer than one operator, then foreign memory, then what nobody held.
+    event_op = timeline.event_op
+    born = np.full(len(lives.born), NONE, dtype=np.int64)
+    died = np.full(len(lives.born), NONE, dtype=np.int64)
+    born[lives.born != NONE] = event_op[lives.born[lives.born != NONE]]
+    has_died = lives.died != NEVER
+    died[has_died] = event_op[lives.died[has_died]]
+    is_merged = become != np.arange(len(become))
+    kept = np.flatnonzero(~counter.is_temporary & ~is_merged & ~(has_died & (died == NONE)))
+    storage_of_life = np.full(len(lives.born) + 1, NONE, dtype=np.int64)
+    storage_of_life[kept] = np.arange(len(kept))
+    storage_of_life[:-1] = storage_of_life[become]
+
+    storage = storage_of_life[touches.life]
+    is_temporary = np.append(counter.is_temporary, False)[touches.life]
+    foreign = find_foreign(
+        touches.raw_op, touches.address, touches.size_bytes, touches.role == WRITE, (storage == NONE) & ~is_temporary,
+        len(kept),
+    )
+    storage = np.where(storage == NONE, foreign.storage, storage)
+    facts = _facts(recording, lives, storage_of_life, foreign)
+
+    rest = 1 if rest_bytes else 0
+    nothing = np.full(rest, NONE, dtype=np.int64)
+    left = np.full(rest, rest_bytes, dtype=np.int64)
+    sizes = lives.size_bytes[kept]
+    created = np.concatenate([born[kept], recording.rows_of(foreign.first), nothing])
+    freed = np.concatenate([died[kept], recording.rows_of(foreign.last), nothing])
+    requested = np.concatenate([sizes, foreign.size_bytes, left])
+    allocated = np.concatenate([sizes, np.zeros_like(foreign.size_bytes), left])
+
+    uses = _unique_uses(recording.row_of_raw[touches.raw_op], storage, touches.role)
+    reading = uses.take(uses.role != "write")
+    lifetimes = Lifetimes(created, reading.op_id, reading.storage_id, ops.phase, ops.is_recompute)
+    category = categorize(facts, lifetimes)
+    tensor, module, name = _attributes(facts, touches, storage, created, ops)
+    names = texts.look_up(recording.names, name)
+    if rest:
+        names[-1] = _HELD_BY_NOBODY
+    device = texts.look_up(recording.tensors.device, tensor)
+    device[device == ""] = "cpu"
+    order = np.argsort(created, kind="stable")
+    place = np.empty(len(order), dtype=np.int64)
+    place[order] = np.arange(len(order))
+    storages = Storages.of(
+        storage_id=np.arange(len(order)),
+        category=category[order],
+        name=_qualified(names, category, module, modules)[order],
+        module_id=module[order],
+        device=device[order],
+        requested_bytes=requested[order],
+        allocated_bytes=allocated[order],
+        created_op_id=created[order],
+        freed_op_id=freed[order],
+        shape=texts.look_up(recording.tensors.shape, tensor)[order],
+        dtype=texts.look_up(recording.tensors.dtype, tensor)[order],
+    )
+    return MemoryTables(storages, uses.replace(storage_id=place[uses.storage_id]), counter, notes)
+
+
+def workspace_bytes(storages: Storages, counter: Counter) -> Ints:
+    """Returns what each row held beyond what was alive before it and what it made. Shape (rows,)."""
+    born = np.zeros(len(counter.peak), dtype=np.int64)
+    is_made = storages.created_op_id != NONE
+    np.add.at(born, storages.created_op_id[is_made], storages.allocated_bytes[is_made])
+    return counter.peak - counter.before - born
+
+
+def memory_samples(recording: Recording, counter: Counter) -> Memory:
+    """Makes the table of counters."""
+    samples = recording.in_epoch("rss")
+    raw = samples["op"] - recording.epoch.first_op
+    is_inside = (raw >= 0) & (raw < recording.raw_count)
+    rss = np.full(recording.rows, NONE, dtype=np.int64)
+    rss[recording.row_of_raw[raw[is_inside]]] = samples["rss_bytes"][is_inside]
+    return Memory.of(
+        op_id=np.arange(recording.rows),
+        time_us=recording.timeline.start_ns / 1000,
+        device=np.full(recording.rows, "cpu", dtype=np.object_),
+        allocated_bytes=counter.peak,
+        active_bytes=counter.peak,
+        host_rss_bytes=rss,
+    )
+
+
+def allocator_events(recording: Recording) -> AllocatorEvents:
+    """Makes the table of the allocator's events, as they were heard."""
+    timeline = recording.timeline
+    total = len(timeline.event_bytes)
+    return AllocatorEvents.of(
+        index=np.arange(total),
+        time_us=timeline.event_time_ns / 1000,
+        device=np.full(total, "cpu", dtype=np.object_),
+        action=np.where(timeline.event_bytes > 0, "alloc", "free").astype(np.object_),
+        address=timeline.event_address,
+        size_bytes=np.abs(timeline.event_bytes),
+        op_id=timeline.event_op,
+    )
+
+
+def _touches(recording: Recording, lives: Lives) -> _Touches:
+    columns = recording.spool.columns("touches")
+    op = columns["op"] - recording.epoch.first_op
+    is_inside = (op >= 0) & (op < recording.raw_count) & (columns["address"] != 0)
+    op = op[is_inside]
+    address, role = columns["address"][is_inside], columns["role"][is_inside]
+    moment = np.where(role == WRITE, recording.raw["end_ns"][op], recording.raw["start_ns"][op])
+    life = lives.find(address, recording.timeline.position(moment))
+    return _Touches(op, address, columns["size_bytes"][is_inside], role, columns["tensor"][is_inside], life)
+
+
+def _mergers(recording: Recording, lives: Lives, touches: _Touches, partners: dict[int, Partners]) -> Mergers:
+    """Finds operators that run in place without the recorder: as the timed step says, or as autograd does."""
+    raw = recording.raw
+    names = texts.look_up(recording.names, raw["name"])
+    in_backward = (raw["phase"] == BACKWARD) & ((raw["flags"] & FLAG_RECOMPUTE) == 0)
+    runs_in_place = in_backward & (names == _ACCUMULATION)
+    for step, found in partners.items():
+        inside = np.flatnonzero(recording.raw_step == step)
+        is_told = ~np.isnan(found.duration_us)
+        runs_in_place[inside[is_told]] = found.runs_in_place[is_told]
+    candidates = np.flatnonzero(runs_in_place)
+    input_life = _first_life(touches, candidates, READ)
+    output_life = _first_life(touches, candidates, WRITE)
+    return find_mergers(recording.timeline, lives, recording.row_of_raw[candidates], input_life, output_life)
+
+
+def _first_life(touches: _Touches, raw_ops: Ints, role: int) -> Ints:
+    """Returns the life that each operator touches first in a role; NONE where there is none."""
+    rows = np.flatnonzero(touches.role == role)
+    ops, first = np.unique(touches.raw_op[rows], return_index=True)
+    if not len(ops):
+        return np.full(len(raw_ops), NONE, dtype=np.int64)
+    place = np.minimum(np.searchsorted(ops, raw_ops), len(ops) - 1)
+    return np.where(ops[place] == raw_ops, touches.life[rows[first[place]]], NONE)
+
+
+def _rest(recording: Recording, lives: Lives) -> tuple[int, tuple[str, ...]]:
+    """Returns bytes that the allocator counted before the first event and that nothing else accounts for."""
+    is_late = recording.spool.records["start"][0]["is_late"]
+    totals = recording.totals
+    if recording.epoch.source != "native" or is_late or not len(totals) or totals[0] < 0:
+        return 0, ()
+    known = int(lives.size_bytes[lives.born == NONE].sum())
+    rest = int(totals[0] - recording.timeline.event_bytes[0]) - known
+    if rest >= 0:
+        return rest, ()
+    return 0, (f"{-rest:,} bytes held by Python when the recording began are not in the allocator's count",)
+
+
+def _facts(recording: Recording, lives: Lives, storage_of_life: Ints, foreign: Foreign) -> Facts:
+    columns = recording.in_epoch("facts")
+    position = recording.timeline.position(columns["time_ns"])
+    storage = storage_of_life[lives.find(columns["address"], position)]
+    storage = np.where(storage == NONE, foreign.of_address(columns["address"]), storage)
+    is_told = storage != NONE
+    return Facts(storage[is_told], *(columns[name][is_told] for name in ("category", "name", "module", "tensor")))
+
+
+def _attributes(facts: Facts, touches: _Touches, storage: Ints, created: Ints, ops: Ops) -> tuple[Ints, Ints, Ints]:
+    """Returns tensor, module and name of each storage: what was stated first, else what its maker says."""
+    tensor, module, name = (np.full(len(created), NONE, dtype=np.int64) for _ in range(3))
+    is_written = (touches.role == WRITE) & (storage != NONE)
+    tensor[storage[is_written][::-1]] = touches.tensor[is_written][::-1]
+    is_unseen = tensor[facts.storage] == NONE
+    tensor[facts.storage[is_unseen][::-1]] = facts.tensor[is_unseen][::-1]
+    is_made = created != NONE
+    module[is_made] = ops.module_id[created[is_made]]
+    for column, stated in ((name, facts.name), (module, facts.module)):
+        is_stated = stated != NONE
+        column[facts.storage[is_stated][::-1]] = stated[is_stated][::-1]
+    return tensor, module, name
+
+
+def _qualified(names: Texts, category: Texts, module: Ints, modules: Modules) -> Texts:
+    """Completes names: a buffer's with its module, and those of a model that is not the only one with its root's."""
+    owners = np.append(modules.name, "")[module]
+    roots = _root_names(modules)
+    result = names.copy()
+    for i in np.flatnonzero((names != "") & (module != NONE)):
+        prefix = owners[i] if category[i] == "buffer" else roots[module[i]]
+        if prefix:
+            result[i] = f"{prefix}.{names[i]}"
+    return result
+
+
+def _root_names(modules: Modules) -> list[str]:
+    """Returns the name of each module's root; parents come before their children."""
+    roots: list[str] = []
+    for name, parent in zip(modules.name.tolist(), modules.parent_id.tolist(), strict=True):
+        roots.append(name if parent == NONE else roots[parent])
+    return roots
+
+
+def _unique_uses(op: Ints, storage: Ints, role: Ints) -> Uses:
+    """Drops repeated uses: an operator that takes a storage twice uses it once in each role."""
+    is_known = storage != NONE
+    keys = np.unique(np.stack([op[is_known], storage[is_known], role[is_known]], axis=1), axis=0)
+    return Uses.of(op_id=keys[:, 0], storage_id=keys[:, 1], role=np.array(ROLES, dtype=np.object_)[keys[:, 2]])
+
+

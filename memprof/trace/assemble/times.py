@@ -1,0 +1,130 @@
+"""Finds each recorded operator in the timed step, which ran without the dispatch mode.
+
+That tells what an operator takes without the recorder, and where the mode itself changed what ran: with a mode on
+the stack, autograd adds gradients into new memory where it would else add in place.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from memprof.trace.schema import NONE, Bools, Floats, Ints
+
+#: Above this share of operators without a partner in the timed step, the steps are taken to differ.
+_TOLERATED_MISSING = 0.02
+#: Operators to look ahead for where two sequences meet again, and how many must then agree.
+_LOOK_AHEAD = 96
+_AGREEING = 3
+
+
+def packet(name: str) -> str:
+    """Returns an operator's name as torch's profiler writes it: aten.addmm.default is aten::addmm."""
+    namespace, _, rest = name.partition(".")
+    return f"{namespace}::{rest.rpartition('.')[0] or rest}"
+
+
+@dataclass(frozen=True)
+class Partners:
+    """The timed step's side of each operator of a recorded step. Shape (ops,) each.
+
+    Attributes:
+        duration_us: Its time there, parts included; NaN without a partner.
+        runs_in_place: Without the recorder the operator's in-place form runs.
+    """
+
+    duration_us: Floats
+    runs_in_place: Bools
+
+
+def find_partners(names: list[str], timed_names: list[str], duration_ns: Ints, depth: Ints) -> Partners | None:
+    """Finds each operator of a recorded step in the timed step.
+
+    The timed step also holds composite operators above, and operators called by kernels below, those that the
+    recorder saw. Read in order, parents first: an operator found takes its whole subtree.
+
+    Args:
+        names: Operators of a recorded step, as packets. Length ops.
+        timed_names: Operators of the timed step, parents before children.
+        duration_ns: Their durations, children included.
+        depth: Their depths.
+
+    Returns:
+        The partners; None when the two steps differ too much.
+    """
+    if not timed_names or not names:
+        return None
+    mine = [_functional(name) for name in names]
+    theirs = [_functional(name) for name in timed_names]
+    wanted = set(mine)
+    kept = _outermost([i for i, name in enumerate(theirs) if name in wanted], depth)
+    partner = _align(mine, [theirs[i] for i in kept])
+    found = np.flatnonzero(partner != NONE)
+    if len(found) < (1 - _TOLERATED_MISSING) * len(names):
+        return None
+    duration_us = np.full(len(names), np.nan)
+    runs_in_place = np.zeros(len(names), dtype=np.bool_)
+    for i in found:
+        timed = kept[partner[i]]
+        duration_us[i] = duration_ns[timed] / 1000
+        runs_in_place[i] = timed_names[timed] == names[i] + "_"
+    return Partners(duration_us, runs_in_place)
+
+
+def _functional(name: str) -> str:
+    """Returns an operator's name without the mark of its in-place form."""
+    return name.removesuffix("_")
+
+
+def _outermost(candidates: list[int], depth: Ints) -> list[int]:
+    """Drops candidates inside another candidate."""
+    kept: list[int] = []
+    chosen = set(candidates)
+    inside = NONE
+    for position, level in enumerate(depth.tolist()):
+        if inside != NONE and level > inside:
+            continue
+        inside = level if position in chosen else NONE
+        if inside != NONE:
+            kept.append(position)
+    return kept
+
+
+def _align(mine: list[str], theirs: list[str]) -> Ints:
+    """Pairs two sequences in order; where they part, they meet again at the nearest run that agrees."""
+    partner = np.full(len(mine), NONE, dtype=np.int64)
+    i = j = 0
+    while i < len(mine) and j < len(theirs):
+        if mine[i] == theirs[j]:
+            partner[i] = j
+            i, j = i + 1, j + 1
+            continue
+        meeting = _next_meeting(mine, theirs, i, j)
+        if meeting is None:
+            i, j = i + 1, j + 1
+        else:
+            i, j = meeting
+    return partner
+
+
+def _next_meeting(mine: list[str], theirs: list[str], i: int, j: int) -> tuple[int, int] | None:
+    for distance in range(1, _LOOK_AHEAD):
+        for ahead in range(distance + 1):
+            a, b = i + ahead, j + distance - ahead
+            if a < len(mine) and b < len(theirs) and mine[a : a + _AGREEING] == theirs[b : b + _AGREEING]:
+                return a, b
+    return None
+
+
+def corrected_durations(duration_ns: Ints, is_view: Bools) -> Floats:
+    """Takes the dispatch mode's own cost off durations measured under it.
+
+    A view does no work of its own: the median of the views' times is what calling through the mode costs.
+
+    Args:
+        duration_ns: Durations as measured. Shape (ops,).
+        is_view: Operators that only make views. Shape (ops,).
+    """
+    cost = float(np.median(duration_ns[is_view])) if is_view.any() else float(duration_ns.min(initial=0))
+    return np.maximum(duration_ns - cost, 0.0) / 1000

@@ -1,0 +1,162 @@
+"""One table as the bytes of a Parquet file, and back."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from memprof.trace.schema import Column, Table, Texts
+
+T = TypeVar("T", bound=Table)
+
+#: Most bytes one table may take in memory: far above any recording, and far below what a few kilobytes of
+#: run-length encoded Parquet can be made to claim.
+TABLE_LIMIT_BYTES = 32 * 1024**3
+
+#: Durations are rounded to 2**-10 us: finer than any clock, and the low bytes become zero. (A decimal place would
+#: leave them full.) Moments are Unix time, whose float64 has no more than a quarter of a microsecond.
+_STEPS_PER_US = 1024.0
+
+_ARROW_TYPES = {"id": pa.int64(), "int": pa.int64(), "float": pa.float64(), "bool": pa.bool_(), "text": pa.string()}
+
+
+class CorruptTableError(Exception):
+    """Bytes that are no such table; whoever knows the file makes a sentence of it."""
+
+
+#: What reading damaged or hostile Parquet raises.
+_DAMAGE = (pa.ArrowException, OSError, ValueError, KeyError, OverflowError)
+
+
+def encode_table(table: Table) -> bytes:
+    """Writes a table as Parquet with zstd and page checksums; missing values become null.
+
+    The same table gives the same bytes.
+    """
+    columns = table.columns()
+    arrays = {column.name: _to_arrow(column, getattr(table, column.name)) for column in columns}
+    sink = pa.BufferOutputStream()
+    pq.write_table(
+        pa.table(arrays),
+        sink,
+        compression="zstd",
+        compression_level=9,
+        # pyarrow's stubs know only True and False; its documentation has the list of names.
+        use_dictionary=[column.name for column in columns if column.kind == "text"],  # type: ignore[arg-type]
+        column_encoding={
+            column.name: _encoding(column, getattr(table, column.name)) for column in columns if column.kind != "text"
+        },
+        write_page_checksum=True,
+        write_statistics=False,
+        store_schema=False,
+    )
+    return sink.getvalue().to_pybytes()
+
+
+def decode_table(kind: type[T], data: bytes, limit_bytes: int = TABLE_LIMIT_BYTES) -> T:
+    """Reads a table from Parquet bytes.
+
+    Columns this version does not know are left out; those the file lacks are filled with their missing value.
+
+    Args:
+        kind: The table to read.
+        data: What ``encode_table`` wrote, by this version or another.
+        limit_bytes: Most bytes the table may take in memory.
+
+    Raises:
+        CorruptTableError: The bytes are damaged, of other types than the table's, or claim more than the limit.
+    """
+    try:
+        return _decode(kind, data, limit_bytes)
+    except _DAMAGE as error:
+        raise CorruptTableError(f"its table {kind.table_name!r} cannot be read ({_one_line(error)})") from error
+
+
+def _to_arrow(column: Column, values: Any) -> pa.Array[Any]:
+    kind = _ARROW_TYPES[column.kind]
+    if column.kind == "text":
+        try:
+            return pa.array(values, type=kind, mask=values == "")
+        except UnicodeEncodeError:  # a file name that is no valid UTF-8 reaches a stack as lone surrogates
+            return _to_arrow(column, np.array([_encodable(text) for text in values], dtype=object))
+    if column.kind == "float":
+        with np.errstate(over="ignore"):
+            rounded = np.round(values * _STEPS_PER_US) / _STEPS_PER_US
+        return pa.array(np.where(np.isfinite(rounded), rounded, values), type=kind, mask=np.isnan(values))
+    mask = None if column.missing is None else values == column.missing
+    return pa.array(values, type=kind, mask=mask)
+
+
+def _encodable(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def _encoding(column: Column, values: Any) -> str:
+    """Chooses the encoding that measured smallest before zstd: see docs/benchmarks.md."""
+    if column.kind == "float":
+        return "BYTE_STREAM_SPLIT"
+    if column.kind == "id":
+        known = values[values != column.missing]
+        # Rising ids become small differences. Others repeat from step to step, which zstd finds in plain values only.
+        return "DELTA_BINARY_PACKED" if np.all(known[1:] >= known[:-1]) else "PLAIN"
+    return "PLAIN"
+
+
+def _decode(kind: type[T], data: bytes, limit_bytes: int) -> T:
+    columns = kind.columns()
+    metadata = pq.read_metadata(pa.BufferReader(data))
+    rows = metadata.num_rows
+    stored = sum(metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups))
+    if rows < 0 or stored < 0 or stored + rows * 8 * len(columns) > limit_bytes:
+        raise ValueError(f"it claims {rows} rows and {stored} bytes")
+    present = set(metadata.schema.to_arrow_schema().names)
+    file = pq.ParquetFile(
+        pa.BufferReader(data),
+        metadata=metadata,
+        read_dictionary=[column.name for column in columns if column.kind == "text" and column.name in present],
+        page_checksum_verification=True,
+    )
+    read = file.read(columns=[column.name for column in columns if column.name in present])
+    if read.num_columns and read.num_rows != rows:
+        raise ValueError(f"it claims {rows} rows and holds {read.num_rows}")
+    return kind.of(
+        **{
+            column.name: _from_arrow(column, read.column(column.name))
+            if column.name in present
+            else np.full(rows, _missing(column), dtype=column.dtype)
+            for column in columns
+        }
+    )
+
+
+def _from_arrow(column: Column, values: pa.ChunkedArray[Any]) -> Any:
+    if column.kind == "text":
+        return _texts(column, values)
+    values = pc.fill_null(values.cast(_ARROW_TYPES[column.kind]), _missing(column))
+    return values.to_numpy()
+
+
+def _texts(column: Column, values: pa.ChunkedArray[Any]) -> Any:
+    """Returns texts as Python strings, one object for each distinct text rather than for each row."""
+    if not (pa.types.is_dictionary(values.type) and pa.types.is_string(values.type.value_type)):
+        raise ValueError(f"column {column.name!r} holds {values.type}, not text")
+    joined: Any = values.unify_dictionaries().combine_chunks()
+    distinct: Texts = np.empty(len(joined.dictionary) + 1, dtype=object)
+    distinct[:-1] = joined.dictionary.to_pylist()
+    distinct[-1] = ""
+    return distinct[pc.fill_null(joined.indices, len(distinct) - 1).to_numpy(zero_copy_only=False)]
+
+
+def _missing(column: Column) -> Any:
+    if column.missing is not None:
+        return column.missing
+    return False if column.kind == "bool" else 0
+
+
+def _one_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0].rstrip(".") if lines else type(error).__name__

@@ -1,0 +1,389 @@
+"""Every table of a trace: its columns, their types, units and meaning, in one place.
+
+A table is a frozen dataclass of equally long numpy columns, so a column is named once, here, and every
+other file reaches it as an attribute (``step.ops.phase``) that the type checker knows.
+
+Rules that hold for all tables:
+
+* ``*_id`` columns are ids; an id that points nowhere ("not freed", "no module") is ``NONE`` (-1) in
+  memory and null in the file.
+* Order is ``op_id``, never time: clocks tie.
+* The unit is in the name: ``_bytes`` are int64, ``_us`` are float64 microseconds (Unix time for moments).
+* Enumerations are stored as strings; a missing text is ``""`` in memory and null in the file.
+
+``docs/trace-format.md`` is generated from this file (``python -m memprof.trace.schema``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import numpy.typing as npt
+
+#: Version of the tables below. A reader opens every version up to its own.
+#:
+#: ==  ===========================================
+#: 1   first release
+#: ==  ===========================================
+SCHEMA_VERSION = 1
+
+#: An id that points nowhere.
+NONE = -1
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+Texts = npt.NDArray[np.object_]
+
+PHASES = ("forward", "backward", "optimizer", "other")
+CATEGORIES = (
+    "parameter",
+    "buffer",
+    "gradient",
+    "optimizer_state",
+    "input",
+    "activation",
+    "temporary",
+    "workspace",
+    "collective",
+    "unknown",
+)
+KINDS = ("compute", "copy", "collective", "allocation")
+ROLES = ("read", "write", "mutate")
+STEP_KINDS = ("warm_up", "recorded", "timed", "plain")
+ACTIONS = ("alloc", "free", "free_requested", "free_completed", "segment_alloc", "segment_free", "segment_map",
+           "segment_unmap", "snapshot", "oom")
+
+
+@dataclass(frozen=True)
+class Column:
+    """What one column holds.
+
+    Attributes:
+        name: The column's name.
+        kind: ``id``, ``int``, ``float``, ``bool`` or ``text``.
+        meaning: One sentence for the format reference.
+        values: The allowed strings where the column is an enumeration, else empty.
+    """
+
+    name: str
+    kind: str
+    meaning: str
+    values: tuple[str, ...] = ()
+
+    @property
+    def dtype(self) -> npt.DTypeLike:
+        """The numpy dtype of the column in memory."""
+        return {"id": np.int64, "int": np.int64, "float": np.float64, "bool": np.bool_, "text": np.object_}[self.kind]
+
+    @property
+    def missing(self) -> Any:
+        """The value that stands for null in memory, or None where the column has none."""
+        return {"id": NONE, "text": "", "float": np.nan}.get(self.kind)
+
+
+def _column(kind: str, meaning: str, values: tuple[str, ...] = ()) -> Any:
+    return field(metadata={"kind": kind, "meaning": meaning, "values": values})
+
+
+def _id(meaning: str) -> Any:
+    return _column("id", meaning)
+
+
+def _int(meaning: str) -> Any:
+    return _column("int", meaning)
+
+
+def _float(meaning: str) -> Any:
+    return _column("float", meaning)
+
+
+def _bool(meaning: str) -> Any:
+    return _column("bool", meaning)
+
+
+def _text(meaning: str, values: tuple[str, ...] = ()) -> Any:
+    return _column("text", meaning, values)
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """Equally long numpy columns; the base of every table."""
+
+    table_name: ClassVar[str] = ""
+
+    @classmethod
+    def columns(cls) -> tuple[Column, ...]:
+        """Lists the table's columns in file order."""
+        return tuple(
+            Column(f.name, f.metadata["kind"], f.metadata["meaning"], f.metadata["values"])
+            for f in dataclasses.fields(cls)
+        )
+
+    @classmethod
+    def of(cls, **columns: Any) -> Self:
+        """Builds a table from sequences, converting each to its column's dtype.
+
+        Columns left out are filled with their missing value (0 or False where there is none).
+
+        Raises:
+            TypeError: An unknown column is given.
+            ValueError: The columns differ in length.
+        """
+        length = len(next(iter(columns.values()))) if columns else 0
+        built = {}
+        for column in cls.columns():
+            if column.name in columns:
+                built[column.name] = np.asarray(columns.pop(column.name), dtype=column.dtype)
+            else:
+                fill = 0 if column.missing is None else column.missing
+                built[column.name] = np.full(length, fill, dtype=column.dtype)
+        if columns:
+            raise TypeError(f"table {cls.table_name} has no column {', '.join(sorted(columns))}")
+        if any(len(values) != length for values in built.values()):
+            raise ValueError(f"columns of table {cls.table_name} differ in length")
+        return cls(**built)
+
+    @classmethod
+    def empty(cls) -> Self:
+        """Builds the table without rows."""
+        return cls.of()
+
+    def __len__(self) -> int:
+        """Returns the number of rows."""
+        return len(getattr(self, dataclasses.fields(self)[0].name))
+
+    def take(self, rows: Any) -> Self:
+        """Returns the table with only the given rows (indices, a mask, or a slice)."""
+        return type(self)(**{f.name: getattr(self, f.name)[rows] for f in dataclasses.fields(self)})
+
+    def replace(self, **columns: Any) -> Self:
+        """Returns the table with some columns replaced."""
+        return dataclasses.replace(self, **columns)
+
+
+@dataclass(frozen=True, eq=False)
+class Modules(Table):
+    """One row per nn.Module."""
+
+    table_name: ClassVar[str] = "modules"
+
+    module_id: Ints = _id("dense id, 0 first")
+    name: Texts = _text("qualified name below its root, as in named_modules(); with several models, the root's type first")
+    type: Texts = _text("class name")
+    parent_id: Ints = _id("the module that holds it; null for a root")
+    parameter_bytes: Ints = _int("bytes of the parameters it holds itself, without its children's")
+
+
+@dataclass(frozen=True, eq=False)
+class ModuleCalls(Table):
+    """One row per call of a module."""
+
+    table_name: ClassVar[str] = "module_calls"
+
+    module_call_id: Ints = _id("dense id in order of entry")
+    module_id: Ints = _id("the module called")
+    parent_call_id: Ints = _id("the call around it; null at the outermost")
+    step: Ints = _int("step it ran in")
+    first_op_id: Ints = _id("first operator run inside; null when none was")
+    last_op_id: Ints = _id("last operator run inside; null when none was")
+    is_recompute: Bools = _bool("the call repeats a forward inside backward (activation checkpointing)")
+
+
+@dataclass(frozen=True, eq=False)
+class Steps(Table):
+    """One row per training step seen, whether or not its operators were recorded."""
+
+    table_name: ClassVar[str] = "steps"
+
+    step: Ints = _int("number of the step in the job, 0 first")
+    kind: Texts = _text(
+        "recorded: operators and memory; warm_up: the same, before the window; timed: operator times only; "
+        "plain: nothing installed, step time only",
+        STEP_KINDS,
+    )
+    start_us: Floats = _float("when it began")
+    duration_us: Floats = _float("how long it took, the recorder's own pauses between steps left out")
+    micro_batches: Ints = _int("forward+backward rounds in it; 0 where not observed")
+    optimizer_updates: Ints = _int("optimizer updates in it; more than one where a job trains several models in turn")
+    first_op_id: Ints = _id("its first operator; null where none were recorded")
+    last_op_id: Ints = _id("its last operator; null where none were recorded")
+    is_complete: Bools = _bool("False when the recording ended inside it")
+
+
+@dataclass(frozen=True, eq=False)
+class Ops(Table):
+    """One row per operator run, in order. Memory taken between two operators gets a row of its own (kind allocation)."""
+
+    table_name: ClassVar[str] = "ops"
+
+    op_id: Ints = _id("dense id; the order of everything")
+    step: Ints = _int("step it ran in")
+    micro_batch: Ints = _int("forward+backward round inside the step, 0 first")
+    phase: Texts = _text("part of the step", PHASES)
+    module_id: Ints = _id("innermost module whose forward ran it, or whose forward it is the backward of; null outside")
+    name: Texts = _text("operator and overload, such as aten.addmm.default")
+    kind: Texts = _text("compute, copy between devices, collective, or allocation (not an operator)", KINDS)
+    start_us: Floats = _float("when it started in the recorded step")
+    duration_us: Floats = _float("how long it runs without the recorder; null where unknown")
+    stream: Ints = _int("device stream; 0 on CPU")
+    flops: Ints = _int("floating point operations of matrix products, convolutions and attention; 0 for others")
+    read_bytes: Ints = _int("bytes of the tensors it takes")
+    written_bytes: Ints = _int("bytes of the tensors it returns or changes, views left out")
+    is_recompute: Bools = _bool("repeats a forward operator inside backward")
+    forward_op_id: Ints = _id("the forward operator this backward operator belongs to; null elsewhere")
+    stack_id: Ints = _id("Python stack that called it; for backward operators that of the forward operator")
+    uses_rng: Bools = _bool("draws random numbers")
+    mutates: Bools = _bool("writes into one of its inputs")
+    workspace_bytes: Ints = _int(
+        "most bytes held inside it beyond what was alive before and its own outputs: temporaries of the kernel; "
+        "negative only when it freed older memory before taking new"
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Storages(Table):
+    """One row per life of a storage. Temporaries inside one operator are in ops.workspace_bytes instead."""
+
+    table_name: ClassVar[str] = "storages"
+
+    storage_id: Ints = _id("dense id in order of birth")
+    category: Texts = _text("what it is for", CATEGORIES)
+    name: Texts = _text("qualified parameter or buffer name, with the state's key for optimizer state; null elsewhere")
+    module_id: Ints = _id("module that owns (parameter, buffer, gradient, state) or made it; null outside")
+    device: Texts = _text("such as cpu or cuda:0")
+    requested_bytes: Ints = _int("bytes asked for")
+    allocated_bytes: Ints = _int("bytes after the allocator's rounding; 0 for memory the allocator does not own")
+    created_op_id: Ints = _id("operator that made it; null when alive before the recording")
+    freed_op_id: Ints = _id("last operator run before it was freed; null when alive at the end")
+    shape: Texts = _text("sizes of the first tensor seen on it, such as 8x128x256; null when none was")
+    dtype: Texts = _text("element type of that tensor, such as float32; null when none was")
+
+
+@dataclass(frozen=True, eq=False)
+class Uses(Table):
+    """One row per operator and storage it touches."""
+
+    table_name: ClassVar[str] = "uses"
+
+    op_id: Ints = _id("the operator")
+    storage_id: Ints = _id("the storage")
+    role: Texts = _text("read, write (it is an output), or mutate (an input changed in place)", ROLES)
+
+
+@dataclass(frozen=True, eq=False)
+class Saved(Table):
+    """One row per storage kept for backward by a forward operator."""
+
+    table_name: ClassVar[str] = "saved"
+
+    storage_id: Ints = _id("the storage kept")
+    forward_op_id: Ints = _id("the forward operator whose backward reads it")
+    module_id: Ints = _id("module of that operator; null outside")
+    released_op_id: Ints = _id("last backward operator of it that reads the storage")
+
+
+@dataclass(frozen=True, eq=False)
+class Memory(Table):
+    """One row per operator and device: the allocator's own counters."""
+
+    table_name: ClassVar[str] = "memory"
+
+    op_id: Ints = _id("the operator")
+    time_us: Floats = _float("when the sample was taken")
+    device: Texts = _text("such as cpu or cuda:0")
+    allocated_bytes: Ints = _int("highest value of the counter while the operator ran")
+    active_bytes: Ints = _int("the same, with memory awaiting another stream; equal to allocated on CPU")
+    reserved_bytes: Ints = _id("segments held by the allocator; null where it has none, as on CPU")
+    host_rss_bytes: Ints = _id("resident memory of the process; null where not sampled")
+
+
+@dataclass(frozen=True, eq=False)
+class HostMemory(Table):
+    """One row per sample of one process of the job (the trainer, data loader workers, other children)."""
+
+    table_name: ClassVar[str] = "host_memory"
+
+    time_us: Floats = _float("when the sample was taken")
+    pid: Ints = _id("process id")
+    role: Texts = _text("trainer, worker (a DataLoader worker) or child")
+    rss_bytes: Ints = _int("resident memory")
+    private_bytes: Ints = _id("resident memory not shared with another process; null where the system does not tell")
+
+
+@dataclass(frozen=True, eq=False)
+class AllocatorEvents(Table):
+    """One row per action of the allocator, in order."""
+
+    table_name: ClassVar[str] = "allocator_events"
+
+    index: Ints = _id("position in the allocator's own order")
+    time_us: Floats = _float("when it happened")
+    device: Texts = _text("such as cpu or cuda:0")
+    action: Texts = _text("what the allocator did", ACTIONS)
+    address: Ints = _int("address of the memory; addresses are used again")
+    size_bytes: Ints = _int("bytes asked for; positive for frees too")
+    stream: Ints = _int("device stream; 0 on CPU")
+    pool: Texts = _text("allocator pool; null for the default")
+    op_id: Ints = _id("operator running, or the last one before")
+    stack_id: Ints = _id("Python stack; null where not taken")
+
+
+@dataclass(frozen=True, eq=False)
+class Segments(Table):
+    """One row per segment in a device allocator's snapshot. Empty on CPU."""
+
+    table_name: ClassVar[str] = "segments"
+
+    device: Texts = _text("such as cuda:0")
+    address: Ints = _int("first byte")
+    total_size_bytes: Ints = _int("size of the segment")
+    allocated_size_bytes: Ints = _int("bytes in use")
+    active_size_bytes: Ints = _int("bytes in use or awaiting another stream")
+    requested_size_bytes: Ints = _int("bytes asked for by those in use")
+    stream: Ints = _int("device stream")
+    segment_type: Texts = _text("small or large", ("small", "large"))
+    segment_pool: Texts = _text("pool it belongs to; null for the default")
+    is_expandable: Bools = _bool("grows in place")
+
+
+@dataclass(frozen=True, eq=False)
+class Stacks(Table):
+    """One row per distinct Python stack."""
+
+    table_name: ClassVar[str] = "stacks"
+
+    stack_id: Ints = _id("dense id")
+    frames: Texts = _text("one frame a line, innermost first, as file:line:function")
+
+
+TABLES: tuple[type[Table], ...] = (
+    Modules, ModuleCalls, Steps, Ops, Storages, Uses, Saved, Memory, HostMemory, AllocatorEvents, Segments, Stacks,
+)
+
+
+def reference() -> str:
+    """Renders the format reference as Markdown."""
+    lines = [
+        "# The trace format",
+        "",
+        f"Schema version {SCHEMA_VERSION}. This page is generated: `python -m memprof.trace.schema > docs/trace-format.md`.",
+        "",
+        "A `.memprof` file is an uncompressed zip of `manifest.json` and one Parquet file a table, in a folder",
+        "for each rank (`rank0/ops.parquet`, …). Ids that point nowhere and missing texts are null. Bytes are 64-bit",
+        "integers, moments are Unix time in microseconds, order is `op_id`.",
+    ]
+    for table in TABLES:
+        lines += ["", f"## {table.table_name}", "", (table.__doc__ or "").strip(), "", "| column | type | meaning |",
+                  "|---|---|---|"]
+        for column in table.columns():
+            values = f" ({', '.join(column.values)})" if column.values else ""
+            lines.append(f"| `{column.name}` | {column.kind} | {column.meaning}{values} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(reference(), end="")

@@ -1,0 +1,180 @@
+"""The raw recording a job leaves behind: frames of plain numbers, appended to one file a process.
+
+The job's side (``SpoolWriter``) uses only the standard library, so that recording imports nothing into the
+job but torch. One append-only file for all streams means that a recording cut anywhere (SIGKILL, a full disk)
+is consistent up to its last whole frame. What the numbers mean is worked out afterwards by ``trace.assemble``.
+
+A frame is a header (magic, length of the stream's name, length and CRC-32 of the payload), the name and the
+payload: int64 rows for the streams in ``COLUMNS``, JSON for every other.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import zlib
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+#: Version of the raw streams. A spool is read by the version that wrote it, or a later one.
+SPOOL_VERSION = 1
+
+FILE_NAME = "recording.spool"
+
+#: Streams of int64 rows and their columns. Times are Unix nanoseconds.
+COLUMNS: dict[str, tuple[str, ...]] = {
+    # One row per operator seen. `sequence` is autograd's counter while it ran, `node_sequence` that of the backward
+    # node running (-1 outside backward, -2 for the accumulation of a gradient, whose module is then `module`).
+    "operators": (
+        "start_ns", "end_ns", "name", "sequence", "node_sequence", "module", "phase", "flags", "call", "stack",
+        "flops", "read_bytes", "written_bytes", "micro_batch",
+    ),
+    # One row per operator and tensor it touches.
+    "touches": ("op", "address", "size_bytes", "role", "tensor"),
+    # One row per allocation (size > 0) or free (size < 0). `total` is the allocator's own count afterwards, or -1.
+    "events": ("time_ns", "address", "size_bytes", "total"),
+    # One row per module call, written when it ends.
+    "calls": ("call", "module", "parent", "first_op", "end_op", "enter_ns", "exit_ns", "flags"),
+    # One row per block known to be alive when an epoch of the recording begins.
+    "alive": ("time_ns", "address", "size_bytes"),
+    # What is known of the memory at an address at a moment.
+    "facts": ("time_ns", "address", "size_bytes", "category", "name", "module", "tensor"),
+    # Operators of the timed step, parents before children.
+    "times": ("name", "start_ns", "duration_ns", "depth"),
+    # Resident memory of the process.
+    "rss": ("time_ns", "op", "rss_bytes"),
+}
+
+#: An `events` row (without its time) that is no event: everything up to its time has been heard.
+HEARD = (0, 0, -1)
+
+# Flags of the `operators` stream.
+FLAG_GRAD_ENABLED = 1
+FLAG_RNG = 2
+FLAG_MUTATES = 4
+FLAG_RECOMPUTE = 8
+FLAG_VIEW = 16
+FLAG_COPY = 32
+FLAG_COLLECTIVE = 64
+# Flag of the `calls` stream.
+FLAG_CALL_RECOMPUTE = 1
+# Phase codes are positions in schema.PHASES.
+FORWARD, BACKWARD, OPTIMIZER, OTHER = range(4)
+# Role codes are positions in schema.ROLES.
+READ, WRITE, MUTATE = range(3)
+# Category codes of the `facts` stream. HELD: a tensor that Python held when the recording began, purpose unknown.
+PARAMETER, BUFFER, GRADIENT, OPTIMIZER_STATE, INPUT, ACTIVATION, HELD = range(7)
+
+_MAGIC = b"MPF1"
+_HEADER = struct.Struct("<4sHIIH")  # magic, name length, payload length, payload crc, reserved
+
+
+class SpoolWriter:
+    """Appends frames to a process's recording.
+
+    Every frame goes to the operating system in one write, so a killed process loses at most the frame under way.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        """Creates the folder and its recording file; nothing may be there yet.
+
+        Raises:
+            OSError: The folder or file cannot be made.
+        """
+        self.folder = Path(folder)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._file = os.open(self.folder / FILE_NAME, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        self._end = 0
+
+    def write_rows(self, stream: str, rows: array[int]) -> None:
+        """Appends int64 rows, one after the other, to a stream named in ``COLUMNS``."""
+        if len(rows) % len(COLUMNS[stream]):
+            raise ValueError(f"{len(rows)} values do not make whole rows of stream {stream}")
+        if rows:
+            self._write(stream, rows.tobytes())
+
+    def write_record(self, stream: str, record: Any) -> None:
+        """Appends one JSON record to a stream of records."""
+        self._write(stream, json.dumps(record, separators=(",", ":")).encode())
+
+    def close(self) -> None:
+        """Closes the file; the writer cannot be used again."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def _write(self, stream: str, payload: bytes) -> None:
+        name = stream.encode()
+        frame = _HEADER.pack(_MAGIC, len(name), len(payload), zlib.crc32(payload), 0) + name + payload
+        view = memoryview(frame)
+        try:
+            while view:
+                view = view[os.write(self._file, view) :]
+        except OSError:
+            os.ftruncate(self._file, self._end)  # a full disk must not leave half a frame before later ones
+            raise
+        self._end += len(frame)
+
+
+@dataclass
+class Spool:
+    """A process's raw recording, read back.
+
+    Attributes:
+        rows: Stream name to an int64 array of shape [rows, columns].
+        records: Stream name to its JSON records, in order.
+        is_whole: False when the file ends inside a frame.
+    """
+
+    rows: dict[str, npt.NDArray[np.int64]] = field(default_factory=dict)
+    records: dict[str, list[Any]] = field(default_factory=dict)
+    is_whole: bool = True
+
+    def columns(self, stream: str) -> dict[str, npt.NDArray[np.int64]]:
+        """Returns a stream's columns by name."""
+        return {name: self.rows[stream][:, i] for i, name in enumerate(COLUMNS[stream])}
+
+
+def read_spool(folder: str | os.PathLike[str]) -> Spool:
+    """Reads a process's recording up to its last whole frame.
+
+    Raises:
+        OSError: There is no recording to read.
+    """
+    import numpy as np
+
+    data = (Path(folder) / FILE_NAME).read_bytes()
+    chunks: dict[str, list[npt.NDArray[np.int64]]] = {name: [] for name in COLUMNS}
+    spool = Spool()
+    end = 0
+    for stream, payload, end in _frames(data):
+        if stream in COLUMNS:
+            width = len(COLUMNS[stream])
+            chunks[stream].append(np.frombuffer(payload, dtype="<i8").reshape(-1, width))
+        else:
+            spool.records.setdefault(stream, []).append(json.loads(payload))
+    spool.is_whole = end == len(data)
+    for stream, parts in chunks.items():
+        width = len(COLUMNS[stream])
+        spool.rows[stream] = np.concatenate(parts) if parts else np.empty((0, width), dtype=np.int64)
+    return spool
+
+
+def _frames(data: bytes) -> Iterator[tuple[str, bytes, int]]:
+    position = 0
+    while position + _HEADER.size <= len(data):
+        magic, name_length, length, checksum, _ = _HEADER.unpack_from(data, position)
+        start = position + _HEADER.size + name_length
+        payload = data[start : start + length]
+        if magic != _MAGIC or len(payload) < length or zlib.crc32(payload) != checksum:
+            return
+        position = start + length
+        yield data[start - name_length : start].decode(), payload, position

@@ -1,0 +1,185 @@
+"""One training iteration, and what it promises."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from memprof.errors import InvariantError
+from memprof.trace.schema import (
+    NONE,
+    Bools,
+    Ints,
+    Memory,
+    ModuleCalls,
+    Modules,
+    Ops,
+    Saved,
+    Stacks,
+    Storages,
+    Uses,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """The tables of one step. Ids are row numbers of this step's own tables.
+
+    Only ``module_id`` and ``stack_id`` are the trace's, whose ``modules`` and ``stacks`` a step holds whole. An id
+    that points out of the step (a storage alive before it, an operator of another step) is ``NONE``.
+
+    Attributes:
+        number: The step's number in the job.
+        duration_us: How long it takes without the recorder where the trace has an untouched step, else as recorded.
+        modules: Every module of the job.
+        module_calls: Calls within the step.
+        stacks: Every Python stack of the trace.
+        ops: Operators of the step; ``op_id`` is the row.
+        storages: Storages alive in any part of the step, in order of birth; ``storage_id`` is the row.
+            ``created_op_id`` is ``NONE`` for those alive when it starts, ``freed_op_id`` for those that outlive it.
+        uses: Which operator touches which storage.
+        saved: What forward keeps for backward.
+        memory: The allocator's counters as recorded; without rows in a step that was predicted.
+        first_op_id: The trace's id of the step's first operator.
+        storage_ids: The trace's storage id of each row of ``storages``.
+    """
+
+    number: int
+    duration_us: float
+    modules: Modules
+    module_calls: ModuleCalls
+    stacks: Stacks
+    ops: Ops
+    storages: Storages
+    uses: Uses
+    saved: Saved
+    memory: Memory
+    first_op_id: int
+    storage_ids: Ints
+
+    def bytes_at_start(self) -> int:
+        """Returns the allocated bytes alive before the first operator."""
+        return int(self.storages.allocated_bytes[self.storages.created_op_id == NONE].sum())
+
+    def born_bytes(self) -> Ints:
+        """Returns the allocated bytes of the storages each operator makes, shape ``(ops,)``."""
+        return sum_at(self.storages.created_op_id, self.storages.allocated_bytes, len(self.ops))
+
+    def freed_bytes(self) -> Ints:
+        """Returns the allocated bytes freed after each operator and before the next, shape ``(ops,)``."""
+        return sum_at(self.storages.freed_op_id, self.storages.allocated_bytes, len(self.ops))
+
+    def check(self) -> None:
+        """Verifies what every step promises.
+
+        Ids are dense and resolvable, storages are in order of birth, freed no earlier than made and used only while
+        alive, and replaying births and deaths gives the recorded counters at every operator that has one.
+
+        Raises:
+            InvariantError: Names the first promise that is broken.
+        """
+        self._check_ids()
+        self._check_lives()
+        self._check_counters()
+
+    def _check_ids(self) -> None:
+        dense = {
+            "operators": self.ops.op_id,
+            "storages": self.storages.storage_id,
+            "modules": self.modules.module_id,
+            "module calls": self.module_calls.module_call_id,
+            "stacks": self.stacks.stack_id,
+        }
+        for what, ids in dense.items():
+            self._require(ids == np.arange(len(ids)), f"the {what} are not numbered 0, 1, 2 ...: row {{row}}")
+        ops, storages, modules = len(self.ops), len(self.storages), len(self.modules)
+        optional = {
+            "operator {row} is of a module": (self.ops.module_id, modules),
+            "operator {row} belongs to a forward operator": (self.ops.forward_op_id, ops),
+            "operator {row} has a stack": (self.ops.stack_id, len(self.stacks)),
+            "storage {row} is of a module": (self.storages.module_id, modules),
+            "storage {row} is made by an operator": (self.storages.created_op_id, ops),
+            "storage {row} is freed after an operator": (self.storages.freed_op_id, ops),
+            "saved row {row} is of a module": (self.saved.module_id, modules),
+            "saved row {row} is released by an operator": (self.saved.released_op_id, ops),
+            "module {row} has a parent": (self.modules.parent_id, modules),
+            "module call {row} has a parent": (self.module_calls.parent_call_id, len(self.module_calls)),
+            "module call {row} starts with an operator": (self.module_calls.first_op_id, ops),
+            "module call {row} ends with an operator": (self.module_calls.last_op_id, ops),
+        }
+        for what, (ids, count) in optional.items():
+            self._require((ids >= NONE) & (ids < count), f"{what} that does not exist")
+        needed = {
+            "use {row} is by an operator": (self.uses.op_id, ops),
+            "use {row} is of a storage": (self.uses.storage_id, storages),
+            "saved row {row} is of a storage": (self.saved.storage_id, storages),
+            "saved row {row} is by an operator": (self.saved.forward_op_id, ops),
+            "module call {row} is of a module": (self.module_calls.module_id, modules),
+            "counter sample {row} is of an operator": (self.memory.op_id, ops),
+        }
+        for what, (ids, count) in needed.items():
+            self._require((ids >= 0) & (ids < count), f"{what} that does not exist")
+        self._require(self.ops.forward_op_id < self.ops.op_id, "operator {row} belongs to a forward operator after it")
+
+    def _check_lives(self) -> None:
+        created, freed = self.storages.created_op_id, self.storages.freed_op_id
+        self._require(self.storages.allocated_bytes >= 0, "storage {row} has fewer than 0 bytes")
+        self._require(created[1:] >= created[:-1], "the storages are not in order of birth: row {row} and the next")
+        self._require((freed == NONE) | (freed >= created), "storage {row} is freed before it is made")
+        self._require_alive(self.uses.storage_id, self.uses.op_id, "use {row} is of a storage")
+        self._require_alive(self.saved.storage_id, self.saved.forward_op_id, "saved row {row} is of a storage")
+        released = self.saved.released_op_id != NONE
+        self._require_alive(
+            self.saved.storage_id[released], self.saved.released_op_id[released], "released row {row} is of a storage"
+        )
+
+    def _check_counters(self) -> None:
+        born = self.born_bytes()
+        highest = self.bytes_at_start() + np.cumsum(born) - _before(np.cumsum(self.freed_bytes()))
+        highest += self.ops.workspace_bytes
+        # An operator has one sample for each device; its storages are summed over devices here too.
+        counted = sum_at(self.memory.op_id, self.memory.allocated_bytes, len(self.ops))
+        sampled = np.zeros(len(self.ops), dtype=np.bool_)
+        sampled[self.memory.op_id] = True
+        wrong = np.flatnonzero(sampled & (counted != highest))
+        if len(wrong):
+            row = wrong[0]
+            raise InvariantError(
+                f"Step {self.number} contradicts itself: at operator {row} ({self.ops.name[row]}) the replay holds "
+                f"{highest[row]} bytes and the allocator counted {counted[row]}."
+            )
+
+    def _require_alive(self, storage_ids: Ints, op_ids: Ints, what: str) -> None:
+        created, freed = self.storages.created_op_id[storage_ids], self.storages.freed_op_id[storage_ids]
+        self._require((created <= op_ids) & ((freed == NONE) | (freed >= op_ids)), f"{what} that is not alive then")
+
+    def _require(self, holds: Bools, broken: str) -> None:
+        """Raises the sentence about the first row that does not hold."""
+        if not holds.all():
+            raise InvariantError(
+                f"Step {self.number} contradicts itself: {broken.format(row=int(np.flatnonzero(~holds)[0]))}."
+            )
+
+
+def sum_at(op_ids: Ints, values: Ints, ops: int) -> Ints:
+    """Sums whole numbers by operator, exactly.
+
+    Args:
+        op_ids: The operator of each value; those that are ``NONE`` are left out.
+        values: What to sum, as long as ``op_ids``.
+        ops: Number of operators.
+
+    Returns:
+        The sums, shape ``(ops,)``.
+    """
+    sums = np.zeros(ops, dtype=np.int64)
+    known = op_ids != NONE
+    # Not numpy.bincount: its weights are floats, which lose bytes above 2**53.
+    np.add.at(sums, op_ids[known], values[known])
+    return sums
+
+
+def _before(sums: Ints) -> Ints:
+    """Returns the running sum as it stands before each operator."""
+    return np.concatenate(([0], sums[:-1])) if len(sums) else sums

@@ -1,0 +1,98 @@
+"""Bytes, microseconds and fractions as people write and read them."""
+
+from __future__ import annotations
+
+import math
+import re
+from decimal import ROUND_FLOOR, Decimal
+
+from memprof.errors import UsageError
+
+_BINARY_SUFFIXES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
+_DECIMAL_SUFFIXES = ("B", "kB", "MB", "GB", "TB", "PB", "EB")
+_FACTORS = {suffix.lower(): 1024**power for power, suffix in enumerate(_BINARY_SUFFIXES)} | {
+    suffix.lower(): 1000**power for power, suffix in enumerate(_DECIMAL_SUFFIXES)
+}
+_SIZE = re.compile(r"\s*(?P<number>[0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*(?P<suffix>[A-Za-z]*)\s*", re.ASCII)
+_LARGEST_BYTES = 2**63 - 1  # bytes are int64 in every table
+
+
+def format_bytes(count: int | float) -> str:
+    """Writes a number of bytes with a binary unit: ``512 B``, ``1.23 GiB``, ``-4.00 KiB``.
+
+    Args:
+        count: Number of bytes, negative for a decrease.
+    """
+    sign = "-" if round(count) < 0 else ""
+    size = abs(count)
+    if round(size) < 1024:
+        return f"{sign}{round(size)} B"
+    for power, suffix in enumerate(_BINARY_SUFFIXES[1:], start=1):
+        text = f"{size / 1024**power:.2f}"
+        # 1023.999 KiB rounds to 1024.00: then the next unit is the one to write.
+        if float(text) < 1024 or suffix == _BINARY_SUFFIXES[-1]:
+            break
+    return f"{sign}{text} {suffix}"
+
+
+def format_bytes_change(count: int | float) -> str:
+    """Writes a difference of bytes with its sign: ``+1.23 GiB``, ``-512 B``, ``0 B``.
+
+    Args:
+        count: Bytes gained, negative when fewer.
+    """
+    return f"+{format_bytes(count)}" if round(count) > 0 else format_bytes(count)
+
+
+def parse_bytes(text: str) -> int:
+    """Reads a size such as ``24GiB``, ``24 GB``, ``1.5MiB`` or ``1024``.
+
+    Units with an i are binary (1 KiB = 1024 B), those without are decimal (1 kB = 1000 B), upper or lower case;
+    a bare number is bytes. A fraction of a byte is dropped, so that a budget never grows by rounding.
+
+    Raises:
+        UsageError: The text is no size, or one beyond 8 EiB.
+    """
+    match = _SIZE.fullmatch(text)
+    if match is None:
+        raise UsageError(f"{text!r} is not a size: write a number and a unit, such as 24GiB, 1.5 MiB or 80GB")
+    suffix = match["suffix"].lower() or "b"
+    if suffix in ("k", "m", "g", "t", "p", "e"):
+        letter = suffix.upper()
+        raise UsageError(
+            f"{text!r} can be read in two ways: write {letter}iB for powers of 1024 or {letter}B for powers of 1000"
+        )
+    if suffix not in _FACTORS:
+        raise UsageError(
+            f"{text!r} has the unknown unit {match['suffix']!r}: write B, KiB, MiB, GiB, TiB, kB, MB, GB or TB"
+        )
+    size = Decimal(match["number"]) * _FACTORS[suffix]
+    if size > _LARGEST_BYTES:
+        raise UsageError(f"{text!r} is more than any machine holds: sizes end at 8 EiB")
+    return int(size.to_integral_value(rounding=ROUND_FLOOR))
+
+
+def format_us(duration_us: float) -> str:
+    """Writes a duration with the unit that suits it: ``3.4 us``, ``850 us``, ``12.3 ms``, ``1.2 s``.
+
+    Args:
+        duration_us: Microseconds; NaN (a duration that was not measured) gives ``unknown``.
+    """
+    if math.isnan(duration_us):
+        return "unknown"
+    sign = "-" if duration_us < 0 else ""
+    size = abs(duration_us)
+    if round(size, 1) < 10:
+        text = f"{size:.1f} us"
+    elif round(size) < 1000:
+        text = f"{size:.0f} us"
+    elif round(size / 1e3, 1) < 1000:
+        text = f"{size / 1e3:.1f} ms"
+    else:
+        text = f"{size / 1e6:.1f} s"
+    return sign + text
+
+
+def format_percent(fraction: float) -> str:
+    """Writes a fraction as a percentage: 0.123 gives ``12.3 %``."""
+    return f"{100 * fraction:.1f} %"

@@ -1,0 +1,36 @@
+"""Fixtures for every test."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from memprof.trace.manifest import Manifest
+from memprof.trace.store import write_trace
+from tests.building import Op, Storage, Tables, make_tables
+
+
+@pytest.fixture
+def small_tables() -> Tables:
+    """Two steps of y = x @ w, g = gradient of w: at most 100 + 40 + 30 + 40 bytes, and 5 inside the matmul."""
+    forward = Op("aten.mm.default", module="fc", makes=["y"], reads=["x", "w"], saves=["x"], workspace=5)
+    backward = Op(
+        "aten.mm.default", phase="backward", module="fc", makes=["g"], reads=["y", "x"], frees=["y"], forward=0
+    )
+    update = Op("aten.add_.Tensor", phase="optimizer", reads=["g"], mutates=["w"], frees=["g"], stack="train.py:9:main")
+    storages = [
+        Storage("x", 100, "input"),
+        Storage("w", 40, "parameter", name="fc.weight", module="fc"),
+        Storage("y", 30, "activation", module="fc"),
+        Storage("g", 40, "gradient", name="fc.weight", module="fc"),
+    ]
+    return make_tables([[forward, backward, update]] * 2, storages)
+
+
+@pytest.fixture
+def small_file(tmp_path: Path, small_tables: Tables) -> Path:
+    """The small tables, written."""
+    path = tmp_path / "run.memprof"
+    write_trace(path, [(Manifest(target="train.py", pid=7), small_tables)])
+    return path

@@ -1,0 +1,143 @@
+"""Bytes, durations and fractions as people write and read them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memprof.errors import UsageError
+from memprof.units import format_bytes, format_bytes_change, format_percent, format_us, parse_bytes
+
+INT64 = st.integers(0, 2**63 - 1)
+HALF_OF_LAST_DIGIT = 0.005
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 B"),
+        (512, "512 B"),
+        (1023, "1023 B"),
+        (1023.6, "1.00 KiB"),
+        (1024, "1.00 KiB"),
+        (1536, "1.50 KiB"),
+        (1024**2 - 1, "1.00 MiB"),  # 1023.999 KiB: the next unit, never "1024.00 KiB"
+        (1_320_702_444, "1.23 GiB"),  # 1.23 x 2**30, rounded up
+        (24 * 1024**3, "24.00 GiB"),
+        (-4096, "-4.00 KiB"),
+        (-0.2, "0 B"),
+        (2**63 - 1, "8.00 EiB"),
+    ],
+)
+def test_format_bytes(count: float, text: str) -> None:
+    """Sizes are written in the largest binary unit that leaves a number of at least one."""
+    assert format_bytes(count) == text
+
+
+@pytest.mark.parametrize(("count", "text"), [(0, "0 B"), (1_320_702_444, "+1.23 GiB"), (-512, "-512 B"), (1, "+1 B")])
+def test_format_bytes_change(count: int, text: str) -> None:
+    """A difference carries its sign, no difference carries none."""
+    assert format_bytes_change(count) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("0", 0),
+        ("1024", 1024),
+        ("512 B", 512),
+        ("24GiB", 25_769_803_776),
+        ("24 GB", 24_000_000_000),
+        ("1.5MiB", 1_572_864),
+        (" 1.5 mib ", 1_572_864),
+        ("2kB", 2_000),
+        ("2KB", 2_000),
+        ("0.1 KiB", 102),  # 102.4: a budget never grows by rounding
+        (".5KiB", 512),
+        ("7.999999999999 EiB", 9_223_372_036_853_622_886),  # 2**63 - 2**60 / 10**12, finer than a float
+    ],
+)
+def test_parse_bytes(text: str, count: int) -> None:
+    """Binary units are powers of 1024 and decimal ones powers of 1000, in any case, with or without a space."""
+    assert parse_bytes(text) == count
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("", "'' is not a size: write a number and a unit, such as 24GiB, 1.5 MiB or 80GB"),
+        ("GiB", "'GiB' is not a size: write a number and a unit, such as 24GiB, 1.5 MiB or 80GB"),
+        ("-1 GiB", "'-1 GiB' is not a size: write a number and a unit, such as 24GiB, 1.5 MiB or 80GB"),
+        ("1e9", "'1e9' is not a size: write a number and a unit, such as 24GiB, 1.5 MiB or 80GB"),
+        ("24G", "'24G' can be read in two ways: write GiB for powers of 1024 or GB for powers of 1000"),
+        ("3 apples", "'3 apples' has the unknown unit 'apples': write B, KiB, MiB, GiB, TiB, kB, MB, GB or TB"),
+        ("8 EiB", "'8 EiB' is more than any machine holds: sizes end at 8 EiB"),
+    ],
+)
+def test_parse_bytes_says_what_is_wrong(text: str, sentence: str) -> None:
+    """What cannot be read is refused in a sentence that says what to write instead."""
+    with pytest.raises(UsageError) as raised:
+        parse_bytes(text)
+    assert str(raised.value) == sentence
+
+
+@given(INT64)
+def test_bytes_as_numbers_survive(count: int) -> None:
+    """A whole number of bytes is read back exactly, with its unit or without."""
+    assert parse_bytes(str(count)) == count
+    assert parse_bytes(f"{count} B") == count
+
+
+@given(st.integers(0, 2**60))
+def test_what_is_written_can_be_read(count: int) -> None:
+    """A written size reads back as itself, give or take half of its last digit."""
+    text = format_bytes(count)
+    unit_bytes = parse_bytes(f"1 {text.rpartition(' ')[2]}")
+    # The float division of the writer may add one part in 2**53.
+    assert abs(parse_bytes(text) - count) <= HALF_OF_LAST_DIGIT * unit_bytes * (1 + 2**-40) + 1
+
+
+@given(INT64)
+def test_signs_mirror(count: int) -> None:
+    """A decrease reads as the increase with the other sign."""
+    assert format_bytes_change(-count) == format_bytes_change(count).replace("+", "-")
+
+
+@given(st.text())
+def test_any_text_is_read_or_refused(text: str) -> None:
+    """No text crashes the reader; what is read is a size that fits a table."""
+    try:
+        count = parse_bytes(text)
+    except UsageError:
+        return
+    assert 0 <= count < 2**63
+
+
+@pytest.mark.parametrize(
+    ("duration_us", "text"),
+    [
+        (0, "0.0 us"),
+        (3.44, "3.4 us"),
+        (9.96, "10 us"),
+        (850, "850 us"),
+        (999.6, "1.0 ms"),
+        (12_300, "12.3 ms"),
+        (999_960, "1.0 s"),
+        (1_200_000, "1.2 s"),
+        (90_000_000, "90.0 s"),
+        (-12_300, "-12.3 ms"),
+        (math.nan, "unknown"),
+    ],
+)
+def test_format_us(duration_us: float, text: str) -> None:
+    """Durations are written in the unit that suits them; one that was not measured is unknown."""
+    assert format_us(duration_us) == text
+
+
+@pytest.mark.parametrize(("fraction", "text"), [(0.123, "12.3 %"), (0, "0.0 %"), (1, "100.0 %"), (-0.026, "-2.6 %")])
+def test_format_percent(fraction: float, text: str) -> None:
+    """Fractions are written as percentages with one decimal."""
+    assert format_percent(fraction) == text

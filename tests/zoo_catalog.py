@@ -1,0 +1,100 @@
+"""Every script of the zoo: how it is run, how its steps are cut, and what is excepted for which reason."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+ZOO = Path(__file__).parent / "zoo"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One script with its arguments.
+
+    Attributes:
+        script: File name in the zoo, without ``.py``.
+        arguments: Command-line arguments.
+        updates: Optimizer updates in one step; 0 where the script has no optimizer.
+        cut: What ends a step: an optimizer ``update``, an outermost module ``call`` (scripts that update by hand),
+            or nothing at all (``never``: the run is one window).
+        steps: The steps recorded whole when two are skipped and three recorded.
+        inexact: Why the peak cannot equal the one of another process to the byte; empty where it must.
+        unknown: Why more than 1 % of the bytes at the peak may be of unknown category; empty where they may not.
+        noise: Lines with this text on stderr are left out of the comparison; each has its reason in the catalog.
+    """
+
+    script: str
+    arguments: tuple[str, ...] = ()
+    updates: int = 1
+    cut: Literal["update", "call", "never"] = "update"
+    steps: tuple[int, ...] = (2, 3, 4)
+    inexact: str = ""
+    unknown: str = ""
+    noise: str = ""
+
+    @property
+    def name(self) -> str:
+        """The script with its arguments, as a test's name."""
+        return "-".join([self.script, *(argument.strip("-") for argument in self.arguments)])
+
+    @property
+    def path(self) -> Path:
+        """Where the script lies."""
+        return ZOO / f"{self.script}.py"
+
+
+CASES = (
+    # Plain supervised training
+    Case("depthwise_convnet"),
+    Case("gru_seq2seq"),
+    Case("mixture_of_experts"),
+    Case("packed_sequences"),
+    Case("siamese"),
+    Case("translation_transformer"),
+    Case("unet"),
+    Case("vae"),
+    Case("mnist"),
+    # The optimizer's side
+    Case("gradient_accumulation"),
+    Case("optimizer_variants", ("--kind", "fused")),
+    Case("optimizer_variants", ("--kind", "foreach")),
+    Case("optimizer_variants", ("--kind", "loop")),
+    Case("optimizer_in_backward", updates=6),
+    Case("scheduler_and_eval"),
+    Case("sparse_embedding", updates=2),
+    Case("time_sequence_lbfgs"),
+    Case("weight_averages"),
+    Case("parametrized_weights"),
+    Case("finetune"),
+    # Several models
+    Case("dcgan", updates=2),
+    Case("wgan", updates=6),
+    Case("two_models_in_turn", updates=2),
+    Case("actor_critic"),
+    Case("reinforce"),
+    # Autograd and dispatch
+    Case("activation_checkpointing"),
+    Case("activation_checkpointing", ("--use-reentrant",)),
+    Case("selective_checkpointing"),
+    Case("autocast_bf16"),
+    Case("custom_function"),
+    Case("gradient_penalty"),
+    Case("own_dispatch_mode"),
+    # The profiler of the script takes over in step 3. It warns of memory older than itself, unless the allocator
+    # knows of it, which it does once a recorder has been there.
+    Case("own_profiler", steps=(2, 4), noise="Memory block of unknown size was allocated before"),
+    Case("caught_errors"),
+    Case("compiled", ("--backend", "aot_eager")),
+    Case("compiled", ("--backend", "inductor")),
+    # Who calls what, and from where
+    Case("submodules_called"),
+    Case("dataloader_workers"),
+    Case("threaded_loader", inexact="how far the script's thread runs ahead differs from run to run"),
+    # Scripts without an optimizer
+    Case("manual_update", updates=0, cut="call"),
+    Case("word_language_model", updates=0, cut="call"),
+    Case("functional_training", updates=0, cut="never", inexact="one window: there are no steps to compare"),
+    Case("inference_only", updates=0, cut="never", inexact="one window: there are no steps to compare"),
+)
