@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from memprof.trace.manifest import Manifest
 from memprof.trace.schema import (
     NONE,
@@ -181,6 +183,15 @@ def make_tables(
         Memory: _table(Memory, rows.memory),
         AllocatorEvents: _table(AllocatorEvents, rows.events),
     }
+
+
+def assert_tables_equal(one: Table, other: Table) -> None:
+    """Asserts that two tables have the same columns, types and values."""
+    assert type(one) is type(other)
+    for column in one.columns():
+        values = getattr(other, column.name)
+        assert values.dtype == column.dtype
+        np.testing.assert_array_equal(getattr(one, column.name), values)
 
 
 def _table(kind: type[Table], rows: Sequence[Mapping[str, Any]]) -> Table:

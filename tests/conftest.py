@@ -5,10 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from memprof.trace.manifest import Manifest
 from memprof.trace.store import write_trace
 from tests.building import Op, Storage, Tables, make_tables
+
+# A busy machine is slow, not wrong.
+settings.register_profile("memprof", deadline=None)
+settings.load_profile("memprof")
 
 
 @pytest.fixture

@@ -107,7 +107,7 @@ def test_import_is_light() -> None:
 def test_record_is_imported_at_its_first_use() -> None:
     """`memprof.record` is the recorder of `launch.inline`, listed by `dir` before it is imported."""
     code = (
-        "import sys; import memprof; assert 'record' in dir(memprof); assert 'memprof.launch.inline' not in sys.modules; "
+        "import sys, memprof; assert 'record' in dir(memprof); assert 'memprof.launch.inline' not in sys.modules; "
         "record = memprof.record; import memprof.launch.inline as inline; assert record is inline.record"
     )
     _python(code)

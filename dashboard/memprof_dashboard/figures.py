@@ -12,7 +12,7 @@ from plotly import graph_objects as go
 from memprof.replay.live import live_bytes, live_bytes_by_category
 from memprof.trace.schema import NONE, Ints
 from memprof.trace.step import Step
-from memprof.units import format_bytes
+from memprof.units import format_bytes, parse_bytes
 
 #: Operators drawn at most. More points than a screen has columns cost time and show nothing.
 MOST_OPERATORS = 5_000
@@ -61,27 +61,31 @@ def memory_timeline(step: Step) -> go.Figure:
 
     Returns:
         The figure: one area for each category that holds anything, then the line of the total. x is the
-        operator's id within the step, y the allocated bytes in the binary unit that suits the peak; exact bytes are
-        in ``customdata``. A step without operators gives a figure that says so.
+        operator's id within the step (each stair begins at its operator; the last ends at the number of operators),
+        y the allocated bytes in the binary unit that suits the peak; exact bytes are in ``customdata``. A step
+        without operators gives a figure that says so.
     """
     total = live_bytes(step).during
     if not len(total):
         return _empty_figure(f"Step {step.number} has no recorded operators.")
-    drawn = choose_operators(total, MOST_OPERATORS)
+    chosen = choose_operators(total, MOST_OPERATORS)
+    # The last operator once more, where it ends: its stair has a width too.
+    drawn, x = np.append(chosen, len(total) - 1), np.append(chosen, len(total))
     # Dividing by a power of two is exact, so the areas still sum to the total after it.
     unit = format_bytes(int(total.max())).rpartition(" ")[2]
-    unit_bytes = 1024 ** ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB").index(unit)
+    unit_bytes = parse_bytes(f"1 {unit}")
     figure = go.Figure()
     by_category = live_bytes_by_category(step)
-    for category in [*FILLS, *(by_category.keys() - FILLS.keys())]:
+    for category in [*FILLS, *sorted(by_category.keys() - FILLS.keys())]:
         if category in by_category and by_category[category].any():
-            figure.add_trace(_area(_fill(category), drawn, by_category[category][drawn], unit, unit_bytes))
-    figure.add_trace(_total_line(step, drawn, total[drawn], unit, unit_bytes))
+            figure.add_trace(_area(_fill(category), x, by_category[category][drawn], unit, unit_bytes))
+    described = [_describe(step, op_id) for op_id in drawn.tolist()]
+    figure.add_trace(_total_line(described, x, total[drawn], unit, unit_bytes))
     _mark_peak(figure, step, int(np.argmax(total)), int(total.max()), unit_bytes)
-    shown = f"{len(drawn):,} of {len(total):,} operators: the lowest and the highest of each stretch"
+    shown = f"{len(chosen):,} of {len(total):,} operators: the lowest and the highest of each stretch"
     figure.update_layout(
         title={"text": f"Step {step.number}: allocated bytes by category"},
-        xaxis={"title": {"text": "operator" if len(drawn) == len(total) else f"operator ({shown})"}},
+        xaxis={"title": {"text": "operator" if len(chosen) == len(total) else f"operator ({shown})"}},
         yaxis={"title": {"text": unit}, "rangemode": "tozero"},
         hovermode="x unified",
         legend={"traceorder": "reversed"},
@@ -117,9 +121,9 @@ def _fill(category: str) -> Fill:
     return FILLS.get(category, Fill(html.escape(category), unknown.colour, unknown.pattern))
 
 
-def _area(fill: Fill, drawn: Ints, alive: Ints, unit: str, unit_bytes: int) -> go.Scatter:
+def _area(fill: Fill, x: Ints, alive: Ints, unit: str, unit_bytes: int) -> go.Scatter:
     return go.Scatter(
-        x=drawn,
+        x=x,
         y=alive / unit_bytes,
         customdata=alive.astype(np.float64),  # 64-bit integers would travel as lists
         name=fill.label,
@@ -132,12 +136,12 @@ def _area(fill: Fill, drawn: Ints, alive: Ints, unit: str, unit_bytes: int) -> g
     )
 
 
-def _total_line(step: Step, drawn: Ints, total: Ints, unit: str, unit_bytes: int) -> go.Scatter:
+def _total_line(described: list[str], x: Ints, total: Ints, unit: str, unit_bytes: int) -> go.Scatter:
     return go.Scatter(
-        x=drawn,
+        x=x,
         y=total / unit_bytes,
         customdata=total.astype(np.float64),
-        text=[_describe(step, op_id) for op_id in drawn.tolist()],
+        text=described,
         name="total",
         mode="lines",
         line={"width": 1.5, "color": "#222222", "shape": "hv"},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -115,18 +115,17 @@ def by_op(holding: Holding) -> Breakdown[str]:
     return _split(holding, keys, names[holding.op_id])
 
 
-def by_stack(holding: Holding) -> Breakdown[int]:
-    """Splits by the Python stack that made the memory (of a backward operator: that of its forward operator)."""
-    stacks = np.append(holding.step.ops.stack_id, NONE)
-    keys = [_or_none(stack) for stack in stacks[holding.makers].tolist()]
-    return _split(holding, keys, _or_none(int(stacks[holding.op_id])))
+def by_stack(holding: Holding, sources: Sources) -> Breakdown[tuple[SourceLine, ...]]:
+    """Splits by the user's frames, innermost first, of the Python stack that made the memory.
+
+    The stack of a backward operator is that of its forward operator.
+    """
+    return _merge(_by_stack_id(holding), lambda stack_id: sources.user_frames[stack_id] or None)
 
 
 def by_source(holding: Holding, sources: Sources) -> Breakdown[SourceLine]:
     """Splits by the line of the user's code that made the memory."""
-    stacks = np.append(holding.step.ops.stack_id, NONE)
-    keys = [sources.of_stack(stack) for stack in stacks[holding.makers].tolist()]
-    return _split(holding, keys, sources.of_stack(int(stacks[holding.op_id])))
+    return _merge(_by_stack_id(holding), sources.of_stack)
 
 
 def by_phase(holding: Holding) -> Breakdown[str]:
@@ -148,6 +147,19 @@ def split_bytes(keys: Sequence[K | None], sizes: Sequence[int]) -> Breakdown[K]:
         sizes: Its bytes.
     """
     return _sum_parts(list(zip(keys, sizes, [1] * len(sizes), strict=True)))
+
+
+def _by_stack_id(holding: Holding) -> Breakdown[int]:
+    stacks = np.append(holding.step.ops.stack_id, NONE)
+    keys = [_or_none(stack) for stack in stacks[holding.makers].tolist()]
+    return _split(holding, keys, _or_none(int(stacks[holding.op_id])))
+
+
+def _merge(split: Breakdown[int], key_of: Callable[[int], K | None]) -> Breakdown[K]:
+    """Joins parts whose ids stand for the same key; there are far fewer of them than storages."""
+    return _sum_parts(
+        [(None if part.key is None else key_of(part.key), part.bytes, part.storages) for part in split.parts]
+    )
 
 
 def _split(holding: Holding, keys: Sequence[K | None], workspace_key: K | None) -> Breakdown[K]:

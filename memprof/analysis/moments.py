@@ -36,6 +36,12 @@ class Moment:
     source: SourceLine | None
     allocated_bytes: int
 
+    def describe(self) -> str:
+        """Says what runs: ``backward of layers.3.mlp (aten.mm.default), model.py:57``."""
+        module = "" if self.module_title is None else f" of {self.module_title}"
+        source = "" if self.source is None else f", {self.source.place}"
+        return f"{self.phase}{module} ({self.op}){source}"
+
 
 @dataclass(frozen=True)
 class CategoryMaximum:

@@ -44,13 +44,8 @@ def write_notes(manifest: Manifest, steps: Steps, step: Step) -> tuple[Note, ...
     if not steps.is_complete[row]:
         warnings.append(f"step {step.number} is not complete: the recording ends inside it.")
     notes = []
-    if steps.optimizer_updates[row] > 1:
-        notes.append(
-            f"a step is one round trip of the job's {steps.optimizer_updates[row]} optimizer updates; the peak is of "
-            "the whole round."
-        )
     if steps.micro_batches[row] > 1:
-        notes.append(f"a step accumulates gradients over {steps.micro_batches[row]} micro-batches.")
+        notes.append(f"a step runs {steps.micro_batches[row]} rounds of forward and backward.")
     notes += [f"not seen by {manifest.backend.name}: {_short(text)}" for text in manifest.backend.blind_spots]
     notes += manifest.notes
     return (*(Note(text, is_warning=True) for text in warnings), *(Note(text, is_warning=False) for text in notes))

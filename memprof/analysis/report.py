@@ -86,7 +86,7 @@ class MomentSplit:
         by_module: By node of ``Report.tree``, without children.
         by_op: By the operator that made it.
         by_source: By the user's line of code that made it.
-        by_stack: By the Python stack that made it.
+        by_stack: By the user's frames, innermost first, of the Python stack that made it.
         by_phase: By the phase in which it was made.
     """
 
@@ -96,7 +96,7 @@ class MomentSplit:
     by_module: Breakdown[int]
     by_op: Breakdown[str]
     by_source: Breakdown[SourceLine]
-    by_stack: Breakdown[int]
+    by_stack: Breakdown[tuple[SourceLine, ...]]
     by_phase: Breakdown[str]
 
 
@@ -223,7 +223,7 @@ def _split_moment(step: Step, tree: ModuleTree, sources: Sources, op_id: int) ->
         by_module=by_module(holding, tree),
         by_op=by_op(holding),
         by_source=by_source(holding, sources),
-        by_stack=by_stack(holding),
+        by_stack=by_stack(holding, sources),
         by_phase=by_phase(holding),
     )
 

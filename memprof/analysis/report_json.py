@@ -127,7 +127,7 @@ def _split(report: Report, split: MomentSplit, largest: int) -> Json:
         ],
         "by_stack": [
             {
-                "frames": [] if part.key is None else report.sources.frames[part.key].splitlines(),
+                "frames": [f"{line.file}:{line.line}:{line.function}" for line in part.key or ()],
                 "bytes": part.bytes,
                 "storages": part.storages,
             }

@@ -44,15 +44,15 @@ def bytes_by_node(breakdown: Breakdown[int], tree: ModuleTree) -> tuple[Ints, in
 
 
 def choose_rows(breakdown: Breakdown[int], tree: ModuleTree, limit: int) -> tuple[TreeRow, ...]:
-    """Chooses rows by opening the largest module again and again, as long as its children fit.
+    """Chooses the modules with the most bytes; those cut out are summed in one row below their parent.
 
-    The rows of depth 0 sum to the whole, and those right below an opened module, with its own bytes, to its bytes.
-    Siblings that do not fit are summed in one row.
+    The rows of depth 0 sum to the whole, and the rows right below a module, with its own bytes, to its bytes
+    (unless none of its children is shown).
 
     Args:
         breakdown: Bytes by node, without children.
         tree: The tree of the nodes.
-        limit: Rows at most; the outermost modules are shown whatever it is.
+        limit: Rows at most; the largest root is shown whatever it is.
     """
     own, outside = bytes_by_node(breakdown, tree)
     total = tree.with_children(own)
@@ -60,36 +60,43 @@ def choose_rows(breakdown: Breakdown[int], tree: ModuleTree, limit: int) -> tupl
     for node in np.argsort(-total, kind="stable").tolist():
         if total[node] or own[node]:
             children.setdefault(int(tree.parent[node]), []).append(node)
-    roots = children.get(NONE, [])
-    opened: dict[int, int] = {NONE: len(roots)}  # node -> how many of its children are shown by themselves
-    room = limit - len(roots) - bool(outside)
-    queue = [(-int(total[node]), node) for node in roots]
-    heapq.heapify(queue)
-    while queue and room > 0:
-        _, node = heapq.heappop(queue)
-        below = children.get(node, [])
-        # One row is left for the sum of the others; that alone would say nothing.
-        shown = len(below) if len(below) <= room else room - 1
-        if shown <= 0:
-            continue
-        opened[node] = shown
-        room -= shown + (shown < len(below))
-        for child in below[:shown]:
-            heapq.heappush(queue, (-int(total[child]), child))
-    rows = _write_rows(NONE, 0, opened, children, total, own)
+    shown = _most_bytes(children, total, limit - bool(outside))
+    rows = _write_rows(NONE, 0, shown, children, total, own)
     return (*rows, TreeRow(None, 0, outside, outside)) if outside else tuple(rows)
 
 
+def _most_bytes(children: dict[int, list[int]], total: Ints, limit: int) -> dict[int, int]:
+    """Returns how many children of each node are shown, the largest ones, such that all rows are within the limit."""
+    shown: dict[int, int] = {}
+    rows = 0
+    queue = [(0, NONE)] if NONE in children else []  # parents by their largest child that is not shown yet
+    while queue:
+        _, parent = heapq.heappop(queue)
+        first, hidden = parent not in shown, len(children[parent]) - shown.get(parent, 0)
+        # The first child brings a row for its siblings along; the last one takes the place of that row.
+        more = 1 + (first and hidden > 1) - (not first and hidden == 1)
+        if rows + more > limit and rows:
+            continue
+        rows += more
+        node = children[parent][shown.get(parent, 0)]
+        shown[parent] = shown.get(parent, 0) + 1
+        if hidden > 1:
+            heapq.heappush(queue, (-int(total[children[parent][shown[parent]]]), parent))
+        if node in children:
+            heapq.heappush(queue, (-int(total[children[node][0]]), node))
+    return shown
+
+
 def _write_rows(
-    above: int, depth: int, opened: dict[int, int], children: dict[int, list[int]], total: Ints, own: Ints
+    above: int, depth: int, shown: dict[int, int], children: dict[int, list[int]], total: Ints, own: Ints
 ) -> list[TreeRow]:
-    if above not in opened:
+    if above not in shown:
         return []
     rows = []
-    for node in children[above][: opened[above]] if above in children else []:
+    for node in children[above][: shown[above]]:
         rows.append(TreeRow(node, depth, int(total[node]), int(own[node])))
-        rows += _write_rows(node, depth + 1, opened, children, total, own)
-    rest = children.get(above, [])[opened[above] :]
+        rows += _write_rows(node, depth + 1, shown, children, total, own)
+    rest = children[above][shown[above] :]
     if rest:
         rows.append(TreeRow(None, depth, int(total[rest].sum()), int(own[rest].sum()), cut=len(rest)))
     return rows

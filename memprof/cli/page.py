@@ -46,11 +46,12 @@ class Page:
         """Adds a line or a table."""
         self._parts.append(part)
 
-    def add_section(self, title: str, table: Table, remark: str = "") -> None:
-        """Adds a table under its title, unless it has no rows."""
-        if table.row_count:
+    def add_section(self, title: str, table: Table, remark: str = "", even_if_empty: bool = False) -> None:
+        """Adds a table under its title; nothing where it has no rows, unless the remark says enough by itself."""
+        if table.row_count or even_if_empty:
             self.add("")
             self.add(Text.assemble((printable(title), "bold"), (f"  {printable(remark)}" if remark else "", "dim")))
+        if table.row_count:
             self.add(table)
 
     def render(self) -> str:

@@ -43,13 +43,9 @@ Examples:
     help="Show what is alive while this operator runs; operators are counted from 0 in the step.  [default: peak]",
 )
 @click.option("--by", "table", type=click.Choice(_TABLES), help="Show this table alone, with more rows.")
-@click.option(
-    "--step", "step_number", type=click.IntRange(min=0), metavar="N", help="Report on this step, not the steady one."
-)
-@click.option("--rank", type=click.IntRange(min=0), metavar="N", help="Report on this rank, not the fullest.")
-@click.option(
-    "--top", type=click.IntRange(min=1), metavar="N", help="Rows per table; what is cut is summed in a last row."
-)
+@click.option("--step", "step_number", type=click.IntRange(min=0), metavar="N", help="Report on this step.")
+@click.option("--rank", type=click.IntRange(min=0), metavar="N", help="Report on this rank.")
+@click.option("--top", type=click.IntRange(min=1), metavar="N", help="Rows per table; the rest is summed in one.")
 @click.option("--json", "is_json", is_flag=True, help="Print everything as JSON: bytes, microseconds, stable keys.")
 def report(
     trace: str,

@@ -6,7 +6,6 @@ import shlex
 
 from rich.text import Text
 
-from memprof.analysis.moments import Moment
 from memprof.analysis.report import MomentSplit, Report
 from memprof.cli import report_tables as tables
 from memprof.cli.page import Page, printable
@@ -25,7 +24,7 @@ _PLURALS = {
     "unknown": "of unknown use",
 }
 _ROWS = 6
-_TREE_ROWS = 10
+_TREE_ROWS = 12
 _ROWS_ALONE = 30
 
 
@@ -47,10 +46,12 @@ def fill_page(page: Page, report: Report, trace: str, table: str | None, top: in
         page.add(Text(_describe_shown(report, report.at_moment)))
     if table is None:
         page.add(Text(_facts(report), style="dim"))
-        for note in report.notes:
-            if not note.is_warning:
-                page.add(Text(f"note: {printable(note.text)}", style="dim"))
         _add_all(page, report, top)
+        remarks = [note for note in report.notes if not note.is_warning]
+        if remarks:
+            page.add("")
+        for note in remarks:
+            page.add(Text(f"note: {printable(note.text)}", style="dim"))
     else:
         _add_one(page, report, table, top or _ROWS_ALONE)
     page.add("")
@@ -68,21 +69,15 @@ def verdict(report: Report) -> str:
         share = f"; {100 * parts[0].bytes / whole:.0f} % {printable(name)}"
     rank = f" of rank {report.rank}" if report.ranks else ""
     size = format_bytes(peak.allocated_bytes)
-    return f"peak {size} allocated in step {peak.step}{rank}, {_where(peak)}{share}"
-
-
-def _where(moment: Moment) -> str:
-    """Says what runs at a moment: ``backward of layers.3.mlp (aten.mm.default), model.py:57``."""
-    module = f" of {moment.module_title}" if moment.module_title is not None else ""
-    source = f", {moment.source.place}" if moment.source else ""
-    return printable(f"{moment.phase}{module} ({moment.op}){source}")
+    return f"peak {size} allocated in step {peak.step}{rank}, {printable(peak.describe())}{share}"
 
 
 def _describe_shown(report: Report, split: MomentSplit) -> str:
     moment = split.moment
     peak = report.at_peak.moment.allocated_bytes
     share = f" ({format_percent(moment.allocated_bytes / peak)} of the peak)" if peak else ""
-    return f"shown: {format_bytes(moment.allocated_bytes)}{share} at operator {moment.op_id}, {_where(moment)}"
+    size = format_bytes(moment.allocated_bytes)
+    return f"shown: {size}{share} at operator {moment.op_id}, {printable(moment.describe())}"
 
 
 def _facts(report: Report) -> str:
@@ -90,7 +85,7 @@ def _facts(report: Report) -> str:
     seen = [step for step in report.steps if step.peak is not None]
     recorded = [str(step.step) for step in seen if step.kind == "recorded"] or [str(step.step) for step in seen]
     facts = [
-        manifest.target,
+        manifest.target.rsplit("/", 1)[-1],
         f"torch {manifest.torch_version}" if manifest.torch_version else "",
         manifest.machine.device_name,
         f"step{'s' if len(recorded) > 1 else ''} {', '.join(recorded)} recorded",
@@ -134,7 +129,7 @@ def _add_one(page: Page, report: Report, table: str, rows: int) -> None:
     elif table == "source":
         page.add_section(f"Alive {when}, by source line that made it", tables.source_lines(shown, rows))
     elif table == "stack":
-        page.add_section(f"Alive {when}, by Python stack that made it", tables.stacks(report, shown, rows))
+        page.add_section(f"Alive {when}, by Python stack that made it", tables.stacks(shown, rows))
     elif table == "phase":
         page.add_section(f"Alive {when}, by phase in which it was made", tables.phases(shown))
         page.add_section("Fullest moment of each phase", tables.phase_peaks(report))
@@ -150,20 +145,23 @@ def _add_saved(page: Page, report: Report, rows: int) -> None:
 
 
 def _add_recompute(page: Page, report: Report, rows: int) -> None:
-    done = f"; {format_us(report.recomputed_us)} of it in the step already" if report.recomputed_us else ""
-    remark = f"best first; rows may lie inside one another{done}"
-    page.add_section("Recompute instead of saving", tables.recompute(report, rows), remark)
+    table = tables.recompute(report, rows)
+    remarks = ["best first; rows may lie inside one another"] if table.row_count else []
+    if report.recomputed_us:
+        remarks.append(f"{format_us(report.recomputed_us)} of it in the step already")
+    page.add_section("Recompute instead of saving", table, "; ".join(remarks), even_if_empty=bool(remarks))
 
 
 def _next_commands(report: Report, trace: str, table: str | None) -> list[tuple[str, str]]:
     command = f"memprof report {shlex.quote(trace)}"
-    forward = next((moment for moment in report.phase_peaks if moment.phase == "forward"), report.at_peak.moment)
+    others = [moment for moment in report.phase_peaks if moment.op_id != report.at_peak.moment.op_id]
+    other = max(others, key=lambda moment: moment.allocated_bytes, default=report.at_peak.moment)
     if report.at_moment is not None:
         return [(f"{command} --step {report.step.number}", "the peak of this step")]
     if table is None:
         return [
             (f"{command} --by module", "every layer by itself"),
-            (f"{command} --at {forward.step}:{forward.op_id}", "what is alive at another moment"),
+            (f"{command} --at {other.step}:{other.op_id}", "what is alive at another moment"),
         ]
     if table == "storage":
         return [(f"{command} --by stack", "the Python stacks behind these")]

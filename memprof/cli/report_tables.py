@@ -18,6 +18,7 @@ from memprof.cli.page import TailCell, cell, make_table, printable
 from memprof.units import format_bytes, format_percent, format_us
 
 _BEFORE = "(alive before the step)"
+_NOWHERE = "(before, or no stack)"
 _OUTSIDE = "(outside any module)"
 _COLOURS = {
     "parameter": "blue",
@@ -96,9 +97,7 @@ def operators(shown: MomentSplit, limit: int) -> Table:
 
 def source_lines(shown: MomentSplit, limit: int) -> Table:
     """Draws bytes by the line of the user's code that made them."""
-    return _flat(
-        shown.by_source, limit, ("line", "function"), lambda line: (line.place, line.function), "(before, or no stack)"
-    )
+    return _flat(shown.by_source, limit, ("line", "function"), lambda line: (line.place, line.function), _NOWHERE)
 
 
 def phases(shown: MomentSplit) -> Table:
@@ -106,18 +105,16 @@ def phases(shown: MomentSplit) -> Table:
     return _flat(shown.by_phase, len(shown.by_phase.parts), ("made in",), lambda phase: (phase,), _BEFORE)
 
 
-def stacks(report: Report, shown: MomentSplit, limit: int) -> Table:
-    """Draws bytes by the Python stack that made them, with the innermost frames of the user's code."""
+def stacks(shown: MomentSplit, limit: int) -> Table:
+    """Draws bytes by the Python stack that made them: the user's innermost frames of it."""
     parts, rest, cut = shown.by_stack.top(limit)
     table = make_table(">bytes", ">share", ">storages", "frames, innermost first")
     for part in parts:
-        lines = ["(before the step, or no stack)"]
-        if part.key is not None:
-            frames = report.sources.user_frames(part.key)
-            lines = [f"{frame.place} {frame.function}" for frame in frames[:_FRAMES_SHOWN]]
-            if len(frames) > _FRAMES_SHOWN:
-                lines.append(f"... {len(frames) - _FRAMES_SHOWN} more")
-        for number, line in enumerate(lines):
+        frames = part.key or ()
+        lines = [f"{frame.place} {frame.function}" for frame in frames[:_FRAMES_SHOWN]]
+        if len(frames) > _FRAMES_SHOWN:
+            lines.append(f"... {len(frames) - _FRAMES_SHOWN} more")
+        for number, line in enumerate(lines or [_NOWHERE]):
             figures = _figures(part, shown.by_stack.total_bytes) if number == 0 else ("", "", "")
             table.add_row(*figures, cell(line, "dim" if number else ""))
     if rest is not None:
@@ -149,13 +146,14 @@ def largest(report: Report, holding: Holding, limit: int) -> Table:
 
 def recompute(report: Report, limit: int) -> Table:
     """Draws what running a module's forward again would cost beside what it would free, best first."""
-    table = make_table("module", ">frees", ">costs", ">of the step", ">floating point", ">frees per us")
+    table = make_table("module", ">frees", ">costs", ">of step", ">work", ">frees per us")
     worth = _WORTH_A_ROW * report.saved_summary.by_module.total_bytes
     costs = [cost for cost in report.recompute if cost.freed_bytes >= worth]
     for cost in costs[:limit]:
         is_known = math.isfinite(cost.bytes_per_us)
+        count = report.tree.counts[cost.node]
         table.add_row(
-            _module_cell("", report.tree.title(cost.node), report.tree, cost.node),
+            TailCell(report.tree.title(cost.node) + (f" x{count}" if count > 1 else "")),
             format_bytes(cost.freed_bytes),
             format_us(cost.time_us),
             _share(cost.time_us, report.step.duration_us) if is_known else "",

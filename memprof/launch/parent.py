@@ -97,18 +97,16 @@ def _start_error(target: Target, error: OSError) -> MemprofError:
 
 
 def _pack(spool: Path, output: Path, target: Target, returncode: int) -> Verdict:
-    # Only now: the parent stays small while the job may need the memory.
-    from memprof.trace.pack import pack_spool
-
     try:
+        if not any(spool.glob("process-*/")):
+            return _discard(spool, output, target, returncode)
         write_exit(spool, returncode)
+        # Only now: the parent stays small while the job may need the memory.
+        from memprof.trace.pack import pack_spool
+
         return describe_recording(pack_spool(spool, output), target.name)
     except BadInputError:
-        verdict = describe_nothing(spool, target.name, returncode)
-        # With -f an older file may be there. Kept, it would pass for this run's.
-        output.unlink(missing_ok=True)
-        shutil.rmtree(spool, ignore_errors=True)
-        return verdict
+        return _discard(spool, output, target, returncode)
     except MemprofError as error:
         return Verdict(str(error))
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - the job's own exit status must survive our faults
@@ -119,6 +117,14 @@ def _pack(spool: Path, output: Path, target: Target, returncode: int) -> Verdict
             f"the recording could not be packed ({fault}). It is safe in {spool}, which opens like a trace.",
             f"memprof report {spool}",
         )
+
+
+def _discard(spool: Path, output: Path, target: Target, returncode: int) -> Verdict:
+    verdict = describe_nothing(spool, target.name, returncode)
+    # With -f an older file may be there. Kept, it would pass for this run's.
+    output.unlink(missing_ok=True)
+    shutil.rmtree(spool, ignore_errors=True)
+    return verdict
 
 
 def _say(text: str) -> None:

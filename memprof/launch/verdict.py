@@ -48,14 +48,14 @@ def describe_recording(result: PackResult, target: str) -> Verdict:
     traces = [trace.rank_trace(rank) for rank in trace.ranks]
     size = format_bytes(result.path.stat().st_size)
     steps = f"{result.steps_recorded} step{'' if result.steps_recorded == 1 else 's'}"
-    what = steps if result.steps_recorded else "the warm-up, but no step after it,"
+    what = steps if result.steps_recorded else "only the warm-up"
     of_ranks = f" in {len(traces)} processes" if len(traces) > 1 else ""
     try:
         peak = max((_find_peak(rank) for rank in traces), key=lambda moment: moment.allocated_bytes)
-        finding = f", peak {_describe_peak(peak)}"
+        finding = f": peak {_describe_peak(peak)}"
     except BadInputError:
-        finding = ", without a single operator"
-    sentence = f"recorded {what} of {target}{of_ranks}{finding} ({result.path}, {size})."
+        finding = " without a single operator"
+    sentence = f"recorded {what} of {target}{of_ranks}{finding}. {result.path} holds {size}."
     ends = [text for rank in traces if (text := _describe_end(rank.manifest.capture))]
     return Verdict(" ".join([sentence, *ends[:1]]), f"memprof report {shlex.quote(str(result.path))}")
 
@@ -91,8 +91,8 @@ def _why_nothing(spool: Path, target: str) -> str:
             return f"the recorder could not start in {target}: {message}"
     if not (spool / "python-started").exists():
         return (
-            f"no Python of {target} took the recorder in. "
-            "Python leaves it out under -I, -E and -S, and in an environment that was cleared"
+            f"{target} ran in no Python that takes the recorder in. "
+            "python -I, -E and -S leave it out, and so does a cleared environment"
         )
     if not (spool / "torch-imported").exists():
         return f"{target} never imported torch"
@@ -112,10 +112,9 @@ def _find_peak(trace: object) -> Moment:
 
 
 def _describe_peak(peak: Moment) -> str:
-    phase = "" if peak.phase == "other" else f"{peak.phase} of "
-    where = peak.module_title or peak.op
-    source = f" at {peak.source.place}" if peak.source else ""
-    return f"{format_bytes(peak.allocated_bytes)} in step {peak.step}, {phase}{where}{source}"
+    module = f" of {peak.module_title}" if peak.module_title is not None else ""
+    source = f", {peak.source.place}" if peak.source else ""
+    return f"{format_bytes(peak.allocated_bytes)} in step {peak.step}, {peak.phase}{module} ({peak.op}){source}"
 
 
 def _describe_end(capture: Capture) -> str:

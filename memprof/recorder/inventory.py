@@ -32,7 +32,8 @@ def owned_span(tensor: torch.Tensor) -> tuple[int, int]:
     """
     try:
         storage = tensor.untyped_storage()
-        return (storage.data_ptr(), storage.nbytes()) if storage.resizable() and storage.nbytes() else (0, 0)
+        is_foreign = not storage.resizable() or (storage.device.type == "cpu" and storage.is_shared())
+        return (0, 0) if is_foreign or not storage.nbytes() else (storage.data_ptr(), storage.nbytes())
     except (NotImplementedError, RuntimeError):
         return 0, 0
 

@@ -99,7 +99,9 @@ class NativeEvents:
         """Starts hearing; returns False when the job's own profiler is running, which must not be disturbed."""
         if _autograd._profiler_enabled():
             return False
-        start_profiler(_profiler.RecordScope.USER_SCOPE, profile_memory=True)
+        # A scope that no training job enters: a session must never end inside a scope that it has seen begin, since
+        # leaving that scope then writes to the session's freed memory. Every optimizer hook runs inside one.
+        start_profiler(_profiler.RecordScope.LITE_INTERPRETER, profile_memory=True)
         self.is_running = True
         return True
 
@@ -140,14 +142,8 @@ def start_profiler(scope: Any, *, profile_memory: bool) -> None:
 
 def allocations(result: Any) -> list[Any]:
     """Lists the CPU memory events of a profiler result in the order they happened."""
-    found = []
-    pending = list(result.experimental_event_tree())[::-1]
-    while pending:
-        event = pending.pop()
-        if event.tag.name == _ALLOCATION:
-            if event.extra_fields.device.type == "cpu":
-                found.append(event)
-        else:
-            pending.extend(event.children[::-1])
-    found.sort(key=lambda event: event.start_time_ns)  # stable: events of one moment keep their order
-    return found
+    return [
+        event
+        for event in result.experimental_event_tree()
+        if event.tag.name == _ALLOCATION and event.extra_fields.device.type == "cpu"
+    ]

@@ -34,6 +34,7 @@ _sequence_number = torch._C._autograd._get_sequence_nr
 _is_grad_enabled = torch.is_grad_enabled
 _Tensor = torch.Tensor
 _Parameter = torch.nn.Parameter
+_LISTS = (list, tuple)
 _ACCUMULATE = 2**63  # AccumulateGrad nodes carry the largest number there is
 
 
@@ -76,6 +77,10 @@ class OperatorMode(TorchDispatchMode):
 
     It lies at the bottom of the stack, below any mode of the user's, so that theirs are entered and left as if it
     were not there. Operators on tensor subclasses are declined; it sees the plain operators they come down to.
+
+    Attributes:
+        on_output: Told of every output tensor and the moment, where the event source needs it; else None.
+        is_on: Whether it logs.
     """
 
     def __init__(
@@ -84,7 +89,6 @@ class OperatorMode(TorchDispatchMode):
         progress: Progress,
         stacks: StackTable,
         registry: ModuleRegistry,
-        on_output: Callable[[torch.Tensor, int], None] | None,
         after_operator: Callable[[int, bool], None],
         on_fault: Callable[[BaseException], None],
         on_operator_error: Callable[[BaseException], None],
@@ -96,7 +100,6 @@ class OperatorMode(TorchDispatchMode):
             progress: Where in the step the job is.
             stacks: Numbers Python stacks.
             registry: Numbers modules.
-            on_output: Told of every output tensor and the moment, where the event source needs it.
             after_operator: Called with the time and whether backward is running, after each operator.
             on_fault: Told when logging itself failed; the job goes on.
             on_operator_error: Told when an operator of the job raised, before the error goes on.
@@ -106,7 +109,7 @@ class OperatorMode(TorchDispatchMode):
         self._progress = progress
         self._stacks = stacks
         self._registry = registry
-        self._on_output = on_output
+        self.on_output: Callable[[torch.Tensor, int], None] | None = None
         self._after_operator = after_operator
         self._on_fault = on_fault
         self._on_operator_error = on_operator_error
@@ -199,42 +202,44 @@ class OperatorMode(TorchDispatchMode):
         mutated = operator.mutated
         for position, value in enumerate(args):
             if isinstance(value, _Tensor):
-                role = MUTATE if position in mutated else READ
-                size = value.nbytes
-                touches.extend((op, _address(value), size, role, -1))
+                address, size = _span(value)
                 read_bytes += size
-                if role == MUTATE:
+                if position in mutated:
                     written_bytes += size
-            elif type(value) in (list, tuple):
-                role = MUTATE if position in mutated else READ
+                    touches.extend((op, address, size, MUTATE, -1))
+                else:
+                    touches.extend((op, address, size, READ, -1))
+            elif type(value) in _LISTS:
                 for item in value:
                     if isinstance(item, _Tensor):
-                        size = item.nbytes
-                        touches.extend((op, _address(item), size, role, -1))
+                        address, size = _span(item)
                         read_bytes += size
-                        if role == MUTATE:
+                        if position in mutated:
                             written_bytes += size
+                            touches.extend((op, address, size, MUTATE, -1))
+                        else:
+                            touches.extend((op, address, size, READ, -1))
         if kwargs:
             for key, value in kwargs.items():
-                role = MUTATE if key in operator.mutated_keywords else READ
-                for item in value if type(value) in (list, tuple) else (value,):
+                for item in value if type(value) in _LISTS else (value,):
                     if isinstance(item, _Tensor):
-                        size = item.nbytes
-                        touches.extend((op, _address(item), size, role, -1))
+                        address, size = _span(item)
                         read_bytes += size
-                        if role == MUTATE:
+                        if key in operator.mutated_keywords:
                             written_bytes += size
+                            touches.extend((op, address, size, MUTATE, -1))
+                        else:
+                            touches.extend((op, address, size, READ, -1))
         # Outputs. A view's base is an input already; an in-place result is one, too.
-        if not flags & (FLAG_VIEW | FLAG_MUTATES):
+        makes_new = not flags & (FLAG_VIEW | FLAG_MUTATES)
+        if makes_new or self.on_output is not None:
             for item in (result,) if isinstance(result, _Tensor) else _flat(result):
-                size = item.nbytes
-                touches.extend((op, _address(item), size, WRITE, self.tensor_number(item)))
-                written_bytes += size
-                if self._on_output is not None:
-                    self._on_output(item, end_ns)
-        elif self._on_output is not None:
-            for item in (result,) if isinstance(result, _Tensor) else _flat(result):
-                self._on_output(item, end_ns)  # an operator that resizes its input made new memory
+                if makes_new:
+                    address, size = _span(item)
+                    touches.extend((op, address, size, WRITE, self.tensor_number(item)))
+                    written_bytes += size
+                if self.on_output is not None:
+                    self.on_output(item, end_ns)  # even of an operator in place: it may have resized its input
         flops = self._count_flops(operator, func, args, kwargs, result) if operator.flop_formula is not None else 0
         log.operators.extend(
             (
@@ -308,11 +313,12 @@ def _pop_all() -> list[Any]:
     return users
 
 
-def _address(tensor: torch.Tensor) -> int:
+def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    """Returns the address of a tensor's storage, and the tensor's own bytes; (0, 0) where it has no storage."""
     try:
-        return tensor.untyped_storage().data_ptr()
+        return tensor.untyped_storage().data_ptr(), tensor.nbytes
     except (NotImplementedError, RuntimeError):
-        return 0  # sparse, opaque and meta tensors have no storage of their own
+        return 0, 0  # sparse, opaque and meta tensors
 
 
 def _flat(value: Any) -> list[torch.Tensor]:

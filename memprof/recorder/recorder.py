@@ -127,6 +127,8 @@ class Recorder:
         try:
             if self._watch is not None and not self.is_closed:
                 self._close(reason)
+            if self.failure:
+                self._drop_sessions()
             self._remove()
         except BaseException as error:  # noqa: BLE001 - nothing in here may reach the job
             self._fail(error)
@@ -263,8 +265,7 @@ class Recorder:
         self._source: NativeEvents | StorageWatch = self._native
         self._times = OperatorTimes(log)
         self._mode = OperatorMode(
-            log, self._progress, self._stacks, self._registry, self._see_output, self._after_operator,
-            self._fail, self._on_operator_error,
+            log, self._progress, self._stacks, self._registry, self._after_operator, self._fail, self._on_operator_error,
         )
         self._inventory = Inventory(log, self._registry, self._mode.tensor_number)
         for optimizer in live_objects(torch.optim.Optimizer):
@@ -346,6 +347,7 @@ class Recorder:
         self._source = self._native
         if not (self._native.is_available() and self._table.is_available and self._native.start()):
             self._source = self._storages
+        self._mode.on_output = self._storages.watch if self._source is self._storages else None
         needs_watch = self._is_late or self._source is self._storages
         if needs_watch:
             self._storages.start()
@@ -360,10 +362,6 @@ class Recorder:
             self._is_epoch_open = False
             self._source.stop()
             self._storages.stop()
-
-    def _see_output(self, tensor: torch.Tensor, moment_ns: int) -> None:
-        if self._source is self._storages:
-            self._storages.watch(tensor, moment_ns)
 
     def _open_call(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OpenCall:
         progress = self._progress
@@ -436,6 +434,7 @@ class Recorder:
         try:
             if began:
                 self._mode.is_on = False
+                self._drop_sessions()
                 self._log.close([("faults", self.failure)])
             else:
                 self._folder.parent.mkdir(parents=True, exist_ok=True)
@@ -449,6 +448,13 @@ class Recorder:
         if self._stops_job and not self.failure:
             self._stops_job = False
             raise SystemExit(0)
+
+    def _drop_sessions(self) -> None:
+        """Ends profiler sessions of a recording given up; inside backward they wait for the end of the process."""
+        if self._watch is not None and self._is_mine() and torch._C._current_graph_task_id() == -1:
+            self._mode.pull()
+            self._source.abandon()
+            self._times.abandon()
 
     def _is_mine(self) -> bool:
         return threading.get_ident() == self._thread

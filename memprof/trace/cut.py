@@ -104,8 +104,9 @@ def cut_step(trace: TableSource, number: int) -> Step:
 
 def cuttable_steps(steps: Steps) -> Bools:
     """Returns which rows of ``steps`` have recorded operators and can be cut out, shape ``(steps,)``."""
-    is_recorded = np.isin(steps.kind.astype(str), ("recorded", "warm_up"))
-    return is_recorded & (steps.first_op_id != NONE) & (steps.last_op_id != NONE)
+    is_recorded: Bools = (steps.kind == "recorded") | (steps.kind == "warm_up")
+    has_ops: Bools = (steps.first_op_id != NONE) & (steps.last_op_id != NONE)
+    return is_recorded & has_ops
 
 
 def _find_step(steps: Steps, number: int) -> int:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from memprof.errors import BadInputError, MemprofError
 from memprof.trace.container import write_trace
 from memprof.trace.manifest import Manifest, number_ranks
@@ -77,13 +79,12 @@ def read_spool_folder(folder: str | Path, assemble: Assembler | None = None) -> 
         raise BadInputError(_nothing_recorded(folder, launch, ended))
     manifests = number_ranks([manifest for manifest, _ in ranks])
     host = _read_host_memory(folder / "host.jsonl")
-    pids = {manifest.pid for manifest in manifests}
+    is_child = ~np.isin(host.pid, [manifest.pid for manifest in manifests])
     packed = []
     for place, (manifest, (_, tables)) in enumerate(zip(manifests, ranks, strict=True)):
-        own = host.pid == manifest.pid
         # Data loader workers and other children are counted once, with the first rank.
-        others = [pid not in pids for pid in host.pid] if place == 0 else False
-        packed.append((manifest, {**drop_warm_up(tables), HostMemory: host.take(own | others)}))
+        is_shown = (host.pid == manifest.pid) | (is_child & (place == 0))
+        packed.append((manifest, {**drop_warm_up(tables), HostMemory: host.take(is_shown)}))
     return packed
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,6 +15,7 @@ from hypothesis.extra import numpy as arrays
 
 from memprof.trace.columns import CorruptTableError, decode_table, encode_table
 from memprof.trace.schema import NONE, TABLES, Column, Memory, Ops, Stacks, Steps, Table
+from tests.building import assert_tables_equal
 
 
 def random_column(column: Column, rows: int) -> st.SearchStrategy[np.ndarray]:
@@ -40,18 +42,10 @@ def tables(draw: st.DrawFn) -> Table:
     return kind.of(**{column.name: draw(random_column(column, rows)) for column in kind.columns()})
 
 
-def assert_equal(one: Table, other: Table) -> None:
-    assert type(one) is type(other)
-    for column in one.columns():
-        values = getattr(other, column.name)
-        assert values.dtype == column.dtype
-        np.testing.assert_array_equal(getattr(one, column.name), values)
-
-
 @given(tables())
 def test_any_table_comes_back_as_it_was(table: Table) -> None:
     """Writing and reading a table gives the same columns, types and missing values."""
-    assert_equal(table, decode_table(type(table), encode_table(table)))
+    assert_tables_equal(table, decode_table(type(table), encode_table(table)))
 
 
 def test_missing_values_are_null_in_the_file() -> None:
@@ -81,7 +75,7 @@ def test_file_names_that_are_no_utf8_are_kept_readable() -> None:
     assert decode_table(Stacks, encode_table(stacks)).frames.tolist() == ["caf\\udce9.py:1:main", "b.py:2:g"]
 
 
-def as_parquet(**columns: object) -> bytes:
+def as_parquet(**columns: Any) -> bytes:
     sink = io.BytesIO()
     pq.write_table(pa.table(columns), sink)
     return sink.getvalue()

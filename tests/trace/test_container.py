@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import json
+import os
 import pickle
 import tarfile
 import zipfile
@@ -21,9 +22,8 @@ from memprof.errors import BadInputError
 from memprof.trace.manifest import Manifest
 from memprof.trace.schema import SCHEMA_VERSION, TABLES
 from memprof.trace.store import Trace, write_trace
-from tests.building import Op, Storage, Tables, make_tables
+from tests.building import Op, Storage, Tables, assert_tables_equal, make_tables
 from tests.strategies import jobs
-from tests.trace.test_columns import assert_equal
 
 
 def read_all(path: Path) -> Trace:
@@ -44,7 +44,7 @@ def test_any_job_comes_back_as_it_was(tmp_path: Path, job: tuple[list[list[Op]],
     trace = read_all(tmp_path / "run.memprof")
     assert trace.manifest == Manifest(target="train.py")
     for kind in TABLES:
-        assert_equal(tables.get(kind, kind.empty()), trace.table(kind))
+        assert_tables_equal(tables.get(kind, kind.empty()), trace.table(kind))
     for number in trace.recorded_steps:
         trace.step(number).check()
 
@@ -79,7 +79,7 @@ def test_no_half_file_when_the_disk_is_full(
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(memprof.trace.archive.os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space left"):
         write_trace(path, [(Manifest(), small_tables)])
     assert [(entry.name, entry.read_bytes()) for entry in tmp_path.iterdir()] == [("run.memprof", b"before")]
@@ -251,7 +251,7 @@ def test_a_file_cut_anywhere_is_refused(tmp_path: Path, small_file: Path) -> Non
 
 
 @given(st.data())
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_changed_bytes_are_refused_or_harmless(tmp_path: Path, small_file: Path, data: st.DataObject) -> None:
     """A trace with bytes changed anywhere opens as it was, or is an error of ours; never another exception."""
     content = bytearray(small_file.read_bytes())
@@ -266,7 +266,7 @@ def test_changed_bytes_are_refused_or_harmless(tmp_path: Path, small_file: Path,
     else:
         whole = read_all(small_file)
         for kind in TABLES:
-            assert_equal(whole.table(kind), trace.table(kind))
+            assert_tables_equal(whole.table(kind), trace.table(kind))
 
 
 @given(st.binary(max_size=200))

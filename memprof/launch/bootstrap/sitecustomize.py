@@ -14,7 +14,9 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from importlib.machinery import ModuleSpec
+    from types import ModuleType
 else:
     # importlib.machinery itself is not imported yet, and a job may look at sys.modules.
     ModuleSpec = type(sys.__spec__)
@@ -22,7 +24,7 @@ else:
 HERE = os.path.dirname(os.path.abspath(__file__))
 
 
-def leave_mark(name):  # type: (str) -> None
+def leave_mark(name: str) -> None:
     """Creates an empty file in the spool folder, which tells the parent how far a process of the job came."""
     try:
         os.close(os.open(os.path.join(os.environ["MEMPROF_SPOOL"], name), os.O_CREAT | os.O_WRONLY, 0o666))
@@ -31,7 +33,7 @@ def leave_mark(name):  # type: (str) -> None
         pass
 
 
-def write_log(text):  # type: (str) -> None
+def write_log(text: str) -> None:
     """Notes in the spool folder why the recorder did not start in this process; the job must not notice."""
     try:
         path = os.path.join(os.environ["MEMPROF_SPOOL"], "bootstrap-%d.log" % os.getpid())
@@ -49,7 +51,7 @@ class WatchedSpec(ModuleSpec):
     ``import torch``, and as ``torch.__loader__``.
     """
 
-    def __setattr__(self, name, value):  # type: (str, object) -> None
+    def __setattr__(self, name: str, value: object) -> None:
         ModuleSpec.__setattr__(self, name, value)
         if name == "_initializing" and not value:
             self.__class__ = ModuleSpec  # type: ignore[assignment]
@@ -64,15 +66,17 @@ WatchedSpec.__name__ = WatchedSpec.__qualname__ = ModuleSpec.__name__
 class TorchFinder:
     """A meta path entry that lets the others find torch, and has the spec they find watched."""
 
-    def find_spec(self, name, path=None, target=None):  # type: (str, object, object) -> ModuleSpec | None
+    def find_spec(
+        self, name: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None
+    ) -> "ModuleSpec | None":
         """Finds ``torch`` through the other entries, and nothing else."""
         if name != "torch":
             return None
         for finder in list(sys.meta_path):
-            find_spec = getattr(finder, "find_spec", None)
-            if finder is self or find_spec is None:
+            # A finder of the oldest kind has no find_spec; Python leaves it out too.
+            if finder is self or not hasattr(finder, "find_spec"):
                 continue
-            spec = find_spec(name, path, target)
+            spec: "ModuleSpec | None" = finder.find_spec(name, path, target)
             if spec is not None:
                 if type(spec) is ModuleSpec:
                     spec.__class__ = WatchedSpec
@@ -83,7 +87,7 @@ class TorchFinder:
 FINDER = TorchFinder()
 
 
-def torch_is_imported():  # type: () -> None
+def torch_is_imported() -> None:
     """Starts the recorder in this process; whatever goes wrong, the job goes on without it."""
     if FINDER in sys.meta_path:
         sys.meta_path.remove(FINDER)
@@ -96,7 +100,7 @@ def torch_is_imported():  # type: () -> None
         write_log(traceback.format_exc())
 
 
-def start_recorder():  # type: () -> None
+def start_recorder() -> None:
     """Loads memprof and hands over to the child's side of the launcher."""
     import json
 
@@ -111,7 +115,7 @@ def start_recorder():  # type: () -> None
     install(settings)
 
 
-def load_memprof(folder):  # type: (str) -> None
+def load_memprof(folder: str) -> None:
     """Makes ``memprof`` importable, as the very code that the parent runs, without touching sys.path.
 
     Raises:
@@ -140,7 +144,7 @@ def load_memprof(folder):  # type: (str) -> None
         raise
 
 
-def start():  # type: () -> None
+def start() -> None:
     """Takes this folder off the job's sys.path and begins to wait for torch."""
     sys.path[:] = [entry for entry in sys.path if entry != HERE]
     sys.path_importer_cache.pop(HERE, None)

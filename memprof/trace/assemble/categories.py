@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from memprof.trace.schema import NONE, Bools, Ints, Texts
-from memprof.trace.spool import ACTIVATION, BUFFER, GRADIENT, INPUT, OPTIMIZER_STATE, PARAMETER
+from memprof.trace.spool import ACTIVATION, BUFFER, GRADIENT, HELD, INPUT, OPTIMIZER_STATE, PARAMETER
 
 #: Stated purposes that settle a storage's category, the first one found in this order.
 _SETTLED = (
@@ -80,7 +80,7 @@ def categorize(facts: Facts, lives: Lifetimes) -> Texts:
 
     Parameters, buffers, optimizer state and gradients are stated. What is made in forward and read in backward is
     an activation. What a model is called with, or what is made outside the training phases (or before) and read
-    there, is input. The rest of what operators made is temporary; the rest of what is older is unknown.
+    there, is input; so is what Python held of the same shape and type. The rest of what operators made is temporary; the rest of what is older is unknown.
     """
     storages = len(lives.created_op)
     phase = lives.phase
@@ -103,6 +103,11 @@ def categorize(facts: Facts, lives: Lifetimes) -> Texts:
     is_activation = (made_in_forward & read_in_backward) | (made_again & read_by_nodes)
     is_activation |= is_older & (stated_activation | (read_in_backward & ~is_input))
     category[is_activation] = "activation"
+    # Batches made ahead and not used yet look like those that were.
+    held = facts.category == HELD
+    kinds = facts.tensor[np.isin(facts.storage, np.flatnonzero(category == "input"))]
+    alike = facts.storage[held & np.isin(facts.tensor, kinds)]
+    category[alike[category[alike] == "unknown"]] = "input"
     for code, text in reversed(_SETTLED):
         category[facts.about(code, storages)] = text
     return category

@@ -96,7 +96,7 @@ class Counter:
     is_temporary: Bools
 
 
-def count(timeline: Timeline, lives: Lives, start_bytes: int, is_void: Bools) -> Counter:
+def count(timeline: Timeline, lives: Lives, start_bytes: int, is_void: Bools, extra: Ints, relief: Ints) -> Counter:
     """Follows the allocator's counter through the events.
 
     Args:
@@ -104,6 +104,8 @@ def count(timeline: Timeline, lives: Lives, start_bytes: int, is_void: Bools) ->
         lives: Lives of blocks.
         start_bytes: The counter's value before the first event.
         is_void: Events that do not happen without the recorder. Shape (events,).
+        extra: Bytes that others took before each event, negative where they gave back. Shape (events,).
+        relief: Of those, what was given back by the time each row ran, negative. Shape (rows,).
     """
     rows = len(timeline.raw_op)
     # Frees that were never heard take effect where the address was used again.
@@ -111,7 +113,7 @@ def count(timeline: Timeline, lives: Lives, start_bytes: int, is_void: Bools) ->
     died = lives.died[lives.died != NEVER]
     lost = timeline.event_bytes[died] > 0
     np.subtract.at(change, died[lost], lives.size_bytes[lives.died != NEVER][lost])
-    total = start_bytes + np.cumsum(change)
+    total = start_bytes + np.cumsum(change + extra)
     counter = np.concatenate([[start_bytes], total])
 
     # A row's own part of the events: those inside it, or, for memory between operators, its takings.
@@ -120,7 +122,7 @@ def count(timeline: Timeline, lives: Lives, start_bytes: int, is_void: Bools) ->
     own = np.flatnonzero(is_own)
     own_op = timeline.event_op[own]
     first = np.searchsorted(timeline.event_op, np.arange(rows), side="left")
-    before = counter[first]
+    before = counter[first] + relief
     peak = before.copy()
     np.maximum.at(peak, own_op, total[own])
 

@@ -122,8 +122,11 @@ def partners_by_step(recording: Recording) -> dict[int, Partners]:
     packets = [packet(name) for name in recording.names]
     found = {}
     for step in np.unique(recording.raw_step):
-        names = [packets[i] for i in recording.raw["name"][recording.raw_step == step]]
-        partners = find_partners(names, timed_names, timed["duration_ns"], timed["depth"])
+        inside = recording.raw_step == step
+        names = [packets[i] for i in recording.raw["name"][inside]]
+        is_work = (recording.raw["flags"][inside] & FLAG_VIEW) == 0
+        is_work &= [not name.startswith("profiler::") for name in names]
+        partners = find_partners(names, is_work, timed_names, timed["duration_ns"], timed["depth"])
         if partners is not None:
             found[int(step)] = partners
     return found

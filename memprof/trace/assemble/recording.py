@@ -95,6 +95,8 @@ def open_recording(folder: Path) -> Recording | None:
     raw = {name: values[epoch.first_op : end] for name, values in columns.items()}
     events = spool.columns("events")
     is_event = (events["size_bytes"] != 0) & (events["time_ns"] >= epoch.start_ns) & (events["time_ns"] < epoch.end_ns)
+    # Files and shared memory that torch maps report themselves, too, but are no part of the allocator's count.
+    is_event &= events["total"] != 0
     timeline = merge(
         raw["start_ns"], raw["end_ns"], *(events[name][is_event] for name in ("time_ns", "address", "size_bytes"))
     )

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from memprof.trace.assemble import texts
+from memprof.trace.assemble.artefacts import Mergers, find_mergers, merge_lives, wrapped_twice
 from memprof.trace.assemble.categories import Facts, Lifetimes, categorize
+from memprof.trace.assemble.elsewhere import NAME, Elsewhere, account
 from memprof.trace.assemble.foreign import Foreign, find_foreign
-from memprof.trace.assemble.inplace import Mergers, find_mergers, merge_lives
 from memprof.trace.assemble.lives import Counter, Lives, count, pair
 from memprof.trace.assemble.recording import Recording
 from memprof.trace.assemble.timeline import NEVER
@@ -29,7 +30,6 @@ from memprof.trace.schema import (
 )
 from memprof.trace.spool import BACKWARD, FLAG_RECOMPUTE, READ, WRITE
 
-_HELD_BY_NOBODY = "held by no Python object when the recording began"
 #: Autograd's own accumulation of gradients, where no timed step tells whether it runs in place.
 _ACCUMULATION = "aten.add.Tensor"
 
@@ -44,6 +44,12 @@ class _Touches:
     role: Ints
     tensor: Ints
     life: Ints
+
+    def mask(self, lives: int) -> Bools:
+        """Returns which lives are touched."""
+        mask = np.zeros(lives, dtype=np.bool_)
+        mask[self.life[self.life != NONE]] = True
+        return mask
 
 
 @dataclass(frozen=True)
@@ -76,10 +82,13 @@ def memory_tables(recording: Recording, modules: Modules, ops: Ops, partners: di
     alive = recording.in_epoch("alive")
     lives = pair(timeline, alive["address"], alive["size_bytes"])
     touches = _touches(recording, lives)
+    elsewhere = _elsewhere(recording, lives)
+    is_repeated = wrapped_twice(timeline, lives, _own_start(recording), touches.mask(len(lives.born)))
     lives, become, is_void = merge_lives(timeline, lives, _mergers(recording, lives, touches, partners))
-    rest_bytes, notes = _rest(recording, lives)
-    start_bytes = int(lives.size_bytes[lives.born == NONE].sum()) + rest_bytes
-    counter = count(timeline, lives, start_bytes, is_void)
+    is_void[lives.born[is_repeated]] = True
+    is_void[lives.died[is_repeated]] = True
+    start_bytes = int(lives.size_bytes[lives.born == NONE].sum()) + elsewhere.start_bytes
+    counter = count(timeline, lives, start_bytes, is_void, elsewhere.change, elsewhere.relief)
 
     # Storages: lives longer than one operator, then foreign memory, then what nobody held.
     event_op = timeline.event_op
@@ -89,13 +98,14 @@ def memory_tables(recording: Recording, modules: Modules, ops: Ops, partners: di
     has_died = lives.died != NEVER
     died[has_died] = event_op[lives.died[has_died]]
     is_merged = become != np.arange(len(become))
-    kept = np.flatnonzero(~counter.is_temporary & ~is_merged & ~(has_died & (died == NONE)))
+    is_short = counter.is_temporary | is_repeated
+    kept = np.flatnonzero(~is_short & ~is_merged & ~(has_died & (died == NONE)))
     storage_of_life = np.full(len(lives.born) + 1, NONE, dtype=np.int64)
     storage_of_life[kept] = np.arange(len(kept))
     storage_of_life[:-1] = storage_of_life[become]
 
     storage = storage_of_life[touches.life]
-    is_temporary = np.append(counter.is_temporary, False)[touches.life]
+    is_temporary = np.append(is_short, False)[touches.life]
     foreign = find_foreign(
         touches.raw_op, touches.address, touches.size_bytes, touches.role == WRITE, (storage == NONE) & ~is_temporary,
         len(kept),
@@ -103,14 +113,11 @@ def memory_tables(recording: Recording, modules: Modules, ops: Ops, partners: di
     storage = np.where(storage == NONE, foreign.storage, storage)
     facts = _facts(recording, lives, storage_of_life, foreign)
 
-    rest = 1 if rest_bytes else 0
-    nothing = np.full(rest, NONE, dtype=np.int64)
-    left = np.full(rest, rest_bytes, dtype=np.int64)
     sizes = lives.size_bytes[kept]
-    created = np.concatenate([born[kept], recording.rows_of(foreign.first), nothing])
-    freed = np.concatenate([died[kept], recording.rows_of(foreign.last), nothing])
-    requested = np.concatenate([sizes, foreign.size_bytes, left])
-    allocated = np.concatenate([sizes, np.zeros_like(foreign.size_bytes), left])
+    created = np.concatenate([born[kept], recording.rows_of(foreign.first), elsewhere.created])
+    freed = np.concatenate([died[kept], recording.rows_of(foreign.last), elsewhere.freed])
+    requested = np.concatenate([sizes, foreign.size_bytes, elsewhere.size_bytes])
+    allocated = np.concatenate([sizes, np.zeros_like(foreign.size_bytes), elsewhere.size_bytes])
 
     uses = _unique_uses(recording.row_of_raw[touches.raw_op], storage, touches.role)
     reading = uses.take(uses.role != "write")
@@ -118,8 +125,10 @@ def memory_tables(recording: Recording, modules: Modules, ops: Ops, partners: di
     category = categorize(facts, lifetimes)
     tensor, module, name = _attributes(facts, touches, storage, created, ops)
     names = texts.look_up(recording.names, name)
-    if rest:
-        names[-1] = _HELD_BY_NOBODY
+    is_elsewhere = np.arange(len(created)) >= len(kept) + len(foreign.size_bytes)
+    names[is_elsewhere] = NAME
+    category[is_elsewhere] = "unknown"
+    module[is_elsewhere] = NONE
     device = texts.look_up(recording.tensors.device, tensor)
     device[device == ""] = "cpu"
     order = np.argsort(created, kind="stable")
@@ -138,7 +147,7 @@ def memory_tables(recording: Recording, modules: Modules, ops: Ops, partners: di
         shape=texts.look_up(recording.tensors.shape, tensor)[order],
         dtype=texts.look_up(recording.tensors.dtype, tensor)[order],
     )
-    return MemoryTables(storages, uses.replace(storage_id=place[uses.storage_id]), counter, notes)
+    return MemoryTables(storages, uses.replace(storage_id=place[uses.storage_id]), counter, _notes(elsewhere))
 
 
 def workspace_bytes(storages: Storages, counter: Counter) -> Ints:
@@ -197,7 +206,9 @@ def _mergers(recording: Recording, lives: Lives, touches: _Touches, partners: di
     raw = recording.raw
     names = texts.look_up(recording.names, raw["name"])
     in_backward = (raw["phase"] == BACKWARD) & ((raw["flags"] & FLAG_RECOMPUTE) == 0)
-    runs_in_place = in_backward & (names == _ACCUMULATION)
+    candidates = np.flatnonzero(in_backward & (names == _ACCUMULATION))
+    runs_in_place = np.zeros(recording.raw_count, dtype=np.bool_)
+    runs_in_place[candidates] = _is_sum_of_gradients(recording, lives, touches, candidates)
     for step, found in partners.items():
         inside = np.flatnonzero(recording.raw_step == step)
         is_told = ~np.isnan(found.duration_us)
@@ -206,6 +217,30 @@ def _mergers(recording: Recording, lives: Lives, touches: _Touches, partners: di
     input_life = _first_life(touches, candidates, READ)
     output_life = _first_life(touches, candidates, WRITE)
     return find_mergers(recording.timeline, lives, recording.row_of_raw[candidates], input_life, output_life)
+
+
+def _is_sum_of_gradients(recording: Recording, lives: Lives, touches: _Touches, raw_op: Ints) -> Bools:
+    """Tells the engine's sums of gradients from sums within a backward formula.
+
+    The engine's first term was made under another node, and its result is used under another node.
+    """
+    node = recording.raw["node_sequence"]
+    first = _first_life(touches, raw_op, READ)
+    is_known = first != NONE
+    is_known[is_known] = lives.born[first[is_known]] != NONE
+    row = recording.timeline.event_op[lives.born[first[is_known]]]
+    maker = np.full(len(raw_op), NONE, dtype=np.int64)
+    maker[is_known] = np.where(row >= 0, recording.timeline.raw_op[np.maximum(row, 0)], NONE)
+    is_sum = (maker != NONE) & (node[np.maximum(maker, 0)] != node[raw_op])
+    result = _first_life(touches, raw_op, WRITE)
+    order = np.lexsort((touches.raw_op, touches.life))
+    lives_sorted, ops_sorted = touches.life[order], touches.raw_op[order]
+    for i in np.flatnonzero(is_sum & (result != NONE)).tolist():
+        begin, end = np.searchsorted(lives_sorted, [result[i], result[i] + 1])
+        later = ops_sorted[begin:end]
+        later = later[later > raw_op[i]]
+        is_sum[i] = not len(later) or node[later[0]] != node[raw_op[i]]
+    return is_sum
 
 
 def _first_life(touches: _Touches, raw_ops: Ints, role: int) -> Ints:
@@ -218,17 +253,29 @@ def _first_life(touches: _Touches, raw_ops: Ints, role: int) -> Ints:
     return np.where(ops[place] == raw_ops, touches.life[rows[first[place]]], NONE)
 
 
-def _rest(recording: Recording, lives: Lives) -> tuple[int, tuple[str, ...]]:
-    """Returns bytes that the allocator counted before the first event and that nothing else accounts for."""
+def _own_start(recording: Recording) -> Ints:
+    """Returns when each row's operator itself started; for memory between operators, when that began."""
+    return np.where(recording.is_real, recording.raw["start_ns"][recording.before], recording.timeline.start_ns)
+
+
+def _elsewhere(recording: Recording, lives: Lives) -> Elsewhere:
     is_late = recording.spool.records["start"][0]["is_late"]
     totals = recording.totals
     if recording.epoch.source != "native" or is_late or not len(totals) or totals[0] < 0:
-        return 0, ()
-    known = int(lives.size_bytes[lives.born == NONE].sum())
-    rest = int(totals[0] - recording.timeline.event_bytes[0]) - known
-    if rest >= 0:
-        return rest, ()
-    return 0, (f"{-rest:,} bytes held by Python when the recording began are not in the allocator's count",)
+        return Elsewhere.nothing(len(totals), recording.rows)
+    return account(recording.timeline, lives, totals)
+
+
+def _notes(elsewhere: Elsewhere) -> tuple[str, ...]:
+    notes = []
+    if elsewhere.missing_bytes:
+        notes.append(
+            f"{elsewhere.missing_bytes:,} bytes held by Python when the recording began are not in the allocator's count"
+        )
+    taken = int(elsewhere.size_bytes[elsewhere.created != NONE].sum())
+    if taken:
+        notes.append(f"other threads took {taken:,} bytes while the job was recorded; they are in category unknown")
+    return tuple(notes)
 
 
 def _facts(recording: Recording, lives: Lives, storage_of_life: Ints, foreign: Foreign) -> Facts:

@@ -38,7 +38,9 @@ class Partners:
     runs_in_place: Bools
 
 
-def find_partners(names: list[str], timed_names: list[str], duration_ns: Ints, depth: Ints) -> Partners | None:
+def find_partners(
+    names: list[str], is_work: Bools, timed_names: list[str], duration_ns: Ints, depth: Ints
+) -> Partners | None:
     """Finds each operator of a recorded step in the timed step.
 
     The timed step also holds composite operators above, and operators called by kernels below, those that the
@@ -46,6 +48,7 @@ def find_partners(names: list[str], timed_names: list[str], duration_ns: Ints, d
 
     Args:
         names: Operators of a recorded step, as packets. Length ops.
+        is_work: Those that do work of their own; a view more or less makes no difference. Shape (ops,).
         timed_names: Operators of the timed step, parents before children.
         duration_ns: Their durations, children included.
         depth: Their depths.
@@ -61,7 +64,7 @@ def find_partners(names: list[str], timed_names: list[str], duration_ns: Ints, d
     kept = _outermost([i for i, name in enumerate(theirs) if name in wanted], depth)
     partner = _align(mine, [theirs[i] for i in kept])
     found = np.flatnonzero(partner != NONE)
-    if len(found) < (1 - _TOLERATED_MISSING) * len(names):
+    if ((partner == NONE) & is_work).sum() > _TOLERATED_MISSING * max(is_work.sum(), 1):
         return None
     duration_us = np.full(len(names), np.nan)
     runs_in_place = np.zeros(len(names), dtype=np.bool_)

@@ -1,0 +1,52 @@
+"""Records every sample again and writes down the figures its trace must show.
+
+python sample_traces/make.py [gpt] [resnet] [lstm]
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+MEMPROF = [sys.executable, "-m", "memprof.cli.main"]
+
+
+def make(folder: Path) -> dict[str, Any]:
+    """Records the sample in a folder and returns its expected figures."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    subprocess.run([*MEMPROF, "record", "-f", "-o", "run.memprof", "train.py"], cwd=folder, env=environment, check=True)
+    report = subprocess.run(
+        [*MEMPROF, "report", "--json", "run.memprof"], cwd=folder, check=True, capture_output=True, text=True
+    )
+    return expected(json.loads(report.stdout), folder / "run.memprof")
+
+
+def expected(report: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Picks the figures that another reading of the same trace must show again."""
+    from memprof.trace.store import Trace
+
+    trace = Trace.open(path)
+    peak = report["peak"]
+    return {
+        "peak": {key: peak[key] for key in ("step", "phase", "op", "module", "source", "allocated_bytes")},
+        "by_category": report["at_peak"]["by_category"],
+        "operators": {str(number): len(trace.step(number).ops) for number in trace.recorded_steps},
+    }
+
+
+def main() -> None:
+    """Makes the samples named on the command line, or all."""
+    names = sys.argv[1:] or sorted(script.parent.name for script in HERE.glob("*/train.py"))
+    for name in names:
+        figures = make(HERE / name)
+        (HERE / name / "expected.json").write_text(json.dumps(figures, indent=2) + "\n")
+        print(f"{name}: {(HERE / name / 'run.memprof').stat().st_size:,} bytes, {figures['peak']}")
+
+
+if __name__ == "__main__":
+    main()

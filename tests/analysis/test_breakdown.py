@@ -1,0 +1,149 @@
+"""Splits of what is alive at a moment."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memprof.analysis.breakdown import (
+    Breakdown,
+    Part,
+    by_category,
+    by_module,
+    by_op,
+    by_phase,
+    by_source,
+    by_stack,
+    hold_at,
+)
+from memprof.analysis.module_tree import folded_tree, module_tree
+from memprof.analysis.sources import find_sources
+from memprof.analysis.tree_rows import choose_rows
+from memprof.replay.live import live_bytes
+from memprof.trace.step import Step
+from tests.building import Module, Op, Storage, make_step, make_trace
+from tests.strategies import jobs
+
+STACK = "/site-packages/torch/nn/linear.py:1:forward\n/job/model.py:{line}:forward\n/job/train.py:9:main"
+
+
+@pytest.fixture
+def step() -> Step:
+    """Three operators; 1000 bytes of weights are alive throughout, 600 bytes are born, 7 are workspace of the last."""
+    ops = [
+        Op("aten.addmm.default", module="fc", makes=["a"], reads=["w"], stack=STACK.format(line=5)),
+        Op("aten.relu.default", module="act", makes=["b"], reads=["a"], stack=STACK.format(line=6)),
+        Op("aten.mm.default", "backward", "fc", makes=["t"], reads=["b"], workspace=7, stack=STACK.format(line=5)),
+    ]
+    storages = [
+        Storage("w", 1000, "parameter", name="fc.weight", module="fc"),
+        Storage("a", 100, module="fc"),
+        Storage("b", 200, module="act"),
+        Storage("t", 300, "temporary", module="fc"),
+        Storage("foreign", 0, "unknown"),
+    ]
+    return make_step(ops, storages, [Module("", "Net"), Module("fc"), Module("act", "ReLU")])
+
+
+def pairs(split: Breakdown[Any]) -> dict[object, tuple[int, int]]:
+    return {part.key: (part.bytes, part.storages) for part in split.parts}
+
+
+def test_categories_are_summed_with_workspace_as_its_own(step: Step) -> None:
+    """What a kernel holds besides storages is a category like any other."""
+    split = by_category(hold_at(step, 2))
+    assert [part.key for part in split.parts] == ["parameter", "activation", "temporary", "workspace"]
+    assert pairs(split) == {"parameter": (1000, 1), "activation": (300, 2), "temporary": (300, 1), "workspace": (7, 0)}
+    assert split.total_bytes == 1607
+
+
+def test_memory_belongs_to_its_module_and_workspace_to_the_operators(step: Step) -> None:
+    """The matmul's 7 bytes of workspace are its module's: fc has 1000 + 100 + 300 + 7."""
+    tree = module_tree(step.modules)
+    split = by_module(hold_at(step, 2), tree)
+    assert {tree.names[part.key]: part.bytes for part in split.parts if part.key is not None} == {
+        "fc": 1407,
+        "act": 200,
+    }
+
+
+def test_operators_are_those_that_made_the_memory(step: Step) -> None:
+    """What was alive before the step was made by no operator of it."""
+    assert pairs(by_op(hold_at(step, 2))) == {
+        None: (1000, 1),
+        "aten.mm.default": (307, 1),
+        "aten.relu.default": (200, 1),
+        "aten.addmm.default": (100, 1),
+    }
+
+
+def test_source_lines_are_the_users_own(step: Step) -> None:
+    """torch's own frame is passed over: both matmuls are called in line 5 of model.py."""
+    split = by_source(hold_at(step, 2), find_sources(step.stacks))
+    assert {part.key.place if part.key else None: part.bytes for part in split.parts} == {
+        None: 1000,
+        "model.py:5": 407,
+        "model.py:6": 200,
+    }
+
+
+def test_stacks_are_the_users_frames(step: Step) -> None:
+    """A stack is told by the frames of the user's code, innermost first."""
+    split = by_stack(hold_at(step, 1), find_sources(step.stacks))
+    assert {tuple(line.place for line in part.key or ()): part.bytes for part in split.parts} == {
+        (): 1000,
+        ("model.py:6", "train.py:9"): 200,
+        ("model.py:5", "train.py:9"): 100,
+    }
+
+
+def test_phases_are_those_in_which_the_memory_was_made(step: Step) -> None:
+    """300 bytes were made in forward, 307 in backward, 1000 before."""
+    assert pairs(by_phase(hold_at(step, 2))) == {None: (1000, 1), "backward": (307, 1), "forward": (300, 2)}
+
+
+def test_what_was_freed_is_not_alive() -> None:
+    """A storage counts while the operator runs after which it is freed, and no longer."""
+    step = make_step([Op(makes=["a"], frees=["a"]), Op(makes=["b"])], [Storage("a", 10), Storage("b", 4)])
+    assert [hold_at(step, op).total_bytes for op in (0, 1)] == [10, 4]
+
+
+def test_cut_parts_are_summed() -> None:
+    """Of four parts, three rows show two and the sum of the other two."""
+    split = Breakdown(10, (Part("a", 4, 1), Part("b", 3, 1), Part("c", 2, 5), Part("d", 1, 1)))
+    shown, rest, cut = split.top(3)
+    assert [part.key for part in shown] == ["a", "b"]
+    assert rest == Part(None, 3, 6)
+    assert cut == 2
+    assert split.top(4) == (split.parts, None, 0)
+
+
+@given(jobs(), st.integers(1, 8))
+def test_the_parts_of_every_split_sum_to_the_live_bytes(job: tuple[list[list[Op]], list[Storage]], limit: int) -> None:
+    """At every operator of a random job: category, module, operator, line, stack and phase, cut or not."""
+    trace = make_trace(*job)
+    for number in trace.recorded_steps:
+        step = trace.step(number)
+        sources, during = find_sources(step.stacks), live_bytes(step).during
+        trees = (module_tree(step.modules), folded_tree(step.modules))
+        for op_id in range(len(step.ops)):
+            holding = hold_at(step, op_id)
+            splits: list[Breakdown[Any]] = [
+                by_category(holding),
+                by_op(holding),
+                by_phase(holding),
+                by_source(holding, sources),
+                by_stack(holding, sources),
+                *(by_module(holding, tree) for tree in trees),
+            ]
+            for split in splits:
+                shown, rest, _ = split.top(limit)
+                assert split.total_bytes == during[op_id]
+                assert sum(part.bytes for part in split.parts) == during[op_id]
+                assert sum(part.bytes for part in shown) + (rest.bytes if rest else 0) == during[op_id]
+            for tree in trees:
+                rows = choose_rows(by_module(holding, tree), tree, limit)
+                assert sum(row.bytes for row in rows if row.depth == 0) == during[op_id]

@@ -1,0 +1,254 @@
+"""The whole report as data, and as JSON."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+
+from memprof.analysis.host import HostProcess, summarise_host_memory
+from memprof.analysis.largest import find_largest
+from memprof.analysis.notes import write_notes
+from memprof.analysis.report import build_report
+from memprof.analysis.report_json import report_to_json
+from memprof.errors import BadInputError, UsageError
+from memprof.trace.manifest import Backend, Capture, Manifest
+from memprof.trace.schema import HostMemory, Memory, Steps
+from memprof.trace.store import Trace
+from tests.building import Op, Storage, Tables, make_tables, make_trace
+from tests.strategies import jobs
+
+
+def trace_of(*ranks: tuple[Manifest, Tables]) -> Trace:
+    return Trace.of(list(ranks), Path("run.memprof"))
+
+
+def tables_with_peak(size: int) -> Tables:
+    op = Op("aten.mm.default", makes=["a"], frees=["a"], reads=["w"], stack="/job/train.py:4:main")
+    return make_tables([[op, op]], [Storage("w", 10, "parameter"), Storage("a", size)])
+
+
+def notes_of(manifest: Manifest, tables: Tables, number: int = 0) -> list[tuple[str, bool]]:
+    trace = trace_of((manifest, tables))
+    return [(note.text, note.is_warning) for note in write_notes(manifest, trace.table(Steps), trace.step(number))]
+
+
+def with_steps(tables: Tables, **columns: list[Any]) -> Tables:
+    return {**tables, Steps: tables[Steps].replace(**{name: np.array(values) for name, values in columns.items()})}
+
+
+def test_the_steady_step_is_reported_unless_another_is_asked_for(small_tables: Tables) -> None:
+    """Both steps hold 100 + 40 + 30 + 40 bytes at most, in backward; the second is the steady one."""
+    trace = trace_of((Manifest(), small_tables))
+    report = build_report(trace)
+    assert (report.step.number, report.at_peak.moment.allocated_bytes, report.at_peak.moment.op_id) == (1, 210, 1)
+    assert build_report(trace, step_number=0).step.number == 0
+    assert [(step.step, step.peak.allocated_bytes if step.peak else None) for step in report.steps] == [
+        (0, 210),
+        (1, 210),
+    ]
+
+
+def test_another_moment_is_shown_beside_the_peak(small_tables: Tables) -> None:
+    """In the first operator 100 + 40 + 30 bytes are alive and 5 more inside it."""
+    report = build_report(trace_of((Manifest(), small_tables)), op_id=0)
+    assert report.at_moment is not None
+    assert report.at_moment.moment.allocated_bytes == 175
+    assert report.shown is report.at_moment
+    assert report.at_peak.moment.allocated_bytes == 210
+
+
+def test_an_operator_beyond_the_step_is_refused(small_tables: Tables) -> None:
+    """The sentence says which operators there are."""
+    with pytest.raises(UsageError, match="operators 0 to 2"):
+        build_report(trace_of((Manifest(), small_tables)), op_id=3)
+
+
+def test_a_trace_without_operators_is_refused() -> None:
+    """There is nothing to report on."""
+    with pytest.raises(BadInputError):
+        build_report(trace_of((Manifest(), {})))
+
+
+def test_the_rank_with_the_highest_peak_is_reported() -> None:
+    """Of three ranks the second is the fullest, unless another is asked for."""
+    ranks = [(Manifest(rank=rank), tables_with_peak(size)) for rank, size in enumerate((100, 300, 200))]
+    trace = trace_of(*ranks)
+    report = build_report(trace)
+    assert (report.rank, report.worst_rank, report.at_peak.moment.allocated_bytes) == (1, 1, 310)
+    assert [one.peak.allocated_bytes for one in report.ranks if one.peak] == [110, 310, 210]
+    assert build_report(trace, rank=2).rank == 2
+
+
+def test_a_rank_that_ran_no_step_does_not_hide_the_others() -> None:
+    """It has no peak; the report is of the rank that has one."""
+    report = build_report(trace_of((Manifest(rank=0), {}), (Manifest(rank=1), tables_with_peak(5))))
+    assert [one.peak is None for one in report.ranks] == [True, False]
+    assert report.rank == 1
+
+
+def test_reserved_bytes_are_reported_where_the_allocator_has_them() -> None:
+    """None on CPU, the highest of the step elsewhere."""
+    tables = tables_with_peak(7)
+    assert build_report(trace_of((Manifest(), tables))).reserved_bytes is None
+    memory = tables[Memory].replace(reserved_bytes=np.array([2048, 4096]))
+    assert build_report(trace_of((Manifest(), {**tables, Memory: memory}))).reserved_bytes == 4096
+
+
+def test_the_largest_storages_are_described() -> None:
+    """Largest first, the older of equals first; what was alive before the step has no age."""
+    ops = [
+        Op("aten.mm.default", module="", makes=["a"], reads=["w"], duration_us=2, stack="/job/train.py:4:main"),
+        Op("aten.relu.default", makes=["b"], reads=["a"], duration_us=3),
+        Op("aten.sum.default", reads=["b"], frees=["b"]),
+    ]
+    storages = [Storage("w", 9, "parameter", name="fc.weight"), Storage("a", 20, module="", shape="4x5")]
+    storages.append(Storage("b", 20))
+    report = build_report(make_trace([ops], storages), op_id=2)
+    first, second, third = find_largest(report.shown.holding, report.sources, 5)
+    assert (first.shape, first.op, first.age_ops, first.age_us, first.module_title) == (
+        "4x5",
+        "aten.mm.default",
+        2,
+        5.0,
+        "Model",
+    )
+    assert first.source is not None
+    assert first.source.place == "train.py:4"
+    assert (second.created_op_id, second.freed_op_id, second.age_ops) == (1, 2, 1)
+    assert (third.name, third.created_op_id, third.age_ops, third.op) == ("fc.weight", None, None, None)
+
+
+def test_host_memory_is_each_processs_highest() -> None:
+    """The trainer first, then workers by size; a process whose private bytes are unknown says so."""
+    samples = HostMemory.of(
+        time_us=[1.0, 1, 1, 2, 2],
+        pid=[10, 11, 12, 10, 12],
+        role=["trainer", "worker", "child", "trainer", "worker"],
+        rss_bytes=[900, 300, 310, 1200, 305],
+        private_bytes=[700, 100, -1, 600, -1],
+    )
+    assert summarise_host_memory(samples) == (
+        HostProcess("trainer", 10, 1200, 700),
+        HostProcess("worker", 12, 310, None),
+        HostProcess("worker", 11, 300, 100),
+    )
+    assert summarise_host_memory(HostMemory.empty()) == ()
+
+
+def test_an_incomplete_capture_is_a_warning() -> None:
+    """It says where the recording ends and why."""
+    capture = Capture(False, "step 3, backward of layers.31.mlp", "the job was killed", -9)
+    (note,) = notes_of(Manifest(capture=capture), tables_with_peak(1))
+    text = "the capture is incomplete: it ends in step 3, backward of layers.31.mlp (the job was killed, SIGKILL)."
+    assert note == (text, True)
+
+
+def test_a_warm_up_step_is_a_warning() -> None:
+    """Its optimizer state is made in it."""
+    (note,) = notes_of(Manifest(), with_steps(tables_with_peak(1), kind=["warm_up"]))
+    assert note[1]
+    assert "warm-up" in note[0]
+
+
+def test_a_step_the_recording_ends_in_is_a_warning() -> None:
+    """Its peak may still have been to come."""
+    ((text, is_warning),) = notes_of(Manifest(), with_steps(tables_with_peak(1), is_complete=[False]))
+    assert is_warning
+    assert "not complete" in text
+
+
+def test_several_rounds_are_said() -> None:
+    """With gradient accumulation, say, one step holds more than one forward and backward."""
+    tables = with_steps(tables_with_peak(1), micro_batches=[4])
+    assert notes_of(Manifest(), tables) == [("a step runs 4 rounds of forward and backward.", False)]
+
+
+def test_blind_spots_are_one_line_each() -> None:
+    """The backend's long explanation is cut after its first line; the recorder's own notes follow."""
+    manifest = Manifest(backend=Backend("cpu-native", (), ("what libraries malloc.\nSuch as numpy.",)), notes=("n",))
+    assert notes_of(manifest, tables_with_peak(1)) == [
+        ("not seen by cpu-native: what libraries malloc", False),
+        ("n", False),
+    ]
+
+
+def test_json_keeps_its_promised_keys(small_tables: Tables) -> None:
+    """The keys of design/cli.md, with raw bytes."""
+    result = report_to_json(build_report(trace_of((Manifest(), small_tables))), largest=2)
+    assert result["schema"] == 1
+    assert result["complete"] is True
+    assert result["peak"] == {
+        "step": 1,
+        "op_id": 1,
+        "phase": "backward",
+        "op": "aten.mm.default",
+        "module": "fc",
+        "source": None,
+        "file": None,
+        "line": None,
+        "function": None,
+        "allocated_bytes": 210,
+        "reserved_bytes": None,
+    }
+    assert result["at_peak"]["by_category"] == {"input": 100, "gradient": 40, "parameter": 40, "activation": 30}
+    assert result["steps"][0] == {
+        "step": 0,
+        "kind": "recorded",
+        "complete": True,
+        "duration_us": 1000.0,
+        "peak_allocated_bytes": 210,
+        "peak_phase": "backward",
+        "peak_op_id": 1,
+    }
+    assert result["saved"]["by_module"][0] == {
+        "module": "fc",
+        "type": "Linear",
+        "bytes": 100,
+        "with_children_bytes": 100,
+        "storages": 1,
+    }
+    assert result["phases"]["forward"]["allocated_bytes"] == 175
+    assert result["categories"]["workspace"] == {"maximum_bytes": 5, "op_id": 0}
+    assert len(result["at_peak"]["largest_storages"]) == 2
+    assert not {"ranks", "worst_rank", "moment", "at_moment"} & set(result)
+
+
+def test_json_of_another_moment_and_of_ranks() -> None:
+    """Both add keys and change none."""
+    trace = trace_of((Manifest(rank=0), tables_with_peak(1)), (Manifest(rank=1), tables_with_peak(2)))
+    result = report_to_json(build_report(trace, op_id=0), largest=1)
+    assert result["moment"]["op_id"] == 0
+    assert result["at_moment"]["allocated_bytes"] == 12
+    assert result["worst_rank"] == 1
+    assert result["ranks"][0] == {
+        "rank": 0,
+        "device": "cpu",
+        "peak_allocated_bytes": 11,
+        "peak_phase": "forward",
+        "step_time_us": 1000.0,
+    }
+
+
+def test_json_has_no_nan() -> None:
+    """Unknown durations are null, as JSON has no NaN."""
+    tables = with_steps(tables_with_peak(1), duration_us=[float("nan")])
+    result = report_to_json(build_report(trace_of((Manifest(), tables))), largest=1)
+    assert result["step_time_us"] is None
+    json.dumps(result, allow_nan=False)
+
+
+@given(jobs(max_steps=1))
+def test_every_list_of_the_json_sums_to_the_peak(job: tuple[list[list[Op]], list[Storage]]) -> None:
+    """Category, module, operator, line, stack and phase of a random job, after a round trip through text."""
+    report = build_report(trace_of((Manifest(), make_tables(*job))))
+    result = json.loads(json.dumps(report_to_json(report, largest=3), allow_nan=False))
+    peak, split = result["peak"]["allocated_bytes"], result["at_peak"]
+    assert sum(split["by_category"].values()) == peak
+    for key in ("by_module", "by_op", "by_source", "by_stack", "by_phase"):
+        assert sum(row["bytes"] for row in split[key]) == peak, key
+    assert sum(row["bytes"] for row in result["saved"]["by_module"]) == result["saved"]["total_bytes"]

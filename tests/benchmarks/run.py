@@ -1,0 +1,71 @@
+"""Measures every figure memprof promises, prints them, and rewrites their tables in docs/benchmarks.md.
+
+python tests/benchmarks/run.py [--quick] [--only NAME]... [--no-write]
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import importlib
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[0] = str(ROOT)  # so that tests.* is found however this file is started
+
+from rich.console import Console  # noqa: E402 - needs the path above
+
+from tests.benchmarks.machine import describe_machine  # noqa: E402
+from tests.benchmarks.section import Section  # noqa: E402
+
+PAGE = ROOT / "docs" / "benchmarks.md"
+BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
+NAMES = (
+    "peak_exactness",
+    "unknown_share",
+    "recording_cost",
+    "after_window",
+    "fidelity",
+    "kills",
+    "trace_size",
+    "report_start",
+)
+
+
+def main() -> None:
+    """Runs the benchmarks asked for."""
+    parser = argparse.ArgumentParser(description="Measures the figures of docs/benchmarks.md on this machine.")
+    parser.add_argument("--quick", action="store_true", help="few repetitions, to see that everything works")
+    parser.add_argument("--only", action="append", choices=NAMES, help="run this one (repeatable)")
+    parser.add_argument("--no-write", action="store_true", help="leave docs/benchmarks.md as it is")
+    args = parser.parse_args()
+    console, sections = Console(), []
+    console.print(describe_machine())
+    with tempfile.TemporaryDirectory(prefix="memprof-benchmarks-") as folder:
+        for name in args.only or NAMES:
+            start = time.monotonic()
+            benchmark = importlib.import_module(f"tests.benchmarks.{name}")
+            section: Section = benchmark.measure(Path(folder), quick=args.quick)
+            sections.append(section)
+            console.print(section.table())
+            console.print(f"({name}: {time.monotonic() - start:.0f} s)\n")
+    if not (args.no_write or args.quick or args.only):
+        write_page(sections)
+        console.print(f"Written to {PAGE.relative_to(ROOT)}.")
+
+
+def write_page(sections: list[Section]) -> None:
+    """Replaces what stands between the markers of the page."""
+    text = PAGE.read_text(encoding="utf-8")
+    head, _, rest = text.partition(BEGIN)
+    _, _, tail = rest.partition(END)
+    day = datetime.datetime.now(datetime.UTC).date().isoformat()
+    body = "\n".join([f"Measured {day} on: {describe_machine()}", "", *(section.markdown() for section in sections)])
+    PAGE.write_text(f"{head}{BEGIN}\n{body}{END}{tail}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+from torch.missing_part import absent

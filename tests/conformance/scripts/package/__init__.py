@@ -1,0 +1,3 @@
+import sys
+
+print("package", __name__, __file__, sys.argv[0])

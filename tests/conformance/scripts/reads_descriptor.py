@@ -1,0 +1,3 @@
+import os
+
+print(os.read(63, 100))

@@ -1,0 +1,174 @@
+"""Every program in ``scripts`` behaves under ``memprof record`` as it does without it."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from memprof.trace.schema import Ops
+from memprof.trace.store import Trace
+from tests.conformance.running import command, run_both
+
+
+@dataclass(frozen=True)
+class Case:
+    """One program to compare.
+
+    Attributes:
+        words: What to type after ``python`` or ``memprof record``.
+        returncode: The exit status that Python gives it, negative for a signal.
+        is_recorded: It trains, so there must be a recording: a recorder that is away changes nothing either.
+        stdin: What to type into it.
+        environment: Variables to set.
+        descriptor: What to offer on descriptor 63.
+    """
+
+    words: tuple[str, ...]
+    returncode: int = 0
+    is_recorded: bool = False
+    stdin: bytes = b""
+    environment: dict[str, str] = field(default_factory=dict)
+    descriptor: bytes | None = None
+
+    def __str__(self) -> str:
+        """Names the case in pytest's output."""
+        return " ".join([*(f"{key}=" for key in self.environment), *self.words])
+
+
+def plain(words: str, returncode: int = 0, **more: object) -> Case:
+    """Makes the case of a program that does not train."""
+    return Case(tuple(words.split()), returncode, **more)  # type: ignore[arg-type]
+
+
+def training(words: str, returncode: int = 0, **more: object) -> Case:
+    """Makes the case of a program that trains."""
+    return Case(tuple(words.split()), returncode, is_recorded=True, **more)  # type: ignore[arg-type]
+
+
+def python(words: str, returncode: int = 0) -> Case:
+    """Makes the case of a program after a command line of Python's own."""
+    return Case(command(*words.split()), returncode)
+
+
+CASES = [
+    # What a program is told about itself.
+    plain("main_attributes.py"),
+    plain("main_attributes.py one --two -- three -o -m"),
+    plain("./main_attributes.py -q"),
+    Case(("main_attributes.py", "", "two words", "ünï", "*", "--steps=3")),
+    plain("-m package --skip 5 -- x"),
+    plain("-m package.part -h", 1),
+    plain("-m absent_package", 1),
+    plain("-m package.absent", 1),
+    plain("zipped_folder one"),
+    plain("interpreter_state.py"),
+    plain("process_state.py"),
+    plain("process_state.py", environment={"PYTHONPATH": "own_site:/nowhere", "KINETO_LOG_LEVEL": "5"}),
+    # How it ends.
+    plain("exit_with.py 0"),
+    plain("exit_with.py 3", 3),
+    plain("exit_with.py 256", 0),
+    plain("exit_with.py -1", 255),
+    plain("exit_with.py None"),
+    plain("exit_with.py True", 1),
+    plain("exit_with.py 'text'", 1),
+    plain("exit_with.py [1]", 1),
+    plain("uncaught.py", 1),
+    plain("syntax_error.py", 1),
+    plain("exception_group.py", 1),
+    plain("leave_at_once.py", 7),
+    plain("exit_order.py"),
+    plain("fails_at_exit.py"),
+    # Signals.
+    plain("signal_itself.py SIGTERM", -signal.SIGTERM),
+    plain("signal_itself.py SIGKILL", -signal.SIGKILL),
+    plain("signal_itself.py SIGHUP", -signal.SIGHUP),
+    plain("signal_itself.py SIGABRT", -signal.SIGABRT),
+    plain("signal_itself.py SIGUSR1", -signal.SIGUSR1),
+    plain("interrupted.py", -signal.SIGINT),
+    plain("own_handlers.py"),
+    plain("signal_group.py"),
+    # Input, output, children, warnings.
+    plain("reads_stdin.py", stdin=b"me\nline\nrest\x00\xff"),
+    plain("reads_descriptor.py", descriptor=b"through a descriptor"),
+    plain("buffers.py"),
+    plain("warns.py"),
+    plain("warns.py", environment={"PYTHONWARNINGS": "default"}),
+    plain("warns.py", 1, environment={"PYTHONWARNINGS": "error"}),
+    plain("warns.py", environment={"PYTHONDEVMODE": "1"}),
+    plain("python_children.py"),
+    plain("forks.py"),
+    plain("sees_own_site.py"),
+    plain("sees_own_site.py", environment={"PYTHONPATH": "own_site"}),
+    plain("sees_own_site.py", environment={"PYTHONPATH": "own_site", "BREAK_SITE": "1"}),
+    # Commands.
+    python("-u main_attributes.py -- -u"),
+    python("-I main_attributes.py"),
+    python("-W error warns.py", 1),
+    python("-c print(__name__)"),
+    python("absent.py", 2),
+    Case(("--", "sh", "-c", "echo $0 $1; $0 exit_with.py 3; kill -TERM $$", sys.executable, "one"), -signal.SIGTERM),
+    # torch.
+    plain("never_trains.py"),
+    plain("torch_as_found.py"),
+    plain("torch_is_broken.py", 1, environment={"PYTHONPATH": "broken_torch"}),
+    training("trains.py"),
+    Case(command("-u", "trains.py"), is_recorded=True),
+    training("checkpoints.py"),
+    training("compiles.py"),
+    training("fails_in_forward.py shape", 1),
+    training("fails_in_forward.py python", 1),
+    training("fails_in_forward.py exit", 11),
+    training("fails_in_forward.py caught"),
+    training("fails_in_forward.py operator", 1),
+    training("fails_in_forward.py from_cause", 1),
+    training("fails_in_backward.py hook", 1),
+    training("fails_in_backward.py accumulated", 1),
+    training("fails_in_backward.py function", 1),
+    training("fails_in_backward.py module_hook", 1),
+    training("fails_in_backward.py twice", 1),
+    training("fails_in_backward.py in_place", 1),
+    training("fails_in_optimizer.py own", 1),
+    training("fails_in_optimizer.py state", 1),
+    training("fails_between_steps.py raise", 1),
+    training("fails_between_steps.py exit", 1),
+    training("ends_in_step.py exit", 7),
+    training("ends_in_step.py SIGTERM", -signal.SIGTERM),
+    training("ends_in_step.py SIGKILL", -signal.SIGKILL),
+    training("ends_in_step.py SIGINT", -signal.SIGINT),
+    training("handles_signals_in_step.py", 6),
+    training("loads_data.py fork works"),
+    training("loads_data.py spawn works"),
+    training("loads_data.py fork fails", 1),
+    training("starts_workers.py fork"),
+    training("starts_workers.py spawn"),
+    training("runs_threads.py"),
+    training("own_profiler.py"),
+    training("own_modes.py"),
+    training("looks_at_stack.py"),
+    training("dumps_stacks.py", -signal.SIGSEGV),
+    training("warns_in_step.py"),
+    training("finds_anomaly.py", 1),
+    training("holds_references.py"),
+    training("saves_and_copies.py"),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_behaves_as_without_memprof(case: Case, tmp_path: Path) -> None:
+    """Exit status or signal, stdout, stderr and files are those of the plain run, byte for byte."""
+    without, under = run_both(
+        tmp_path, case.words, stdin=case.stdin, environment=case.environment, descriptor=case.descriptor
+    )
+    assert without.returncode == case.returncode, without.stderr.decode()
+    assert under.stderr.decode(errors="replace") == without.stderr.decode(errors="replace")
+    assert under.stdout.decode(errors="replace") == without.stdout.decode(errors="replace")
+    assert under == without
+    recording = tmp_path / "recorded" / "run.memprof"
+    assert recording.exists() == case.is_recorded
+    if case.is_recorded:
+        assert len(Trace.open(recording).table(Ops))

@@ -1,0 +1,275 @@
+"""``memprof record`` from end to end: what it refuses, what it leaves, what it says."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from memprof.trace.manifest import Manifest
+from memprof.trace.schema import HostMemory, Steps
+from memprof.trace.store import Trace
+
+TRAINING = """
+import os, sys, time, torch
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.ReLU(), torch.nn.Linear(32, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+for step in range(int(os.environ.get("STEPS", "8"))):
+    optimizer.zero_grad()
+    model(torch.randn(4, 8)).mean().backward()
+    optimizer.step()
+    print(step, flush=True)
+sys.exit(int(os.environ.get("STATUS", "0")))
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(TRAINING)
+    (tmp_path / "hello.py").write_text("import sys\nprint(sys.argv[1:])\nopen('ran', 'w')\n")
+    return tmp_path
+
+
+def record(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MEMPROF_")}
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "memprof.cli.main", "record", *words],
+        env=environment | variables,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def left(folder: Path) -> set[str]:
+    """Names what memprof left in the folder."""
+    return {path.name for path in folder.iterdir()} - {"train.py", "hello.py", "ran", "pyproject.toml"}
+
+
+def test_training_leaves_one_file_and_a_sentence(folder: Path) -> None:
+    """The recording is packed into one file; stderr says what it holds and what to type next, stdout is the job's."""
+    ended = record("-o", "run.memprof", "train.py", STATUS="3")
+    assert ended.returncode == 3
+    assert ended.stdout == "".join(f"{step}\n" for step in range(8))
+    sentence, following = ended.stderr.splitlines()
+    assert sentence.startswith("memprof: recorded 3 steps of train.py: peak ")
+    assert "run.memprof" in sentence
+    assert following == "memprof: next: memprof report run.memprof"
+    assert left(folder) == {"run.memprof"}
+    trace = Trace.open("run.memprof")
+    assert trace.recorded_steps == (2, 3, 4)
+    assert trace.manifest.command[1:] == ("train.py",)
+    assert trace.manifest.capture.exit_status == 3
+    host = trace.table(HostMemory)
+    assert set(host.role) == {"trainer", "child"} or set(host.role) == {"trainer"}
+    assert host.rss_bytes.min() > 0
+
+
+def test_options_choose_the_window(folder: Path) -> None:
+    """Flags win over MEMPROF_*, which win over pyproject.toml, which wins over the defaults."""
+    (folder / "pyproject.toml").write_text("[tool.memprof]\nsteps = 4\nskip = 3\nquiet = true\noutput = 'p.memprof'\n")
+    ended = record("--steps", "1", "train.py", MEMPROF_STEPS="2", MEMPROF_SKIP="1")
+    assert ended.stderr == ""
+    assert Trace.open("p.memprof").recorded_steps == (1,)
+
+
+def test_stop_ends_the_job_after_the_window() -> None:
+    """With --stop the job ends by itself once the steps are recorded, with status 0."""
+    ended = record("-o", "run.memprof", "--stop", "--skip", "0", "--steps", "1", "train.py", STEPS="100000")
+    assert ended.returncode == 0
+    assert Trace.open("run.memprof").recorded_steps == (0,)
+
+
+def test_job_shorter_than_the_skip_keeps_its_warm_up() -> None:
+    """A job that ends before its window is not lost: the sentence says what there is."""
+    ended = record("-o", "run.memprof", "train.py", STEPS="1")
+    assert ended.returncode == 0
+    assert "recorded only the warm-up of train.py" in ended.stderr
+    assert set(Trace.open("run.memprof").table(Steps).kind) == {"warm_up"}
+
+
+@pytest.mark.parametrize(
+    ("program", "reason"),
+    [
+        ("", "hello.py never imported torch (it ended with status 0)"),
+        ("import absent_module", "hello.py never imported torch (it ended with status 1)"),
+        ("import torch; torch.ones(3) + 1", "hello.py imported torch, but never called a model or an optimizer"),
+        ("import os; os.kill(os.getpid(), 9)", "hello.py never imported torch (it was killed by SIGKILL)"),
+    ],
+)
+def test_nothing_recorded_leaves_nothing(folder: Path, program: str, reason: str) -> None:
+    """Where nothing was recorded no file is left, and the sentence says why."""
+    (folder / "hello.py").write_text(program)
+    ended = record("-o", "run.memprof", "hello.py")
+    assert ended.stderr.splitlines()[-1].startswith(f"memprof: nothing was recorded: {reason}")
+    assert left(folder) == set()
+
+
+def test_nothing_recorded_leaves_no_older_file(folder: Path) -> None:
+    """With -f an older recording does not stay and pass for the new one."""
+    (folder / "run.memprof").write_text("older")
+    assert record("-f", "-o", "run.memprof", "hello.py").returncode == 0
+    assert left(folder) == set()
+
+
+def test_isolated_python_is_explained() -> None:
+    """python -I cannot be recorded, and the sentence says so."""
+    ended = record("--", sys.executable, "-I", "hello.py", "x")
+    assert ended.returncode == 0
+    assert ended.stdout == "['x']\n"
+    assert "python -I, -E and -S leave it out" in ended.stderr
+
+
+def test_fault_of_the_recorder_is_explained(folder: Path) -> None:
+    """Where the recorder could not start, the reason is in the sentence."""
+    (folder / "memprof.py").write_text("mine = True")
+    (folder / "hello.py").write_text("import torch")
+    ended = record("hello.py")
+    assert ended.returncode == 0
+    assert "the recorder could not start in hello.py: ImportError: the job has a module of its own" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [
+        ((), 2),
+        (("--steps", "0", "hello.py"), 2),
+        (("--step", "1", "hello.py"), 2),
+        (("absent.py",), 127),
+        (("--", "no-such-command"), 127),
+        (("--", "./hello.py"), 126),
+        (("-o", "absent/run.memprof", "hello.py"), 125),
+        (("-o", "train.py", "hello.py"), 125),
+        (("-o", "/proc/run.memprof", "hello.py"), 125),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_runs(folder: Path, words: tuple[str, ...], status: int) -> None:
+    """One sentence on stderr, the right exit code, no job and nothing left behind."""
+    ended = record(*words)
+    assert ended.returncode == status
+    assert ended.stdout == ""
+    assert "Traceback" not in ended.stderr
+    assert not (folder / "ran").exists()
+    assert left(folder) == set()
+
+
+def test_program_without_its_interpreter(folder: Path) -> None:
+    """A script whose first line names a missing interpreter is found out by the system alone: 127, nothing left."""
+    (folder / "hello.py").write_text("#!/no/such/interpreter\n")
+    (folder / "hello.py").chmod(0o755)
+    ended = record("--", "./hello.py")
+    assert (ended.returncode, ended.stdout) == (127, "")
+    assert "its interpreter is missing" in ended.stderr
+    (folder / "hello.py").write_bytes(b"\x7fELF no program")
+    assert record("--", "./hello.py").returncode == 126
+    assert left(folder) == set()
+
+
+def test_mistake_in_pyproject_is_a_usage_error(folder: Path) -> None:
+    """A misspelt key is named before anything runs."""
+    (folder / "pyproject.toml").write_text("[tool.memprof]\nstepz = 4\n")
+    ended = record("hello.py")
+    assert ended.returncode == 2
+    assert "Did you mean steps?" in ended.stderr
+    assert not (folder / "ran").exists()
+
+
+def test_mistake_in_the_environment_is_a_usage_error(folder: Path) -> None:
+    """So is a variable that does not fit."""
+    ended = record("hello.py", MEMPROF_STEPS="many")
+    assert ended.returncode == 2
+    assert "'many'" in ended.stderr
+    assert not (folder / "ran").exists()
+
+
+def test_job_gets_its_words_verbatim() -> None:
+    """Whatever follows the script is the job's, options of memprof's and dashes included."""
+    words = ["-o", "--steps", "--", "-h", "-m", "", "a b"]
+    assert record("-q", "hello.py", *words).stdout == f"{words}\n"
+    assert record("-q", "-m", "hello", *words).stdout == f"{words}\n"
+    assert record("-q", "--", sys.executable, "hello.py", *words).stdout == f"{words}\n"
+
+
+def test_parent_killed_leaves_a_spool_that_opens(folder: Path) -> None:
+    """When memprof is killed the job trains on, and its spool opens like a trace."""
+    (folder / "train.py").write_text(TRAINING + "open('ended', 'w')")
+    with subprocess.Popen(
+        [sys.executable, "-P", "-m", "memprof.cli.main", "record", "-o", "run.memprof", "train.py"],
+        stdout=subprocess.PIPE,
+        env=os.environ | {"STEPS": "200"},
+    ) as process:
+        assert process.stdout is not None
+        while process.stdout.readline() != b"1\n":
+            pass
+        process.kill()
+        assert process.stdout.read().endswith(b"199\n")
+    assert Trace.open("run.memprof.spool").recorded_steps == (2, 3, 4)
+    launch = json.loads(Path("run.memprof.spool/launch.json").read_text())
+    assert launch["options"] == {"skip": 2, "steps": 3, "stop": False}
+
+
+def test_killed_job_keeps_what_was_recorded(folder: Path) -> None:
+    """SIGKILL to the job leaves a trace that says where it ends, and memprof ends the same way."""
+    (folder / "train.py").write_text(
+        TRAINING.replace("print(step", "step == 3 and os.kill(os.getpid(), 9); print(step")
+    )
+    ended = record("-o", "run.memprof", "train.py")
+    assert ended.returncode == -signal.SIGKILL
+    assert "It ends early" in ended.stderr
+    trace = Trace.open("run.memprof")
+    assert trace.recorded_steps[0] == 2
+    capture = trace.manifest.capture
+    assert not capture.is_complete
+    assert capture.exit_status == -signal.SIGKILL
+
+
+def test_ranks_of_one_job_are_in_one_file(folder: Path) -> None:
+    """Processes that train side by side, as torchrun starts them, are packed together."""
+    launcher = (
+        "import os, subprocess, sys\n"
+        "def start(rank):\n"
+        "    variables = {'RANK': str(rank), 'WORLD_SIZE': '2'}\n"
+        "    return subprocess.Popen([sys.executable, 'train.py'], env=os.environ | variables)\n"
+        "jobs = [start(rank) for rank in range(2)]\n"
+        "sys.exit(max(job.wait() for job in jobs))\n"
+    )
+    (folder / "launch.py").write_text(launcher)
+    ended = record("-o", "run.memprof", "launch.py")
+    assert ended.returncode == 0
+    assert "in 2 processes" in ended.stderr
+    assert Trace.open("run.memprof").ranks == (0, 1)
+
+
+def test_packing_that_fails_keeps_status_and_spool(folder: Path) -> None:
+    """When the file cannot be written in the end, the job's status stands and the recording stays readable."""
+    (folder / "train.py").write_text(TRAINING.replace("sys.exit", "os.mkdir('run.memprof'); sys.exit"))
+    ended = record("-o", "run.memprof", "train.py", STATUS="4")
+    assert ended.returncode == 4
+    assert "run.memprof.spool" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert Trace.open("run.memprof.spool").recorded_steps == (2, 3, 4)
+
+
+def test_parent_stays_small_while_the_job_runs(folder: Path) -> None:
+    """Until the job has ended memprof holds no pandas, no numpy and no torch."""
+    look = "import os\nmaps = open(f'/proc/{os.getppid()}/maps').read()\n"
+    (folder / "hello.py").write_text(look + "print('pandas' in maps, 'numpy' in maps, 'libtorch' in maps)")
+    assert record("hello.py").stdout == "False False False\n"
+
+
+def test_manifest_names_the_run(folder: Path) -> None:
+    """A trace tells which job it is of, and when it was made."""
+    before = time.time() * 1e6
+    record("-q", "-o", "run.memprof", "train.py")
+    manifest = Trace.open("run.memprof").manifest
+    assert isinstance(manifest, Manifest)
+    assert manifest.target == "train.py"
+    assert before < manifest.created_us < time.time() * 1e6

@@ -1,0 +1,56 @@
+"""The sentences of the post-mortem."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from memprof.launch.verdict import Verdict, describe_nothing, describe_status
+
+
+def test_status_in_words() -> None:
+    """Signals are named, real-time signals numbered, statuses told."""
+    assert describe_status(0) == "it ended with status 0"
+    assert describe_status(255) == "it ended with status 255"
+    assert describe_status(-15) == "it was killed by SIGTERM"
+    assert describe_status(-40) == "it was killed by signal 40"
+
+
+@pytest.mark.parametrize(
+    ("marks", "reason"),
+    [
+        ((), "ran in no Python that takes the recorder in"),
+        (("python-started",), "never imported torch"),
+        (("python-started", "torch-imported"), "never called a model"),
+        (("python-started", "torch-imported", "process-7/"), "ended before the first operator"),
+    ],
+)
+def test_how_far_a_job_came(tmp_path: Path, marks: tuple[str, ...], reason: str) -> None:
+    """The marks in the spool tell how far the job came."""
+    for mark in marks:
+        if mark.endswith("/"):
+            (tmp_path / mark).mkdir()
+        else:
+            (tmp_path / mark).touch()
+    verdict = describe_nothing(tmp_path, "train.py", 1)
+    assert verdict.sentence.startswith("nothing was recorded: ")
+    assert reason in verdict.sentence
+    assert verdict.sentence.endswith("(it ended with status 1).")
+    assert verdict.next_command == ""
+
+
+@pytest.mark.parametrize("log", ["bootstrap-7.log", "recorder-7.log"])
+def test_fault_of_the_recorder_is_told(tmp_path: Path, log: str) -> None:
+    """The last line of a log is the reason, whatever else is there."""
+    (tmp_path / "python-started").touch()
+    (tmp_path / log).write_text("Traceback (most recent call last):\n  File\nOSError: no space\n\n")
+    assert "the recorder could not start in train.py: OSError: no space" in str(
+        describe_nothing(tmp_path, "train.py", 0)
+    )
+
+
+def test_verdict_on_the_terminal() -> None:
+    """Each line carries memprof's name, so that it is told from the job's own output."""
+    assert str(Verdict("a", "memprof report b")) == "memprof: a\nmemprof: next: memprof report b"
+    assert str(Verdict("a")) == "memprof: a"

@@ -1,0 +1,157 @@
+"""From the spool a job leaves behind to a trace."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memprof.errors import BadInputError, MemprofError
+from memprof.trace.manifest import Capture, Manifest
+from memprof.trace.pack import is_spool_folder, pack_spool, read_spool_folder
+from memprof.trace.schema import NONE, HostMemory, Ops
+from memprof.trace.store import Trace
+from tests.building import Tables
+
+LAUNCH = {"command": ["python", "train.py"], "target": "train.py", "parent_pid": 1}
+EXIT = {"returncode": 0, "ended_us": 9.0}
+
+
+@pytest.fixture
+def spool(tmp_path: Path) -> Path:
+    """A spool of two processes, 11 and 12, with host memory of these and of a worker, 13."""
+    folder = tmp_path / "run.memprof.spool"
+    for pid in (12, 11):
+        (folder / f"process-{pid}").mkdir(parents=True)
+    (folder / "launch.json").write_text(json.dumps(LAUNCH))
+    (folder / "exit.json").write_text(json.dumps(EXIT))
+    samples = [
+        {"time_us": 1.0, "pid": 11, "role": "trainer", "rss_bytes": 100, "private_bytes": 60},
+        {"time_us": 1.5, "pid": 12, "role": "trainer", "rss_bytes": 200, "private_bytes": None},
+        {"time_us": 2.0, "pid": 13, "role": "worker", "rss_bytes": 300},
+    ]
+    lines = "".join(json.dumps(sample) + "\n" for sample in samples)
+    (folder / "host.jsonl").write_text(lines + '{"time_us": 3.0, "pid": 1')
+    return folder
+
+
+class Assembler:
+    """Gives every process folder the same tables; stands in for reading the raw recording."""
+
+    def __init__(self, tables: Tables, ranks: dict[int, Manifest]) -> None:
+        self.tables = tables
+        self.ranks = ranks
+        self.seen: list[tuple[dict[str, Any], dict[str, Any] | None]] = []
+
+    def __call__(
+        self, folder: Path, launch: dict[str, Any], ended: dict[str, Any] | None
+    ) -> tuple[Manifest, Tables] | None:
+        self.seen.append((launch, ended))
+        pid = int(folder.name.removeprefix("process-"))
+        return (dataclasses.replace(self.ranks[pid], pid=pid), dict(self.tables)) if pid in self.ranks else None
+
+
+def test_processes_are_read_by_rank(spool: Path, small_tables: Tables) -> None:
+    """Each process is assembled with what the parent wrote, and they come in order of rank."""
+    assemble = Assembler(small_tables, {11: Manifest(rank=1), 12: Manifest(rank=0)})
+    ranks = read_spool_folder(spool, assemble)
+    assert [(manifest.rank, manifest.pid) for manifest, _ in ranks] == [(0, 12), (1, 11)]
+    assert assemble.seen == [(LAUNCH, EXIT), (LAUNCH, EXIT)]
+    assert len(ranks[1][1][Ops]) == 6
+
+
+def test_processes_of_equal_rank_are_numbered_by_start(spool: Path, small_tables: Tables) -> None:
+    """A job that starts two trainers without ranks gives rank 0 to the first one started."""
+    assemble = Assembler(small_tables, {11: Manifest(created_us=8.0), 12: Manifest(created_us=7.0)})
+    ranks = read_spool_folder(spool, assemble)
+    assert [(manifest.rank, manifest.pid, len(manifest.notes)) for manifest, _ in ranks] == [(0, 12, 0), (1, 11, 1)]
+
+
+def test_host_memory_is_shared_out(spool: Path, small_tables: Tables) -> None:
+    """Each rank has its own process's samples, the first also the workers'; a torn last line is left out."""
+    assemble = Assembler(small_tables, {11: Manifest(rank=0), 12: Manifest(rank=1)})
+    (_, first), (_, second) = read_spool_folder(spool, assemble)
+    host = first[HostMemory]
+    assert isinstance(host, HostMemory)
+    assert list(zip(host.pid.tolist(), host.role, host.rss_bytes.tolist(), strict=True)) == [
+        (11, "trainer", 100),
+        (13, "worker", 300),
+    ]
+    assert host.private_bytes.tolist() == [60, NONE]
+    assert Trace.of([(Manifest(), second)], spool).table(HostMemory).pid.tolist() == [12]
+
+
+def test_a_spool_without_host_samples_is_read(spool: Path, small_tables: Tables) -> None:
+    """A job too short to be sampled has no host memory, and is read all the same."""
+    (spool / "host.jsonl").unlink()
+    ((_, tables),) = read_spool_folder(spool, Assembler(small_tables, {11: Manifest()}))
+    assert len(tables[HostMemory]) == 0
+
+
+def test_a_job_still_running_is_read(spool: Path, small_tables: Tables) -> None:
+    """Without exit.json the processes are assembled with None in its place."""
+    (spool / "exit.json").unlink()
+    assemble = Assembler(small_tables, {11: Manifest()})
+    read_spool_folder(spool, assemble)
+    assert assemble.seen[0] == (LAUNCH, None)
+
+
+def test_no_recorded_process_is_told(spool: Path, small_tables: Tables) -> None:
+    """Where no process recorded anything the sentence says what became of the job."""
+    with pytest.raises(BadInputError, match=r"holds no recording: python train\.py ended with status 0"):
+        read_spool_folder(spool, Assembler(small_tables, {}))
+    assert spool.is_dir()
+
+
+def test_packing_writes_the_trace_and_removes_the_spool(spool: Path, small_tables: Tables) -> None:
+    """The trace holds what the spool held, the spool is gone, and one line says what was packed."""
+    output = spool.with_name("run.memprof")
+    result = pack_spool(spool, output, Assembler(small_tables, {11: Manifest(rank=0), 12: Manifest(rank=1)}))
+    assert not spool.exists()
+    # Each rank: 2 steps of 3 operators, in each step y and g are taken and freed.
+    assert (result.path, result.ranks, result.steps_recorded, result.events) == (output, (0, 1), 2, 16)
+    assert result.message.startswith(f"{output}: 2 steps, 12 operators, 16 allocator events, 2 processes in ")
+    trace = Trace.open(output)
+    assert trace.ranks == (0, 1)
+    trace.steady_step().check()
+
+
+def test_packing_says_where_an_incomplete_recording_ends(spool: Path, small_tables: Tables) -> None:
+    """The line names the place and the reason where the recording ends early."""
+    capture = Capture(is_complete=False, ends_at="step 1, backward", reason="killed by signal 9")
+    result = pack_spool(spool, spool.with_name("run.memprof"), Assembler(small_tables, {11: Manifest(capture=capture)}))
+    assert result.message.endswith(" The recording ends early in step 1, backward: killed by signal 9.")
+
+
+def test_a_trace_that_cannot_be_written_leaves_the_spool(spool: Path, small_tables: Tables) -> None:
+    """When the output cannot be written the recording is kept, and the sentence says where."""
+    output = spool.with_name("missing") / "run.memprof"
+    with pytest.raises(MemprofError) as caught:
+        pack_spool(spool, output, Assembler(small_tables, {11: Manifest()}))
+    message = str(caught.value)
+    assert message.startswith(
+        f"{output} cannot be written (No such file or directory); the recording is safe in {spool}"
+    )
+    assert len(read_spool_folder(spool, Assembler(small_tables, {11: Manifest()}))) == 1
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may write and remove everything")
+def test_a_spool_that_cannot_be_removed_is_told(spool: Path, small_tables: Tables) -> None:
+    """The trace is written and good even where its spool cannot be removed afterwards."""
+    spool.chmod(0o500)
+    result = pack_spool(spool, spool.with_name("run.memprof"), Assembler(small_tables, {11: Manifest()}))
+    spool.chmod(0o700)
+    assert "could not be removed" in result.message
+    assert Trace.open(result.path).ranks == (0,)
+
+
+def test_what_a_spool_is(spool: Path, tmp_path: Path) -> None:
+    """A folder is a spool by what the parent or a process wrote in it."""
+    assert is_spool_folder(spool)
+    (spool / "launch.json").unlink()
+    assert is_spool_folder(spool)
+    assert not is_spool_folder(tmp_path)
