@@ -79,7 +79,8 @@ def measure(
         script: Path of the Python script.
         arguments: Its arguments.
         environment: Environment of the process; the caller's own by default.
-        mark: Where to cut: at every optimizer ``update``, every outermost module ``call``, or ``never``.
+        mark: Where to cut: at every optimizer ``update``, at every ``call`` of an outermost module that has
+            parameters, or ``never``.
     """
     command = [sys.executable, str(Path(__file__).resolve()), "--inside", mark, str(script), *arguments]
     with tempfile.TemporaryFile() as log:
@@ -139,14 +140,15 @@ def _mark_updates() -> None:
 
 
 def _mark_calls() -> None:
+    import torch
     from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
     numbers: weakref.WeakKeyDictionary[object, int] = weakref.WeakKeyDictionary()
     depth = 0
 
-    def enter(module: object, _: object) -> None:
+    def enter(module: torch.nn.Module, _: object) -> None:
         nonlocal depth
-        if depth == 0:
+        if depth == 0 and any(True for _ in module.parameters()):  # a loss is no model
             os.write(2, b"memprof-truth mark %d\n" % numbers.setdefault(module, len(numbers)))
         depth += 1
 

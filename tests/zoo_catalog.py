@@ -54,7 +54,7 @@ CASES = (
     Case("siamese"),
     Case("translation_transformer"),
     Case("unet"),
-    Case("vae"),
+    Case("vae", unknown="the test set is held, and not touched before the recording is over"),
     Case("mnist"),
     # The optimizer's side
     Case("gradient_accumulation"),
@@ -63,7 +63,11 @@ CASES = (
     Case("optimizer_variants", ("--kind", "loop")),
     Case("optimizer_in_backward", updates=6),
     Case("scheduler_and_eval"),
-    Case("sparse_embedding", updates=2),
+    Case(
+        "sparse_embedding",
+        updates=2,
+        inexact="with any dispatch mode on, autograd clones a sparse gradient that it would else take over",
+    ),
     Case("time_sequence_lbfgs"),
     Case("weight_averages"),
     Case("parametrized_weights"),
@@ -82,19 +86,28 @@ CASES = (
     Case("custom_function"),
     Case("gradient_penalty"),
     Case("own_dispatch_mode"),
-    # The profiler of the script takes over in step 3. It warns of memory older than itself, unless the allocator
-    # knows of it, which it does once a recorder has been there.
-    Case("own_profiler", steps=(2, 4), noise="Memory block of unknown size was allocated before"),
+    # The profiler of the script takes over in step 3, and is still on when step 4 begins. It warns of memory older
+    # than itself, unless the allocator knows of it, which it does once a recorder has been there.
+    Case("own_profiler", steps=(2,), noise="Memory block of unknown size was allocated before"),
     Case("caught_errors"),
     Case("compiled", ("--backend", "aot_eager")),
     Case("compiled", ("--backend", "inductor")),
     # Who calls what, and from where
     Case("submodules_called"),
-    Case("dataloader_workers"),
-    Case("threaded_loader", inexact="how far the script's thread runs ahead differs from run to run"),
+    Case("dataloader_workers", unknown="the data set is held by the trainer, and touched in the workers only"),
+    Case(
+        "threaded_loader",
+        inexact="how far the script's thread runs ahead differs from run to run",
+        unknown="batches made by another thread have no operator, and those not yet used no purpose",
+    ),
     # Scripts without an optimizer
     Case("manual_update", updates=0, cut="call"),
-    Case("word_language_model", updates=0, cut="call"),
+    Case(
+        "word_language_model",
+        updates=0,
+        cut="call",
+        unknown="the validation set is held, and not touched before the recording is over",
+    ),
     Case("functional_training", updates=0, cut="never", inexact="one window: there are no steps to compare"),
     Case("inference_only", updates=0, cut="never", inexact="one window: there are no steps to compare"),
 )

@@ -27,8 +27,13 @@ def install(settings: dict[str, Any]) -> None:
         os.register_at_fork(after_in_child=lambda: _start_in_child(spool, window))
 
 
+def is_recording() -> bool:
+    """Whether this process is recorded by `memprof record`."""
+    return _recorder is not None
+
+
 def _start(spool: Path, window: Window) -> None:
-    global _recorder
+    global _recorder  # noqa: PLW0603 - one recorder a process, reached again at exit and after fork
     _recorder = Recorder(spool / f"process-{os.getpid()}", window)
     _recorder.install()
 

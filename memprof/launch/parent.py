@@ -114,7 +114,7 @@ def _pack(spool: Path, output: Path, target: Target, returncode: int) -> Verdict
         if not spool.exists():
             return Verdict(f"{output} is written, but could not be summed up ({fault}).", f"memprof report {output}")
         return Verdict(
-            f"the recording could not be packed ({fault}). It is safe in {spool}, which opens like a trace.",
+            f"the recording could not be packed ({fault}). It is safe in {spool}.",
             f"memprof report {spool}",
         )
 

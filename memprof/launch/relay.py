@@ -18,6 +18,10 @@ RELAYED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.
 _PATIENCE_S = 0.2
 
 
+#: More than a launcher ever has open. The system's own limit can be a thousand million.
+_MANY_DESCRIPTORS = 65_536
+
+
 class SignalRelay:
     """Watches the signals that reach this process while a job runs in the same process group.
 
@@ -120,7 +124,7 @@ def _witness(life: int, reports: int) -> None:
         os.dup2(life, 0)
         os.dup2(reports, 1)
         # Whoever reads the job's output must not wait for this process too.
-        os.closerange(2, os.sysconf("SC_OPEN_MAX"))
+        os.closerange(2, min(os.sysconf("SC_OPEN_MAX"), _MANY_DESCRIPTORS))
         signal.set_wakeup_fd(1, warn_on_full_buffer=False)
         os.read(0, 1)
     finally:

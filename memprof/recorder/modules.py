@@ -109,10 +109,15 @@ finally:
     attempt.body = body
     first = body[0]
     entry = frame.body[0]
-    for node in [*ast.walk(entry), *(n for part in (attempt.handlers, attempt.finalbody) for s in part for n in ast.walk(s))]:
+    for node in [
+        *ast.walk(entry),
+        *(n for part in (attempt.handlers, attempt.finalbody) for s in part for n in ast.walk(s)),
+    ]:
         for name, value in (
-            ("lineno", first.lineno), ("end_lineno", first.lineno),
-            ("col_offset", first.col_offset), ("end_col_offset", first.col_offset),
+            ("lineno", first.lineno),
+            ("end_lineno", first.lineno),
+            ("col_offset", first.col_offset),
+            ("end_col_offset", first.col_offset),
         ):
             if hasattr(node, name):
                 setattr(node, name, value)

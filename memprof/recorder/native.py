@@ -90,8 +90,12 @@ class NativeEvents:
         return all(
             hasattr(owner, name)
             for owner, name in (
-                (_autograd, "_enable_profiler"), (_autograd, "_prepare_profiler"), (_autograd, "_disable_profiler"),
-                (_autograd, "_profiler_enabled"), (_profiler, "ProfilerConfig"), (_profiler, "_ExperimentalConfig"),
+                (_autograd, "_enable_profiler"),
+                (_autograd, "_prepare_profiler"),
+                (_autograd, "_disable_profiler"),
+                (_autograd, "_profiler_enabled"),
+                (_profiler, "ProfilerConfig"),
+                (_profiler, "_ExperimentalConfig"),
             )
         ) and bool(torch.profiler.kineto_available())
 
@@ -137,7 +141,7 @@ def start_profiler(scope: Any, *, profile_memory: bool) -> None:
     )
     activities = {_profiler.ProfilerActivity.CPU}
     _autograd._prepare_profiler(config, activities)
-    _autograd._enable_profiler(config, activities, {scope})
+    _autograd._enable_profiler(config, activities, {scope})  # type: ignore[call-arg]  # torch's own stub lacks it
 
 
 def allocations(result: Any) -> list[Any]:

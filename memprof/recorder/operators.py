@@ -53,7 +53,9 @@ class _Operator:
         self.flop_formula: Callable[..., int] | None = None
         schema = getattr(operator, "_schema", None)
         if schema is not None:
-            written = [(i, a) for i, a in enumerate(schema.arguments) if a.alias_info is not None and a.alias_info.is_write]
+            written = [
+                (i, a) for i, a in enumerate(schema.arguments) if a.alias_info is not None and a.alias_info.is_write
+            ]
             self.mutated = frozenset(i for i, a in written if not a.kwarg_only)
             self.mutated_keywords = frozenset(a.name for _, a in written)
             if written:
@@ -72,7 +74,7 @@ class _Operator:
         self.flop_formula = flop_registry.get(getattr(operator, "overloadpacket", None))
 
 
-class OperatorMode(TorchDispatchMode):
+class OperatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's base is not annotated
     """Logs operators while it is on the dispatch stack.
 
     It lies at the bottom of the stack, below any mode of the user's, so that theirs are entered and left as if it
@@ -104,7 +106,7 @@ class OperatorMode(TorchDispatchMode):
             on_fault: Told when logging itself failed; the job goes on.
             on_operator_error: Told when an operator of the job raised, before the error goes on.
         """
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's base is not annotated
         self._log = log
         self._progress = progress
         self._stacks = stacks
@@ -162,7 +164,15 @@ class OperatorMode(TorchDispatchMode):
         return result
 
     def _note(
-        self, operator: _Operator, func: Any, args: Any, kwargs: Any, result: Any, start_ns: int, end_ns: int, frame: Any
+        self,
+        operator: _Operator,
+        func: Any,
+        args: Any,
+        kwargs: Any,
+        result: Any,
+        start_ns: int,
+        end_ns: int,
+        frame: Any,
     ) -> None:
         log = self._log
         progress = self._progress
@@ -243,8 +253,20 @@ class OperatorMode(TorchDispatchMode):
         flops = self._count_flops(operator, func, args, kwargs, result) if operator.flop_formula is not None else 0
         log.operators.extend(
             (
-                start_ns, end_ns, operator.name, sequence, node_sequence, module, phase, flags, call_number, stack,
-                flops, read_bytes, written_bytes, progress.micro_batch,
+                start_ns,
+                end_ns,
+                operator.name,
+                sequence,
+                node_sequence,
+                module,
+                phase,
+                flags,
+                call_number,
+                stack,
+                flops,
+                read_bytes,
+                written_bytes,
+                progress.micro_batch,
             )
         )
         log.op_count = op + 1
@@ -262,7 +284,7 @@ class OperatorMode(TorchDispatchMode):
             self._flops[key] = flops
         return flops
 
-    def push(self) -> None:
+    def slide_in(self) -> None:
         """Slides the mode under whatever modes are on the stack."""
         above = _pop_all()
         torch._C._push_on_torch_dispatch_stack(self)
@@ -270,7 +292,7 @@ class OperatorMode(TorchDispatchMode):
             torch._C._push_on_torch_dispatch_stack(mode)
         self.is_on = True
 
-    def pull(self) -> None:
+    def slide_out(self) -> None:
         """Takes the mode out of the stack, leaving all others in their order."""
         self.is_on = False
         for mode in _pop_all():
@@ -278,14 +300,14 @@ class OperatorMode(TorchDispatchMode):
                 torch._C._push_on_torch_dispatch_stack(mode)
 
     def __enter__(self) -> Any:
-        """Use `push`: entering like any other mode would put it on top of the user's."""
-        raise TypeError("OperatorMode is pushed, not entered")
+        """Use `slide_in`: entering like any other mode would put it on top of the user's."""
+        raise TypeError("OperatorMode slides in, it is not entered")
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Use `pull`."""
-        raise TypeError("OperatorMode is pulled, not left")
+        """Use `slide_out`."""
+        raise TypeError("OperatorMode slides out, it is not left")
 
 
 def skip_compiling(*functions: Any) -> None:

@@ -81,7 +81,10 @@ class Recorder:
     def install(self) -> None:
         """Puts the hooks in place; the job runs as before until it calls a model."""
         skip_compiling(
-            OperatorMode.__torch_dispatch__, Recorder._enter, Recorder._leave, Recorder._before_update,
+            OperatorMode.__torch_dispatch__,
+            Recorder._enter,
+            Recorder._leave,
+            Recorder._before_update,
             Recorder._after_update,
         )
         self._table.switch_on(is_late=self._is_late)
@@ -96,6 +99,11 @@ class Recorder:
     def has_begun(self) -> bool:
         """Whether there is a recording in the folder."""
         return self._watch is not None
+
+    @property
+    def has_operators(self) -> bool:
+        """Whether any operator was logged."""
+        return self._watch is not None and self._log.op_count > 0
 
     @property
     def is_closed(self) -> bool:
@@ -138,7 +146,7 @@ class Recorder:
         if self._watch is not None and self._is_mine():
             self._source.abandon()
             self._times.abandon()
-            self._mode.pull()
+            self._mode.slide_out()
         self._watch = Watch.CLOSED
         self._remove()
 
@@ -174,8 +182,16 @@ class Recorder:
                 if not self.is_closed:
                     flags = FLAG_CALL_RECOMPUTE if call.is_recompute else 0
                     self._log.calls.extend(
-                        (call.number, call.module, call.parent, call.first_op, self._log.op_count, call.enter_ns,
-                         time.time_ns(), flags)
+                        (
+                            call.number,
+                            call.module,
+                            call.parent,
+                            call.first_op,
+                            self._log.op_count,
+                            call.enter_ns,
+                            time.time_ns(),
+                            flags,
+                        )
                     )
         except BaseException as fault:  # noqa: BLE001 - nothing in here may reach the job
             self._fail(fault)
@@ -265,7 +281,13 @@ class Recorder:
         self._source: NativeEvents | StorageWatch = self._native
         self._times = OperatorTimes(log)
         self._mode = OperatorMode(
-            log, self._progress, self._stacks, self._registry, self._after_operator, self._fail, self._on_operator_error,
+            log,
+            self._progress,
+            self._stacks,
+            self._registry,
+            self._after_operator,
+            self._fail,
+            self._on_operator_error,
         )
         self._inventory = Inventory(log, self._registry, self._mode.tensor_number)
         for optimizer in live_objects(torch.optim.Optimizer):
@@ -291,7 +313,9 @@ class Recorder:
             self._close_epoch()
             if watch is Watch.TIMED:
                 if not self._times.start():
-                    self._log.record("notes", "the job's own profiler ran in the timed step: operator times are estimates")
+                    self._log.record(
+                        "notes", "the job's own profiler ran in the timed step: operator times are estimates"
+                    )
             elif watch is Watch.PLAIN:
                 self._calls.remove()
                 self._guard.remove()
@@ -355,7 +379,7 @@ class Recorder:
         with torch._C.DisableTorchFunction():
             self._inventory.held(self._storages.watch if needs_watch else None)
         self._is_epoch_open = True
-        self._mode.push()
+        self._mode.slide_in()
 
     def _close_epoch(self) -> None:
         if self._is_epoch_open:
@@ -422,7 +446,7 @@ class Recorder:
 
     def _pull_mode(self) -> None:
         if self._mode.is_on:
-            self._mode.pull()
+            self._mode.slide_out()
 
     def _fail(self, error: BaseException) -> None:
         """Gives up recording after a fault of its own; the job goes on."""
@@ -452,7 +476,7 @@ class Recorder:
     def _drop_sessions(self) -> None:
         """Ends profiler sessions of a recording given up; inside backward they wait for the end of the process."""
         if self._watch is not None and self._is_mine() and torch._C._current_graph_task_id() == -1:
-            self._mode.pull()
+            self._mode.slide_out()
             self._source.abandon()
             self._times.abandon()
 

@@ -98,4 +98,4 @@ class ModuleRegistry:
 
 
 def _is_lazy(parameter: torch.Tensor) -> bool:
-    return isinstance(parameter, torch.nn.parameter.UninitializedTensorMixin)
+    return isinstance(parameter, torch.nn.parameter.UninitializedParameter)

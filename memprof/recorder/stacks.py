@@ -57,7 +57,9 @@ class StackTable:
             code = here.f_code
             self._codes[id(code)] = code
             frames.append(f"{code.co_filename}:{here.f_lineno or code.co_firstlineno}:{code.co_name}")
-            through_checkpoint = through_checkpoint or code.co_filename.endswith(("utils/checkpoint.py", "utils\\checkpoint.py"))
+            through_checkpoint = through_checkpoint or code.co_filename.endswith(
+                ("utils/checkpoint.py", "utils\\checkpoint.py")
+            )
             here = here.f_back
         number = self._log.intern("stacks", key, [parent, frames])
         self._numbers[key] = number

@@ -33,7 +33,9 @@ class OperatorTimes:
         self.is_running = False
         times = self._log.times
         intern = self._log.intern
-        pending: list[tuple[Any, int]] = [(e, 0) for e in reversed(_autograd._disable_profiler().experimental_event_tree())]
+        pending: list[tuple[Any, int]] = [
+            (e, 0) for e in reversed(_autograd._disable_profiler().experimental_event_tree())
+        ]
         while pending:
             event, depth = pending.pop()
             times.extend((intern("names", event.name), event.start_time_ns, event.duration_time_ns, depth))

@@ -6,7 +6,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from memprof.trace.schema import Column, Table, Texts
@@ -139,8 +138,7 @@ def _decode(kind: type[T], data: bytes, limit_bytes: int) -> T:
 def _from_arrow(column: Column, values: pa.ChunkedArray[Any]) -> Any:
     if column.kind == "text":
         return _texts(column, values)
-    values = pc.fill_null(values.cast(_ARROW_TYPES[column.kind]), _missing(column))
-    return values.to_numpy()
+    return _as_numpy(values.cast(_ARROW_TYPES[column.kind]).combine_chunks(), column.dtype, _missing(column))
 
 
 def _texts(column: Column, values: pa.ChunkedArray[Any]) -> Any:
@@ -151,7 +149,29 @@ def _texts(column: Column, values: pa.ChunkedArray[Any]) -> Any:
     distinct: Texts = np.empty(len(joined.dictionary) + 1, dtype=object)
     distinct[:-1] = joined.dictionary.to_pylist()
     distinct[-1] = ""
-    return distinct[pc.fill_null(joined.indices, len(distinct) - 1).to_numpy(zero_copy_only=False)]
+    return distinct[_as_numpy(joined.indices.cast(pa.int64()), np.int64, len(distinct) - 1)]
+
+
+def _as_numpy(values: pa.Array[Any], dtype: Any, missing: Any) -> Any:
+    """Returns an Arrow array of numbers or booleans as numpy, nulls replaced.
+
+    Straight from its buffers: Arrow's own ``to_numpy`` and ``fill_null`` import pandas, which takes half a second.
+    """
+    validity, data = values.buffers()
+    inside = slice(values.offset, values.offset + len(values))
+    if data is None:
+        result = np.empty(0, dtype=dtype)
+    elif np.dtype(dtype) == np.bool_:
+        result = _bits(data)[inside].astype(np.bool_)
+    else:
+        result = np.frombuffer(data, dtype=dtype)[inside]
+    if validity is not None and values.null_count:
+        result = np.where(_bits(validity)[inside] == 0, np.asarray(missing, dtype=dtype), result)
+    return result
+
+
+def _bits(buffer: pa.Buffer) -> Any:
+    return np.unpackbits(np.frombuffer(buffer, dtype=np.uint8), bitorder="little")
 
 
 def _missing(column: Column) -> Any:

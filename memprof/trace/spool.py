@@ -34,8 +34,20 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     # One row per operator seen. `sequence` is autograd's counter while it ran, `node_sequence` that of the backward
     # node running (-1 outside backward, -2 for the accumulation of a gradient, whose module is then `module`).
     "operators": (
-        "start_ns", "end_ns", "name", "sequence", "node_sequence", "module", "phase", "flags", "call", "stack",
-        "flops", "read_bytes", "written_bytes", "micro_batch",
+        "start_ns",
+        "end_ns",
+        "name",
+        "sequence",
+        "node_sequence",
+        "module",
+        "phase",
+        "flags",
+        "call",
+        "stack",
+        "flops",
+        "read_bytes",
+        "written_bytes",
+        "micro_batch",
     ),
     # One row per operator and tensor it touches.
     "touches": ("op", "address", "size_bytes", "role", "tensor"),
@@ -154,14 +166,15 @@ def read_spool(folder: str | os.PathLike[str]) -> Spool:
     data = (Path(folder) / FILE_NAME).read_bytes()
     chunks: dict[str, list[npt.NDArray[np.int64]]] = {name: [] for name in COLUMNS}
     spool = Spool()
-    end = 0
+    whole = 0
     for stream, payload, end in _frames(data):
+        whole = end
         if stream in COLUMNS:
             width = len(COLUMNS[stream])
             chunks[stream].append(np.frombuffer(payload, dtype="<i8").reshape(-1, width))
         else:
             spool.records.setdefault(stream, []).append(json.loads(payload))
-    spool.is_whole = end == len(data)
+    spool.is_whole = whole == len(data)
     for stream, parts in chunks.items():
         width = len(COLUMNS[stream])
         spool.rows[stream] = np.concatenate(parts) if parts else np.empty((0, width), dtype=np.int64)

@@ -6,10 +6,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
 import numpy as np
-import pandas as pd
 
 from memprof.errors import BadInputError, UsageError
 from memprof.trace.archive import unreadable
@@ -19,6 +18,9 @@ from memprof.trace.manifest import Manifest, number_ranks
 from memprof.trace.pack import is_spool_folder, read_spool_folder
 from memprof.trace.schema import Ints, Ops, Steps, Table
 from memprof.trace.step import Step
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["Trace", "write_trace"]
 
@@ -133,6 +135,8 @@ class Trace:
 
     def frame(self, kind: type[Table]) -> pd.DataFrame:
         """Returns a table as a pandas DataFrame, with the same column names and values."""
+        import pandas as pd  # slow to import, and nothing else here needs it
+
         table = self.table(kind)
         return pd.DataFrame({column.name: getattr(table, column.name) for column in kind.columns()})
 
@@ -184,7 +188,8 @@ class Trace:
 
 def _last_of_most(steps: Steps, rows: Ints, ops: Ops) -> int:
     """Returns the last of the rows whose operators' names are the most frequent sequence; the later on a tie."""
-    names, _ = pd.factorize(ops.name)
+    codes: dict[str, int] = {}
+    names = np.array([codes.setdefault(name, len(codes)) for name in ops.name.tolist()], dtype=np.int64)
     sequences = {
         int(row): names[(ops.op_id >= steps.first_op_id[row]) & (ops.op_id <= steps.last_op_id[row])].tobytes()
         for row in rows[np.argsort(steps.step[rows])]
@@ -203,7 +208,7 @@ def _by_rank(processes: Sequence[FileRank]) -> dict[int, RecordedRank]:
 
 def _is_folder(path: Path) -> bool:
     """Tells a folder from a file, and a file that is missing because its spool was never packed."""
-    spool = path.with_name(f"{path.name}.spool")
+    spool = path.parent / f"{path.name}.spool"
     try:
         if not path.exists() and spool.is_dir():
             raise BadInputError(f"There is no file {path}, but its recording was not packed: open {spool} instead.")

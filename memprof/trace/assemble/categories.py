@@ -28,6 +28,7 @@ class Facts:
         name: Raw number of the name, NONE without.
         module: Module that owns it, NONE without.
         tensor: Raw number of its shape and type.
+        family: Number of its type and of all sizes but the first: a data set and its batches have the same.
     """
 
     storage: Ints
@@ -35,6 +36,7 @@ class Facts:
     name: Ints
     module: Ints
     tensor: Ints
+    family: Ints
 
     def about(self, code: int, storages: int) -> Bools:
         """Returns which storages a fact with this category code is about."""
@@ -80,7 +82,8 @@ def categorize(facts: Facts, lives: Lifetimes) -> Texts:
 
     Parameters, buffers, optimizer state and gradients are stated. What is made in forward and read in backward is
     an activation. What a model is called with, or what is made outside the training phases (or before) and read
-    there, is input; so is what Python held of the same shape and type. The rest of what operators made is temporary; the rest of what is older is unknown.
+    there, is input; so is what Python held of the same type and sizes but for the first. The rest of what operators
+    made is temporary; the rest of what is older is unknown.
     """
     storages = len(lives.created_op)
     phase = lives.phase
@@ -103,10 +106,9 @@ def categorize(facts: Facts, lives: Lifetimes) -> Texts:
     is_activation = (made_in_forward & read_in_backward) | (made_again & read_by_nodes)
     is_activation |= is_older & (stated_activation | (read_in_backward & ~is_input))
     category[is_activation] = "activation"
-    # Batches made ahead and not used yet look like those that were.
-    held = facts.category == HELD
-    kinds = facts.tensor[np.isin(facts.storage, np.flatnonzero(category == "input"))]
-    alike = facts.storage[held & np.isin(facts.tensor, kinds)]
+    # The data set, and batches made ahead and not used yet, look like the batches that were used.
+    families = facts.family[np.isin(facts.storage, np.flatnonzero(category == "input"))]
+    alike = facts.storage[(facts.category == HELD) & np.isin(facts.family, families)]
     category[alike[category[alike] == "unknown"]] = "input"
     for code, text in reversed(_SETTLED):
         category[facts.about(code, storages)] = text

@@ -100,9 +100,7 @@ def _step_notes(spool: Spool, steps: Steps) -> list[str]:
     return notes
 
 
-def _capture(
-    spool: Spool, exit_record: Mapping[str, Any] | None, steps: Steps, ops: Ops, modules: Modules
-) -> Capture:
+def _capture(spool: Spool, exit_record: Mapping[str, Any] | None, steps: Steps, ops: Ops, modules: Modules) -> Capture:
     end = spool.records.get("end", [])
     status = None if exit_record is None else exit_record.get("returncode")
     is_whole = bool(((steps.kind == "recorded") & steps.is_complete & (steps.first_op_id != NONE)).any())

@@ -99,5 +99,12 @@ def account(timeline: Timeline, lives: Lives, totals: Ints) -> Elsewhere:
         sizes.append(size)
         created.append(since)
         freed.append(NONE)
-    as_ints = [np.array(values, dtype=np.int64) for values in (sizes, created, freed)]
-    return Elsewhere(*as_ints, change=change, relief=relief, start_bytes=max(start, 0), missing_bytes=max(-start, 0))
+    return Elsewhere(
+        size_bytes=np.array(sizes, dtype=np.int64),
+        created=np.array(created, dtype=np.int64),
+        freed=np.array(freed, dtype=np.int64),
+        change=change,
+        relief=relief,
+        start_bytes=max(start, 0),
+        missing_bytes=max(-start, 0),
+    )

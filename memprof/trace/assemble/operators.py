@@ -133,7 +133,7 @@ def partners_by_step(recording: Recording) -> dict[int, Partners]:
 
 
 def durations(recording: Recording, partners: dict[int, Partners]) -> tuple[Floats, str]:
-    """Returns what each row takes without the recorder (microseconds, NaN for memory between operators), and how known."""
+    """Returns what each row takes without the recorder (microseconds, NaN between operators), and how that is known."""
     raw = recording.raw
     own_us = np.empty(recording.raw_count)
     for step in np.unique(recording.raw_step):

@@ -50,7 +50,9 @@ def choose_epoch(spool: Spool) -> Epoch | None:
     steps = spool.records.get("steps", [])
 
     def weight(epoch: Epoch) -> tuple[int, int, int]:
-        inside = [s for s in steps if epoch.first_op <= s["first_op"] and s["end_op"] <= epoch.end_op and s["is_complete"]]
+        inside = [
+            s for s in steps if epoch.first_op <= s["first_op"] and s["end_op"] <= epoch.end_op and s["is_complete"]
+        ]
         recorded = sum(s["kind"] == "recorded" for s in inside)
         return recorded, sum(s["kind"] in OBSERVED for s in inside), epoch.first_op
 
@@ -82,9 +84,14 @@ def step_table(spool: Spool, step_of_row: Ints, is_real: Bools) -> Steps:
             begin = max((r["end_ns"] for r in records), default=spool.records["epochs"][0]["time_ns"])
             records.append(
                 {
-                    "step": int(step), "kind": _kind_of(spool, int(step)), "start_ns": begin,
-                    "end_ns": int(operators[-1][1]) if len(rows) else begin, "paused_ns": 0, "updates": 0,
-                    "micro_batches": 0, "is_complete": False,
+                    "step": int(step),
+                    "kind": _kind_of(spool, int(step)),
+                    "start_ns": begin,
+                    "end_ns": int(operators[-1][1]) if len(rows) else begin,
+                    "paused_ns": 0,
+                    "updates": 0,
+                    "micro_batches": 0,
+                    "is_complete": False,
                 }
             )
     records.sort(key=lambda record: record["step"])

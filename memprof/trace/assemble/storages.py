@@ -107,7 +107,11 @@ def memory_tables(recording: Recording, modules: Modules, ops: Ops, partners: di
     storage = storage_of_life[touches.life]
     is_temporary = np.append(is_short, False)[touches.life]
     foreign = find_foreign(
-        touches.raw_op, touches.address, touches.size_bytes, touches.role == WRITE, (storage == NONE) & ~is_temporary,
+        touches.raw_op,
+        touches.address,
+        touches.size_bytes,
+        touches.role == WRITE,
+        (storage == NONE) & ~is_temporary,
         len(kept),
     )
     storage = np.where(storage == NONE, foreign.storage, storage)
@@ -231,7 +235,7 @@ def _is_sum_of_gradients(recording: Recording, lives: Lives, touches: _Touches, 
     row = recording.timeline.event_op[lives.born[first[is_known]]]
     maker = np.full(len(raw_op), NONE, dtype=np.int64)
     maker[is_known] = np.where(row >= 0, recording.timeline.raw_op[np.maximum(row, 0)], NONE)
-    is_sum = (maker != NONE) & (node[np.maximum(maker, 0)] != node[raw_op])
+    is_sum: Bools = (maker != NONE) & (node[np.maximum(maker, 0)] != node[raw_op])
     result = _first_life(touches, raw_op, WRITE)
     order = np.lexsort((touches.raw_op, touches.life))
     lives_sorted, ops_sorted = touches.life[order], touches.raw_op[order]
@@ -270,7 +274,7 @@ def _notes(elsewhere: Elsewhere) -> tuple[str, ...]:
     notes = []
     if elsewhere.missing_bytes:
         notes.append(
-            f"{elsewhere.missing_bytes:,} bytes held by Python when the recording began are not in the allocator's count"
+            f"{elsewhere.missing_bytes:,} bytes that Python held at the beginning are not in the allocator's count"
         )
     taken = int(elsewhere.size_bytes[elsewhere.created != NONE].sum())
     if taken:
@@ -284,7 +288,15 @@ def _facts(recording: Recording, lives: Lives, storage_of_life: Ints, foreign: F
     storage = storage_of_life[lives.find(columns["address"], position)]
     storage = np.where(storage == NONE, foreign.of_address(columns["address"]), storage)
     is_told = storage != NONE
-    return Facts(storage[is_told], *(columns[name][is_told] for name in ("category", "name", "module", "tensor")))
+    tensor = columns["tensor"][is_told]
+    return Facts(
+        storage=storage[is_told],
+        category=columns["category"][is_told],
+        name=columns["name"][is_told],
+        module=columns["module"][is_told],
+        tensor=tensor,
+        family=recording.tensors.families()[tensor],
+    )
 
 
 def _attributes(facts: Facts, touches: _Touches, storage: Ints, created: Ints, ops: Ops) -> tuple[Ints, Ints, Ints]:
@@ -327,5 +339,3 @@ def _unique_uses(op: Ints, storage: Ints, role: Ints) -> Uses:
     is_known = storage != NONE
     keys = np.unique(np.stack([op[is_known], storage[is_known], role[is_known]], axis=1), axis=0)
     return Uses.of(op_id=keys[:, 0], storage_id=keys[:, 1], role=np.array(ROLES, dtype=np.object_)[keys[:, 2]])
-
-

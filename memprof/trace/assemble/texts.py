@@ -42,6 +42,15 @@ class TensorKinds:
     dtype: list[str]
     device: list[str]
 
+    def families(self) -> Ints:
+        """Numbers the kinds so that those alike in all but their first size are equal; the last entry is NONE."""
+        numbers: dict[tuple[int, str, str], int] = {}
+        families = []
+        for shape, dtype in zip(self.shape, self.dtype, strict=True):
+            key = (shape.count("x") if shape else NONE, shape.partition("x")[2], dtype)
+            families.append(numbers.setdefault(key, len(numbers)))
+        return np.array([*families, NONE], dtype=np.int64)
+
 
 def tensor_kinds(spool: Spool) -> TensorKinds:
     """Reads the `tensors` stream."""

@@ -12,11 +12,14 @@ import numpy as np
 
 from memprof.trace.schema import NONE, Bools, Floats, Ints
 
-#: Above this share of operators without a partner in the timed step, the steps are taken to differ.
-_TOLERATED_MISSING = 0.02
+#: Above this share of working operators without a partner in the timed step, the steps are taken to differ.
+_TOLERATED_MISSING = 0.2
 #: Operators to look ahead for where two sequences meet again, and how many must then agree.
 _LOOK_AHEAD = 96
 _AGREEING = 3
+#: The same where one sequence holds a long passage more.
+_LONG_LOOK_AHEAD = 20_000
+_LONG_RUN = 8
 
 
 def packet(name: str) -> str:
@@ -117,6 +120,11 @@ def _next_meeting(mine: list[str], theirs: list[str], i: int, j: int) -> tuple[i
             a, b = i + ahead, j + distance - ahead
             if a < len(mine) and b < len(theirs) and mine[a : a + _AGREEING] == theirs[b : b + _AGREEING]:
                 return a, b
+    # One of the two did something else for a while: an evaluation, a checkpoint written.
+    run = mine[i : i + _LONG_RUN]
+    for b in range(j, min(len(theirs), j + _LONG_LOOK_AHEAD)):
+        if theirs[b : b + _LONG_RUN] == run:
+            return i, b
     return None
 
 
@@ -130,4 +138,5 @@ def corrected_durations(duration_ns: Ints, is_view: Bools) -> Floats:
         is_view: Operators that only make views. Shape (ops,).
     """
     cost = float(np.median(duration_ns[is_view])) if is_view.any() else float(duration_ns.min(initial=0))
-    return np.maximum(duration_ns - cost, 0.0) / 1000
+    corrected: Floats = np.maximum(duration_ns - cost, 0.0) / 1000
+    return corrected

@@ -1,0 +1,116 @@
+"""Records part of a script from its own code: `with memprof.record("run.memprof") as recorder:`."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from memprof.errors import BadInputError, MemprofError
+from memprof.launch import child
+from memprof.launch.output import claim_output, spool_of, write_exit, write_launch
+from memprof.launch.settings import Settings
+from memprof.launch.target import Target
+from memprof.recorder.recorder import Recorder
+from memprof.recorder.window import Window
+
+_logger = logging.getLogger("memprof")
+
+
+class InlineRecording:
+    """A recording of the code inside a ``with`` statement, packed into a file when it ends.
+
+    It begins at once; steps end with the optimizers' updates, or where `step` is called.
+    Inside ``memprof record`` it stands back: the job is being recorded already.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, skip: int, steps: int, force: bool) -> None:
+        """Prepares a recording; see `record`."""
+        self.path = Path(path)
+        self._window = Window(skip, steps)
+        self._settings = Settings(output=self.path, force=force, quiet=True, skip=skip, steps=steps)
+        self._recorder: Recorder | None = None
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the window is open: nothing is recorded before `with`, after the window, or inside memprof record."""
+        return self._recorder is not None and not self._recorder.is_closed
+
+    def step(self) -> None:
+        """Ends a training step. For loops without a torch optimizer; from the first call on, only this ends steps."""
+        if self._recorder is not None:
+            self._recorder.step()
+
+    def __enter__(self) -> Self:
+        """Begins to record.
+
+        Raises:
+            memprof.launch.target.CannotStartError: The file exists already, or cannot be written.
+        """
+        if child.is_recording():
+            _logger.info("this job is being recorded already; %s is not written", self.path)
+            return self
+        target = Target(arguments=tuple(sys.argv), name=sys.argv[0])
+        output = claim_output(target, self._settings)
+        spool = spool_of(output)
+        write_launch(spool, target, self._settings)
+        self._recorder = Recorder(spool.resolve() / f"process-{os.getpid()}", self._window, is_late=True)
+        self._recorder.install()
+        self._recorder.begin()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Ends the recording and writes the file. An error of the job's own goes on as it is.
+
+        Raises:
+            memprof.errors.MemprofError: The file cannot be written, or nothing was recorded; never in place of an
+                error of the job's own.
+        """
+        if self._recorder is None:
+            return
+        self._recorder.finish("the recorded block ended")
+        try:
+            self._pack(1 if error is not None else 0)
+        except MemprofError as failure:
+            if error is None:
+                raise
+            _logger.warning("%s", failure)
+
+    def _pack(self, status: int) -> None:
+        from memprof.trace.pack import pack_spool
+
+        assert self._recorder is not None
+        spool = spool_of(self.path)
+        write_exit(spool, status)
+        if self._recorder.failure:
+            _logger.warning("the recorder failed:\n%s", self._recorder.failure)
+        if not self._recorder.has_operators:
+            import shutil
+
+            shutil.rmtree(spool, ignore_errors=True)
+            raise BadInputError(f"{self.path} is not written: no operator of torch ran in the recorded block.")
+        pack_spool(spool, self.path)
+
+
+def record(path: str | os.PathLike[str], *, steps: int = 3, skip: int = 2, force: bool = False) -> InlineRecording:
+    """Records the training steps run inside a ``with`` statement.
+
+        with memprof.record("run.memprof", steps=3) as recorder:
+            for batch in loader:
+                train_step(batch)
+
+    Args:
+        path: File to write.
+        steps: Steps to record.
+        skip: Steps to let pass first.
+        force: Replace the file if it exists.
+
+    Raises:
+        ValueError: `steps` is not positive, or `skip` negative.
+    """
+    return InlineRecording(path, skip=skip, steps=steps, force=force)
