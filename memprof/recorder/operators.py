@@ -92,8 +92,8 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
         stacks: StackTable,
         registry: ModuleRegistry,
         after_operator: Callable[[int, bool], None],
-        on_fault: Callable[[BaseException], None],
-        on_operator_error: Callable[[BaseException], None],
+        on_fault: Callable[[Exception], None],
+        on_operator_error: Callable[[], None],
     ) -> None:
         """Shares the recorder's parts.
 
@@ -104,7 +104,7 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
             registry: Numbers modules.
             after_operator: Called with the time and whether backward is running, after each operator.
             on_fault: Told when logging itself failed; the job goes on.
-            on_operator_error: Told when an operator of the job raised, before the error goes on.
+            on_operator_error: Called when an operator of the job raised, before the error goes on.
         """
         super().__init__()  # type: ignore[no-untyped-call]  # torch's base is not annotated
         self._log = log
@@ -151,15 +151,15 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
         start_ns = _time_ns()
         try:
             result = operator.call(*args, **kwargs) if kwargs else operator.call(*args)
-        except BaseException as error:
-            self._on_operator_error(error)
+        except BaseException:
+            self._on_operator_error()
             raise
         end_ns = _time_ns()
         if self.is_on:
             try:
                 with torch._C.DisableTorchFunction():  # a subclass or mode of the user's must not see our questions
                     self._note(operator, func, args, kwargs, result, start_ns, end_ns, sys._getframe(1))
-            except BaseException as error:  # noqa: BLE001 - whatever fails in here must not reach the job
+            except Exception as error:  # noqa: BLE001 - whatever fails in here must not reach the job
                 self._on_fault(error)
         return result
 

@@ -138,7 +138,8 @@ def _decode(kind: type[T], data: bytes, limit_bytes: int) -> T:
 def _from_arrow(column: Column, values: pa.ChunkedArray[Any]) -> Any:
     if column.kind == "text":
         return _texts(column, values)
-    return _as_numpy(values.cast(_ARROW_TYPES[column.kind]).combine_chunks(), column.dtype, _missing(column))
+    whole: Any = values.cast(_ARROW_TYPES[column.kind]).combine_chunks()
+    return _as_numpy(whole, column.dtype, _missing(column))
 
 
 def _texts(column: Column, values: pa.ChunkedArray[Any]) -> Any:
@@ -164,14 +165,14 @@ def _as_numpy(values: pa.Array[Any], dtype: Any, missing: Any) -> Any:
     elif np.dtype(dtype) == np.bool_:
         result = _bits(data)[inside].astype(np.bool_)
     else:
-        result = np.frombuffer(data, dtype=dtype)[inside]
+        result = np.frombuffer(memoryview(data), dtype=dtype)[inside]
     if validity is not None and values.null_count:
         result = np.where(_bits(validity)[inside] == 0, np.asarray(missing, dtype=dtype), result)
     return result
 
 
 def _bits(buffer: pa.Buffer) -> Any:
-    return np.unpackbits(np.frombuffer(buffer, dtype=np.uint8), bitorder="little")
+    return np.unpackbits(np.frombuffer(memoryview(buffer), dtype=np.uint8), bitorder="little")
 
 
 def _missing(column: Column) -> Any:

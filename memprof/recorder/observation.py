@@ -1,0 +1,304 @@
+"""One recording under way: its streams, its observers, and the steps they are switched on for."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+import torch
+
+from memprof.recorder.inventory import Inventory
+from memprof.recorder.log import RawLog
+from memprof.recorder.machine import describe_process
+from memprof.recorder.native import NativeEvents
+from memprof.recorder.operators import OperatorMode
+from memprof.recorder.progress import OpenCall, Progress
+from memprof.recorder.registry import ModuleRegistry
+from memprof.recorder.rounds import OptimizerRounds
+from memprof.recorder.stacks import StackTable
+from memprof.recorder.timed import OperatorTimes
+from memprof.recorder.watch import StorageWatch
+from memprof.recorder.window import Watch, Window
+from memprof.trace.spool import FLAG_CALL_RECOMPUTE, SpoolWriter
+
+_FLUSH_NS = 1_000_000_000
+_RSS_NS = 20_000_000
+_RECORDING = (Watch.WARM_UP, Watch.RECORDED)
+
+
+class Observation:
+    """Observes the steps of one thread, the one that made it, and logs them.
+
+    Attributes:
+        watch: How the step under way is observed.
+        thread: The thread observed.
+        progress: Where in the step the job is.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        window: Window,
+        rounds: OptimizerRounds,
+        module_call: CodeType,
+        *,
+        is_late: bool,
+        can_hear: bool,
+        on_fault: Callable[[Exception], None],
+        on_operator_error: Callable[[], None],
+    ) -> None:
+        """Opens the recording.
+
+        Args:
+            folder: Spool folder of this process.
+            window: Which steps to record.
+            rounds: The job's optimizers.
+            module_call: Code of the function around every module call.
+            is_late: Tensors were made before the allocator's table was switched on.
+            can_hear: The allocator's table is there, so that native events are complete.
+            on_fault: Told when logging an operator failed.
+            on_operator_error: Told when an operator of the job raised.
+
+        Raises:
+            OSError: The spool cannot be written.
+        """
+        self.thread = threading.get_ident()
+        self.watch = Watch.SKIPPED
+        self.progress = Progress()
+        self._rounds = rounds
+        self._is_late = is_late
+        self._can_hear = can_hear and NativeEvents.is_available()
+        self._log = log = RawLog(SpoolWriter(folder))
+        log.record("start", describe_process(window, is_late=is_late))
+        self._registry = ModuleRegistry(log)
+        self._stacks = StackTable(log, module_call)
+        self._storages = StorageWatch(log)
+        self._native = NativeEvents(log)
+        self._source: NativeEvents | StorageWatch = self._native
+        self._times = OperatorTimes(log)
+        self._mode = OperatorMode(
+            log, self.progress, self._stacks, self._registry, self._after_operator, on_fault, on_operator_error
+        )
+        self._inventory = Inventory(log, self._registry, self._mode.tensor_number)
+        self._registry.scan()
+        self._step_start_ns = 0
+        self._step_first_op = 0
+        self._paused_ns = 0
+        self._call_count = 0
+        self._is_epoch_open = False
+        self._sampled_rss_ns = 0
+
+    @property
+    def is_recording(self) -> bool:
+        """Whether operators of the step under way are recorded."""
+        return self.watch in _RECORDING
+
+    @property
+    def op_count(self) -> int:
+        """Operators logged so far."""
+        return self._log.op_count
+
+    @property
+    def step_ops(self) -> int:
+        """Operators logged in the step under way."""
+        return self._log.op_count - self._step_first_op
+
+    # -- steps --------------------------------------------------------------------------------------------------
+
+    def begin_step(self, watch: Watch) -> None:
+        """Switches the observers for a step that begins now."""
+        self.watch = watch
+        self.progress.begin_step()
+        self._step_first_op = self._log.op_count
+        if self.is_recording:
+            if not self._is_epoch_open:
+                self._open_epoch()
+            with torch._C.DisableTorchFunction():
+                self._inventory.models()
+        else:
+            self._slide_out()
+            self._close_epoch()
+            if watch is Watch.TIMED and not self._times.start():
+                self._note_untimed()
+        self._log.flush()
+        self._paused_ns = 0
+        self._step_start_ns = time.time_ns()
+
+    def end_step(self, step: int) -> None:
+        """Ends the step under way."""
+        end_ns = time.time_ns()
+        self._times.stop()
+        if self.is_recording:
+            with torch._C.DisableTorchFunction():
+                for optimizer in self._rounds.alive():
+                    self._inventory.optimizer_state(optimizer)
+            self._source.cut()
+            self._log.sample_rss()
+        # Where the job's own profiler took over, the rest of the step was not heard.
+        self._write_step(step, end_ns, is_complete=self._is_epoch_open or not self.is_recording)
+
+    def close(self, step: int, reason: str, *, is_inside_step: bool) -> None:
+        """Ends the recording for good."""
+        end_ns = time.time_ns()
+        self._slide_out()
+        if torch._C._current_graph_task_id() == -1 and self.is_mine():
+            self._times.stop()
+            self._close_epoch()
+        if is_inside_step and self.is_recording and self.step_ops:
+            self._write_step(step, end_ns, is_complete=False)
+        self.watch = Watch.CLOSED
+        self._log.close([("end", {"reason": reason, "time_ns": end_ns})])
+
+    def give_up(self, fault: str) -> None:
+        """Ends a recording that failed; sessions inside backward wait for `drop_sessions`."""
+        self.watch = Watch.CLOSED
+        self._mode.is_on = False
+        self.drop_sessions()
+        self._log.close([("faults", fault)])
+
+    def drop_sessions(self) -> None:
+        """Ends what still listens on this thread, without logging."""
+        if self.is_mine() and torch._C._current_graph_task_id() == -1:
+            self._mode.slide_out()
+            self._source.abandon()
+            self._times.abandon()
+
+    def step_aside(self, step: int) -> None:
+        """Makes way for the job's own profiler: two sessions on one thread steal each other's events."""
+        if self._times.is_running:
+            self._times.stop()
+            self._log.times.clear()
+            self._note_untimed()
+        if self._is_epoch_open and self._source is self._native:
+            self._slide_out()
+            self._close_epoch()
+            self.note(f"the job's own profiler started in step {step}: recording stepped aside until its end")
+
+    def note(self, sentence: str) -> None:
+        """Writes a sentence for the reader of the trace."""
+        self._log.record("notes", sentence)
+
+    def is_mine(self) -> bool:
+        """Whether this is the observed thread."""
+        return threading.get_ident() == self.thread
+
+    # -- what the job does --------------------------------------------------------------------------------------
+
+    def open_call(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OpenCall:
+        """Notes that a module is called; called from the function around the call."""
+        progress = self.progress
+        is_backward = torch._C._current_graph_task_id() != -1
+        outer = progress.calls[-1] if progress.calls else None
+        if outer is None and not is_backward:
+            if torch.is_grad_enabled():
+                progress.begin_model_call()
+            with torch._C.DisableTorchFunction():
+                self._inventory.inputs(args, kwargs)
+        call = OpenCall(
+            number=self._call_count,
+            module=self._registry.number(module),
+            parent=outer.number if outer else -1,
+            first_op=self._log.op_count,
+            enter_ns=time.time_ns(),
+            stack=self._stacks.number(sys._getframe(2), outer.stack if outer else -1),
+            is_recompute=is_backward,
+        )
+        self._call_count += 1
+        progress.calls.append(call)
+        return call
+
+    def close_call(self, call: OpenCall) -> None:
+        """Notes that a module call is over, and with it those inside that ended without saying so."""
+        calls = self.progress.calls
+        if call not in calls:
+            return
+        while calls.pop() is not call:
+            pass
+        if self.watch is not Watch.CLOSED:
+            flags = FLAG_CALL_RECOMPUTE if call.is_recompute else 0
+            self._log.calls.extend(
+                (
+                    call.number,
+                    call.module,
+                    call.parent,
+                    call.first_op,
+                    self._log.op_count,
+                    call.enter_ns,
+                    time.time_ns(),
+                    flags,
+                )
+            )
+
+    def begin_update(self, optimizer: Any) -> None:
+        """Notes that an optimizer is about to update."""
+        if self.is_recording:
+            self.progress.begin_optimizer()
+            with torch._C.DisableTorchFunction():
+                self._inventory.gradients(optimizer)
+
+    def end_update(self) -> None:
+        """Notes that an optimizer has updated."""
+        if self.is_recording:
+            self.progress.end_optimizer()
+
+    def _after_operator(self, now_ns: int, is_backward: bool) -> None:
+        if now_ns - self._sampled_rss_ns > _RSS_NS:
+            self._sampled_rss_ns = now_ns
+            self._log.sample_rss()
+        if now_ns - self._log.flushed_ns > _FLUSH_NS:
+            if not is_backward and torch._C._current_graph_task_id() == -1:
+                self._source.cut()
+            self._log.flush()
+            self._paused_ns += time.time_ns() - now_ns
+
+    # -- inside -------------------------------------------------------------------------------------------------
+
+    def _write_step(self, step: int, end_ns: int, *, is_complete: bool) -> None:
+        progress = self.progress
+        self._log.record(
+            "steps",
+            {
+                "step": step,
+                "kind": self.watch.value,
+                "start_ns": self._step_start_ns,
+                "end_ns": end_ns,
+                "paused_ns": self._paused_ns,
+                "first_op": self._step_first_op,
+                "end_op": self._log.op_count,
+                "updates": self._rounds.updates,
+                "members": self._rounds.members,
+                "micro_batches": progress.backward_rounds + progress.was_backward,
+                "is_complete": is_complete,
+            },
+        )
+
+    def _open_epoch(self) -> None:
+        """Starts to hear of memory; what is alive already is written down first."""
+        self._source = self._native if self._can_hear and self._native.start() else self._storages
+        needs_watch = self._is_late or self._source is self._storages
+        if needs_watch:
+            self._storages.start()
+        self._mode.on_output = self._storages.watch if self._source is self._storages else None
+        self._log.record("epochs", {"op": self._log.op_count, "time_ns": time.time_ns(), "source": self._source.name})
+        with torch._C.DisableTorchFunction():
+            self._inventory.held(self._storages.watch if needs_watch else None)
+        self._is_epoch_open = True
+        self._mode.slide_in()
+
+    def _close_epoch(self) -> None:
+        if self._is_epoch_open:
+            self._is_epoch_open = False
+            self._source.stop()
+            self._storages.stop()
+
+    def _slide_out(self) -> None:
+        if self._mode.is_on:
+            self._mode.slide_out()
+
+    def _note_untimed(self) -> None:
+        self.note("the job's own profiler ran in the timed step: operator times are estimates")
