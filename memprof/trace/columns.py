@@ -20,7 +20,13 @@ TABLE_LIMIT_BYTES = 32 * 1024**3
 #: leave them full.) Moments are Unix time, whose float64 has no more than a quarter of a microsecond.
 _STEPS_PER_US = 1024.0
 
-_ARROW_TYPES = {"id": pa.int64(), "int": pa.int64(), "float": pa.float64(), "bool": pa.bool_(), "text": pa.string()}
+_ARROW_TYPES: dict[str, pa.DataType] = {
+    "id": pa.int64(),
+    "int": pa.int64(),
+    "float": pa.float64(),
+    "bool": pa.bool_(),
+    "text": pa.string(),
+}
 
 
 class CorruptTableError(Exception):

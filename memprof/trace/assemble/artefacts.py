@@ -75,38 +75,37 @@ def merge_lives(timeline: Timeline, lives: Lives, mergers: Mergers) -> tuple[Liv
     return Lives(lives.address, lives.size_bytes, lives.born, died), become, is_void
 
 
-def wrapped_twice(timeline: Timeline, lives: Lives, op_start_ns: Ints, is_touched: Bools) -> Bools:
-    """Finds the numbers wrapped as tensors before an operator that wraps them again itself.
+def wrapped_twice(timeline: Timeline, lives: Lives, op_start_ns: Ints) -> Bools:
+    """Finds the numbers that operators wrapped as tensors although they had been wrapped ahead of them.
 
     Args:
         timeline: Rows and events.
         lives: Lives of blocks.
         op_start_ns: Start of each row's operator; of rows that are none, any moment. Shape (rows,).
-        is_touched: Lives that some operator was given: tensors of the job's own. Shape (lives,).
 
     Returns:
         The lives that do not exist in the plain run. Shape (lives,).
     """
     found = np.zeros(len(lives.born), dtype=np.bool_)
-    small = np.flatnonzero(
-        (lives.size_bytes <= _NUMBER_BYTES) & (lives.born != NONE) & (lives.died != NEVER) & ~is_touched
-    )
-    born, died = lives.born[small], lives.died[small]
+    small = np.flatnonzero((lives.size_bytes <= _NUMBER_BYTES) & (lives.born != NONE))
+    born = lives.born[small]
     op = timeline.event_op[born]
-    ends_here = timeline.event_op[died] == op
-    is_inside = timeline.event_is_inside[born] & ends_here & (op != NONE)
+    is_inside = timeline.event_is_inside[born] & (op != NONE)
     is_ahead = timeline.event_time_ns[born] < op_start_ns[np.maximum(op, 0)]
     ahead = is_inside & is_ahead
-    again = is_inside & ~is_ahead & timeline.event_is_inside[died]
+    died = lives.died[small]
+    ends_inside = died != NEVER
+    ended = died[ends_inside]
+    ends_inside[ends_inside] = (timeline.event_op[ended] == op[ends_inside]) & timeline.event_is_inside[ended]
+    again = is_inside & ~is_ahead & ends_inside
     keys = op * (_NUMBER_BYTES + 1) + lives.size_bytes[small]
-    # One number may be wrapped again for each that was wrapped ahead.
-    rank_ahead = _rank_within(keys[ahead])
-    keys_again, counts = np.unique(keys[again], return_counts=True)
-    if not len(keys_again) or not ahead.any():
+    # Of each size, as many were wrapped again as had been wrapped ahead.
+    keys_ahead, counts = np.unique(keys[ahead], return_counts=True)
+    if not len(keys_ahead) or not again.any():
         return found
-    place = np.minimum(np.searchsorted(keys_again, keys[ahead]), len(keys_again) - 1)
-    has_again = (keys_again[place] == keys[ahead]) & (rank_ahead < counts[place])
-    found[small[ahead][has_again]] = True
+    place = np.minimum(np.searchsorted(keys_ahead, keys[again]), len(keys_ahead) - 1)
+    is_repeat = (keys_ahead[place] == keys[again]) & (_rank_within(keys[again]) < counts[place])
+    found[small[again][is_repeat]] = True
     return found
 
 

@@ -45,12 +45,6 @@ class _Touches:
     tensor: Ints
     life: Ints
 
-    def mask(self, lives: int) -> Bools:
-        """Returns which lives are touched."""
-        mask = np.zeros(lives, dtype=np.bool_)
-        mask[self.life[self.life != NONE]] = True
-        return mask
-
 
 @dataclass(frozen=True)
 class MemoryTables:
@@ -83,7 +77,7 @@ def memory_tables(recording: Recording, modules: Modules, ops: Ops, partners: di
     lives = pair(timeline, alive["address"], alive["size_bytes"])
     touches = _touches(recording, lives)
     elsewhere = _elsewhere(recording, lives)
-    is_repeated = wrapped_twice(timeline, lives, _own_start(recording), touches.mask(len(lives.born)))
+    is_repeated = wrapped_twice(timeline, lives, _own_start(recording))
     lives, become, is_void = merge_lives(timeline, lives, _mergers(recording, lives, touches, partners))
     is_void[lives.born[is_repeated]] = True
     is_void[lives.died[is_repeated]] = True
