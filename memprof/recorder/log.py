@@ -86,6 +86,19 @@ class RawLog:
         """Logs what the memory at an address is for, as of now."""
         self.facts.extend((time.time_ns(), address, size_bytes, category, name, module, tensor))
 
+    def abort(self, fault: str) -> None:
+        """Drops what is buffered, writes why, and closes the file: little enough to fit where a full disk is the reason.
+
+        Raises:
+            OSError: Not even that could be written.
+        """
+        for stream in COLUMNS:
+            getattr(self, stream).clear()
+        try:
+            self._writer.write_record("faults", fault)
+        finally:
+            self._writer.close()
+
     def close(self, records: Iterable[tuple[str, Any]] = ()) -> None:
         """Flushes, writes last records and closes the file."""
         for stream, record in records:

@@ -159,7 +159,7 @@ class Observation:
         self.watch = Watch.CLOSED
         self._mode.is_on = False
         self.drop_sessions()
-        self._log.close([("faults", fault)])
+        self._log.abort(fault)
 
     def drop_sessions(self) -> None:
         """Ends what still listens on this thread, without logging."""
