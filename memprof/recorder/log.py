@@ -87,15 +87,18 @@ class RawLog:
         self.facts.extend((time.time_ns(), address, size_bytes, category, name, module, tensor))
 
     def abort(self, fault: str) -> None:
-        """Drops what is buffered, writes why, and closes the file: little enough to fit where a full disk is the reason.
+        """Drops what is buffered, writes why, and closes the file.
 
         Raises:
-            OSError: Not even that could be written.
+            OSError: Not even the reason could be written.
         """
         for stream in COLUMNS:
             getattr(self, stream).clear()
         try:
-            self._writer.write_record("faults", fault)
+            try:
+                self._writer.write_record("faults", fault)
+            except OSError:  # on a full disk a line may still fit
+                self._writer.write_record("faults", fault.strip().splitlines()[-1])
         finally:
             self._writer.close()
 

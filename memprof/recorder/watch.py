@@ -47,36 +47,44 @@ class StorageWatch:
         self._log.events.extend((time.time_ns(), *HEARD))
 
     def stop(self) -> None:
-        """Forgets all storages."""
+        """Stops logging; storages are followed on, so that those that live are known when it starts again."""
         if self.is_running:
             self.cut()
         self.is_running = False
-        self._alive.clear()
 
     def abandon(self) -> None:
-        """Forgets all storages in a forked child."""
+        """Stops for good, without logging: the recording is over, or this is a forked child."""
         self.is_running = False
         self._alive.clear()
 
-    def watch(self, tensor: torch.Tensor, moment_ns: int = 0) -> None:
-        """Logs a tensor's storage as born at a moment (now, where none is given) unless it is known."""
+    def watch(self, tensor: torch.Tensor, moment_ns: int) -> None:
+        """Logs a tensor's storage as born at a moment unless it is known."""
         address, size = owned_span(tensor)
-        if not address:
+        known = self._follow(tensor, address, size)
+        if known == (address, size):
             return
+        if known is not None:  # it was resized
+            self._log.events.extend((moment_ns, known[0], -known[1], -1))
+        self._log.events.extend((moment_ns, address, size, -1))
+
+    def remember(self, tensor: torch.Tensor) -> None:
+        """Follows the storage of a tensor that is there already: its death is logged, its birth is not."""
+        self._follow(tensor, *owned_span(tensor))
+
+    def _follow(self, tensor: torch.Tensor, address: int, size: int) -> tuple[int, int] | None:
+        """Follows a tensor's storage; returns its address and size as known before, None where it is new."""
+        if not address:
+            return address, size
         storage = tensor.untyped_storage()
-        moment_ns = moment_ns or time.time_ns()
         key = storage._cdata  # unique among storages alive
         known = self._alive.get(key)
         if known is not None:
-            reference, known_address, known_size = known
-            if (known_address, known_size) == (address, size):
-                return
-            self._log.events.extend((moment_ns, known_address, -known_size, -1))  # it was resized
+            reference = known[0]
         else:
             reference = _Reference(storage, self._died)
             reference.key = key
         self._alive[key] = (reference, address, size)
-        self._log.events.extend((moment_ns, address, size, -1))
+        return None if known is None else known[1:]
 
     def _died(self, reference: weakref.ref[torch.UntypedStorage]) -> None:
         assert isinstance(reference, _Reference)
