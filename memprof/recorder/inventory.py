@@ -104,11 +104,11 @@ class Inventory:
         for tensor in tensors_in([args, kwargs]):
             self._state(tensor, INPUT, "", -1)
 
-    def held(self, watch: Callable[[torch.Tensor], None] | None) -> None:
+    def held(self, remember: Callable[[torch.Tensor], None] | None) -> None:
         """States every tensor Python holds, so that what was alive before the recording is known.
 
         Args:
-            watch: Called with each tensor, where the event source must be told what is alive.
+            remember: Called with each tensor, where the event source does not hear of the end of older memory.
         """
         now = time.time_ns()
         seen: set[int] = set()
@@ -122,8 +122,8 @@ class Inventory:
             if address and address not in seen:
                 seen.add(address)
                 self._log.alive.extend((now, address, size))
-                if watch is not None:
-                    watch(tensor)
+                if remember is not None:
+                    remember(tensor)
 
     def _state(self, tensor: torch.Tensor, category: int, name: str, module: int) -> None:
         for inner in _plain_tensors(tensor):

@@ -152,6 +152,7 @@ class Observation:
         if is_inside_step and self.is_recording and self.step_ops:
             self._write_step(step, end_ns, is_complete=False)
         self.watch = Watch.CLOSED
+        self._storages.abandon()
         self._log.close([("end", {"reason": reason, "time_ns": end_ns})])
 
     def give_up(self, fault: str) -> None:
@@ -165,7 +166,8 @@ class Observation:
         """Ends what still listens on this thread, without logging."""
         if self.is_mine() and torch._C._current_graph_task_id() == -1:
             self._mode.slide_out()
-            self._source.abandon()
+            self._storages.abandon()
+            self._native.abandon()
             self._times.abandon()
 
     def step_aside(self, step: int) -> None:
@@ -280,13 +282,13 @@ class Observation:
     def _open_epoch(self) -> None:
         """Starts to hear of memory; what is alive already is written down first."""
         self._source = self._native if self._can_hear and self._native.start() else self._storages
-        needs_watch = self._is_late or self._source is self._storages
-        if needs_watch:
-            self._storages.start()
-        self._mode.on_output = self._storages.watch if self._source is self._storages else None
+        is_fallback = self._source is self._storages
+        self._mode.on_output = self._storages.watch if is_fallback else None
+        self._storages.start()
         self._log.record("epochs", {"op": self._log.op_count, "time_ns": time.time_ns(), "source": self._source.name})
         with torch._C.DisableTorchFunction():
-            self._inventory.held(self._storages.watch if needs_watch else None)
+            self._inventory.held(self._storages.remember if is_fallback or self._is_late else None)
+        self._is_late = False  # what is taken from now on is in the allocator's table, which tells of its end
         self._is_epoch_open = True
         self._mode.slide_in()
 

@@ -103,7 +103,9 @@ class SpoolWriter:
         """
         self.folder = Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._file = os.open(self.folder / FILE_NAME, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        self._file = os.open(
+            self.folder / FILE_NAME, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644
+        )
         self._end = 0
 
     def write_rows(self, stream: str, rows: array[int]) -> None:

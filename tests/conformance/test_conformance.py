@@ -147,6 +147,7 @@ CASES = [
     training("starts_workers.py fork"),
     training("starts_workers.py spawn"),
     training("runs_threads.py"),
+    training("trains_in_thread.py"),
     training("counts_children.py"),
     training("imports_nothing.py"),
     training("own_profiler.py"),
