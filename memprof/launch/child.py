@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from memprof.recorder.native import NativeEvents
 from memprof.recorder.recorder import Recorder
 from memprof.recorder.window import Window
 
@@ -21,6 +22,7 @@ def install(settings: dict[str, Any]) -> None:
     """
     spool = Path(settings["spool"])
     window = Window(int(settings["skip"]), int(settings["steps"]), bool(settings["stop"]))
+    NativeEvents.initialize()
     _start(spool, window)
     atexit.register(_finish)
     if hasattr(os, "register_at_fork"):

@@ -35,7 +35,7 @@ def describe_process(window: Window, *, is_late: bool) -> dict[str, Any]:
             "device_kind": "cpu",
             "cores": os.cpu_count() or 0,
             "memory_bytes": _memory_bytes(),
-            "os": platform.platform(terse=True),
+            "os": _system(),
         },
     }
 
@@ -52,8 +52,16 @@ def _processor() -> str:
                 if line.startswith("model name"):
                     return line.partition(":")[2].strip()
     except OSError:
-        return platform.processor() or platform.machine()
-    return platform.processor() or platform.machine()
+        return platform.machine()  # platform.processor() would start a process inside the job
+    return platform.machine()  # platform.processor() would start a process inside the job
+
+
+def _system() -> str:
+    """Names the system; platform.platform() would start a process inside the job."""
+    if hasattr(os, "uname"):
+        system = os.uname()
+        return f"{system.sysname} {system.release}"
+    return sys.platform
 
 
 def _memory_bytes() -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,7 @@ class AllocatorTable:
         self._report = _flag("FLAGS_caffe2_report_cpu_memory_usage", ctypes.c_bool)
         self._log_level = _flag("FLAGS_caffe2_log_level", ctypes.c_int)
         self._found_log_level: int | None = None
+        self._is_on = False
 
     @property
     def is_available(self) -> bool:
@@ -58,6 +60,7 @@ class AllocatorTable:
                 the block. Its log level is raised to errors until `switch_off`, so that the job's stderr stays as
                 it would be.
         """
+        self._is_on = True
         if self._report is not None:
             self._report.value = True
         if is_late and self._log_level is not None:
@@ -65,7 +68,10 @@ class AllocatorTable:
             self._log_level.value = max(self._log_level.value, 2)
 
     def switch_off(self) -> None:
-        """Puts the allocator's flags back."""
+        """Puts the allocator's flags back, unless that was done: another recorder may have switched them on since."""
+        if not self._is_on:
+            return
+        self._is_on = False
         if self._report is not None:
             self._report.value = False
         if self._found_log_level is not None:
@@ -98,6 +104,14 @@ class NativeEvents:
                 (_profiler, "_ExperimentalConfig"),
             )
         ) and bool(torch.profiler.kineto_available())
+
+    @classmethod
+    def initialize(cls) -> None:
+        """Makes torch's profiler set itself up in this thread, the main one; it complains when another is first."""
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main and cls.is_available() and not _autograd._profiler_enabled():
+            start_profiler(_profiler.RecordScope.LITE_INTERPRETER, profile_memory=False)
+            _autograd._disable_profiler()
 
     def start(self) -> bool:
         """Starts hearing; returns False when the job's own profiler is running, which must not be disturbed."""

@@ -31,6 +31,16 @@ _RSS_NS = 20_000_000
 _RECORDING = (Watch.WARM_UP, Watch.RECORDED)
 
 
+class _AtThreadEnd:
+    """Does something when the thread that holds it ends, in that thread."""
+
+    def __init__(self, action: Callable[[], None]) -> None:
+        self._action = action
+
+    def __del__(self) -> None:
+        self._action()
+
+
 class Observation:
     """Observes the steps of one thread, the one that made it, and logs them.
 
@@ -51,6 +61,7 @@ class Observation:
         can_hear: bool,
         on_fault: Callable[[Exception], None],
         on_operator_error: Callable[[], None],
+        on_thread_end: Callable[[], None],
     ) -> None:
         """Opens the recording.
 
@@ -63,11 +74,14 @@ class Observation:
             can_hear: The allocator's table is there, so that native events are complete.
             on_fault: Told when logging an operator failed.
             on_operator_error: Told when an operator of the job raised.
+            on_thread_end: Told, in the observed thread, when it ends: no session may outlive its thread.
 
         Raises:
             OSError: The spool cannot be written.
         """
         self.thread = threading.get_ident()
+        self._of_thread = threading.local()
+        self._of_thread.end = _AtThreadEnd(on_thread_end)
         self.watch = Watch.SKIPPED
         self.progress = Progress()
         self._rounds = rounds

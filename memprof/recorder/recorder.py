@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import threading
 import traceback
+import weakref
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +57,7 @@ class Recorder:
         self._hooks: list[Any] = []
         self._observation: Observation | None = None
         self._step = 0
+        self._beginning = threading.Lock()  # taken once, by the thread that is then observed
         self._has_manual_steps = False
         self._has_pending_end = False
         self._waits_for_training = False
@@ -77,6 +81,8 @@ class Recorder:
             register_optimizer_step_pre_hook(self._before_update),
             register_optimizer_step_post_hook(self._after_update),
         ]
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=partial(_abandon, weakref.ref(self)))
 
     @property
     def has_operators(self) -> bool:
@@ -188,6 +194,14 @@ class Recorder:
             self._fail(error)
         self._stop_job_if_asked()
 
+    def _end_with_thread(self) -> None:
+        try:
+            if self._observation is not None and not self.failure and not self.is_closed:
+                self._observation.close(self._step, "the recorded thread ended", is_inside_step=True)
+                self._remove()
+        except Exception as error:  # noqa: BLE001 - nothing in here may reach the job
+            self._fail(error)
+
     def _make_way(self) -> None:
         try:
             if self._observation is not None and self._is_observed():
@@ -206,6 +220,8 @@ class Recorder:
         return not self._waits_for_training
 
     def _begin(self) -> None:
+        if not self._beginning.acquire(blocking=False):
+            return  # another thread was first
         for optimizer in live_objects(torch.optim.Optimizer):
             self._rounds.add(optimizer)
         self._observation = Observation(
@@ -217,6 +233,7 @@ class Recorder:
             can_hear=self._table.is_available,
             on_fault=self._fail,
             on_operator_error=clean_uncaught,
+            on_thread_end=self._end_with_thread,
         )
         self._begin_step(self._observation)
 
@@ -292,3 +309,10 @@ class Recorder:
     def _is_observed(self) -> bool:
         """Whether the recording is open, and this is the thread it observes."""
         return self._observation is not None and not self.is_closed and self._observation.is_mine()
+
+
+def _abandon(reference: weakref.ref[Recorder]) -> None:
+    """Keeps a forked child from writing into its parent's recording."""
+    recorder = reference()
+    if recorder is not None:
+        recorder.abandon()

@@ -80,6 +80,8 @@ def read_spool_folder(folder: str | Path, assemble: Assembler | None = None) -> 
     manifests = number_ranks([manifest for manifest, _ in ranks])
     host = _read_host_memory(folder / "host.jsonl")
     is_child = ~np.isin(host.pid, [manifest.pid for manifest in manifests])
+    # Until a process trains, the parent cannot know that it will.
+    host = host.replace(role=np.where(is_child, host.role, "trainer").astype(object))
     packed = []
     for place, (manifest, (_, tables)) in enumerate(zip(manifests, ranks, strict=True)):
         # Data loader workers and other children are counted once, with the first rank.

@@ -45,10 +45,10 @@ def measure(folder: Path, *, quick: bool) -> Section:
         rows.append((f"{model}: operators in a step", "", "", f"{ops:,}"))
     return Section(
         "Cost while recording",
-        "One process for each observer, in turn, several rounds; the median step of each process, then the median "
-        "over rounds. tiny is 40 layers of width 8 with an optimizer looping over its parameters, so that all its "
-        "time is overhead; gpt is the sample. memprof records with Python stacks. Its pauses between steps (reading "
-        "out the native events, writing) come on top; torch.profiler's closing is shared out over its steps.",
+        "One process for each observer, on one thread, in turn, several rounds; the median step of each process, then "
+        "the median over rounds. tiny is 40 layers of width 8 with an optimizer looping over its parameters, so that "
+        "all its time is overhead; gpt is the sample. memprof records with Python stacks. Its pauses between steps "
+        "(reading out the native events, writing) come on top; torch.profiler's closing is shared out over its steps.",
         ("model and observer", "ms a step", "ratio to plain", "µs more an operator"),
         tuple(rows),
         verdict("at most 20 µs an operator on the tiny model", passed=ours[0] <= 20),
@@ -59,17 +59,21 @@ def _medians(folder: Path, model: str, *, steps: int, rounds: int) -> tuple[int,
     """Returns the operators of a step and the step time in microseconds under each observer."""
     found = defaultdict(list)
     script, base = JOBS / "observed.py", ("--model", model, "--warm-up", str(_WARM_UP), "--steps", str(steps))
-    ops = json.loads(run(Job(script, (*base, "--count")).command, folder).stdout)["ops"]
+    ops = json.loads(run(Job(script, (*base, "--count")).command, folder, OMP_NUM_THREADS="1").stdout)["ops"]
     for _ in range(rounds):
         for observer in ("none", "dispatch", "memtracker", "profiler"):
-            job = Job(script, (*base, "--observer", observer))
-            result = json.loads(run(job.command, folder).stdout)
+            # MemTracker takes a hundred times as long as the plain step: a few steps must do.
+            count = ("--steps", str(max(3, steps // 6))) if observer == "memtracker" else ()
+            job = Job(script, (*base, *count, "--observer", observer))
+            result = json.loads(run(job.command, folder, OMP_NUM_THREADS="1").stdout)
             middle = statistics.median(result["steps_us"])
             found[observer].append(middle)
             if observer == "profiler":
                 found["profiler with closing"].append(middle + result["closing_us"] / steps)
         output = folder / "cost.memprof"
-        result = json.loads(run(Job(script, base).recorded(output, skip=_WARM_UP, steps=steps), folder).stdout)
+        result = json.loads(
+            run(Job(script, base).recorded(output, skip=_WARM_UP, steps=steps), folder, OMP_NUM_THREADS="1").stdout
+        )
         found["memprof with pauses"].append(statistics.median(result["steps_us"]))
         table = Trace.open(output).table(Steps)
         found["memprof"].append(statistics.median(table.duration_us[table.kind == "recorded"]))

@@ -85,9 +85,10 @@ def account(timeline: Timeline, lives: Lives, totals: Ints) -> Elsewhere:
             if since == row and is_own[event]:  # a worker thread of the kernel: part of the operator's workspace
                 passing += gone
                 continue
-            sizes.append(gone)
-            created.append(since)
-            freed.append(max(last_seen, since))
+            if max(last_seen, since) != NONE:  # else it was gone before the first row
+                sizes.append(gone)
+                created.append(since)
+                freed.append(max(last_seen, since))
         change[event] = -passing
         given = amount + left + passing  # what nobody had seen taken cannot be given back
         if is_own[event]:

@@ -146,7 +146,9 @@ def durations(recording: Recording, partners: dict[int, Partners]) -> tuple[Floa
     source = "recorded step, dispatch cost taken off"
     if partners:
         records = recording.spool.records.get("steps", [])
-        source = f"timed step {next(record['step'] for record in records if record['kind'] == 'timed')}"
+        timed_steps = [record["step"] for record in records if record["kind"] == "timed"]
+        # A job that died inside the timed step left its times, but no record of the step.
+        source = f"timed step {timed_steps[0] if timed_steps else int(recording.raw_step.max()) + 1}"
     return recording.spread(own_us, np.nan), source
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from memprof.trace.assemble import texts
+from memprof.trace.assemble.events import own_events
 from memprof.trace.assemble.steps import Epoch, choose_epoch, last_heard_ns, number_steps
 from memprof.trace.assemble.timeline import Timeline, merge
 from memprof.trace.schema import NONE, Bools, Ints
@@ -69,10 +70,7 @@ class Recording:
 
     def in_epoch(self, stream: str) -> dict[str, Ints]:
         """Returns the columns of a stream with times, cut to the part that is told."""
-        columns = self.spool.columns(stream)
-        moment = columns["enter_ns" if stream == "calls" else "time_ns"]
-        is_inside = (moment >= self.epoch.start_ns) & (moment < self.epoch.end_ns)
-        return {name: values[is_inside] for name, values in columns.items()}
+        return _within(self.spool.columns(stream), self.epoch)
 
 
 def open_recording(folder: Path) -> Recording | None:
@@ -93,13 +91,12 @@ def open_recording(folder: Path) -> Recording | None:
     if end <= epoch.first_op:
         return None
     raw = {name: values[epoch.first_op : end] for name, values in columns.items()}
-    events = spool.columns("events")
-    is_event = (events["size_bytes"] != 0) & (events["time_ns"] >= epoch.start_ns) & (events["time_ns"] < epoch.end_ns)
-    # Files and shared memory that torch maps report themselves, too, but are no part of the allocator's count.
-    is_event &= events["total"] != 0
-    timeline = merge(
-        raw["start_ns"], raw["end_ns"], *(events[name][is_event] for name in ("time_ns", "address", "size_bytes"))
-    )
+    events = _within(spool.columns("events"), epoch)
+    alive = _within(spool.columns("alive"), epoch)["address"]
+    is_own = own_events(events["time_ns"], events["address"], events["size_bytes"], events["total"], alive)
+    is_own &= events["size_bytes"] != 0  # else a mark: everything up to here was heard
+    events = {name: values[is_own] for name, values in events.items()}
+    timeline = merge(raw["start_ns"], raw["end_ns"], events["time_ns"], events["address"], events["size_bytes"])
     is_real = timeline.raw_op != NONE
     position = np.cumsum(is_real)
     last = len(raw["start_ns"]) - 1
@@ -109,7 +106,7 @@ def open_recording(folder: Path) -> Recording | None:
         is_cut_off=is_cut_off,
         raw=raw,
         timeline=timeline,
-        totals=events["total"][is_event],
+        totals=events["total"],
         names=texts.listed(spool, "names"),
         tensors=texts.tensor_kinds(spool),
         raw_step=number_steps(spool, epoch)[: last + 1],
@@ -118,3 +115,9 @@ def open_recording(folder: Path) -> Recording | None:
         before=np.clip(position - 1, 0, last),
         after=np.clip(np.where(is_real, position - 1, position), 0, last),
     )
+
+
+def _within(columns: dict[str, Ints], epoch: Epoch) -> dict[str, Ints]:
+    moment = columns["enter_ns"] if "enter_ns" in columns else columns["time_ns"]
+    is_inside = (moment >= epoch.start_ns) & (moment < epoch.end_ns)
+    return {name: values[is_inside] for name, values in columns.items()}

@@ -103,11 +103,13 @@ def main() -> None:
     for _ in range(args.warm_up):
         train()
     durations = []
-    with observer(args.observer, model, optimizer):
+    with observer(args.observer, model, optimizer) as observing:
         for _ in range(args.steps):
             start = time.perf_counter_ns()
             train()
             durations.append(time.perf_counter_ns() - start)
+            if args.observer == "memtracker":
+                observing.reset_mod_stats()  # it follows one iteration, and is to be told where the next begins
         end = time.perf_counter_ns()
     closing = time.perf_counter_ns() - end
     counted = Count()

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from torch.distributed._tools.mem_tracker import MemTracker
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 
 def main() -> None:
@@ -17,6 +18,8 @@ def main() -> None:
     sys.path[0] = str(Path(script).parent)
     output, sys.stdout = sys.stdout, Path(os.devnull).open("w")  # noqa: SIM115 - lives as long as the process
     tracker = MemTracker()
+    # It follows one iteration of the modules, and is to be told where the next begins.
+    register_optimizer_step_post_hook(lambda *_: tracker.reset_mod_stats())
     with tracker:
         runpy.run_path(script, run_name="__main__")
     peaks = tracker.get_tracker_snapshot("peak")

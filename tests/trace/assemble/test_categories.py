@@ -1,0 +1,139 @@
+"""What each storage is for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from memprof.trace.assemble.categories import Facts, Lifetimes, categorize
+from memprof.trace.schema import NONE
+from memprof.trace.spool import ACTIVATION, BUFFER, GRADIENT, HELD, INPUT, OPTIMIZER_STATE, PARAMETER
+
+#: The operators of every test here: two of each phase, and two that repeat forward inside backward.
+PHASES = ["other", "other", "forward", "forward", "backward", "backward", "optimizer", "optimizer"]
+PHASES += ["backward", "backward"]
+DATA, _, FORWARD, NEXT_FORWARD, BACKWARD, _, UPDATE, NEXT_UPDATE, REPEAT, NEXT_REPEAT = range(10)
+
+
+@dataclass(frozen=True)
+class Made:
+    """A storage: the operator that makes it (None: older), those that read it, what was stated, and its family."""
+
+    by: int | None = None
+    read: tuple[int, ...] = ()
+    stated: tuple[int, ...] = ()
+    family: int = 0
+
+
+def categories(*storages: Made) -> list[str]:
+    uses = [(op, number) for number, storage in enumerate(storages) for op in storage.read]
+    facts = [(number, code, s.family) for number, s in enumerate(storages) for code in s.stated]
+    use_op, use_storage = np.array(uses, dtype=np.int64).reshape(-1, 2).T
+    storage, code, family = np.array(facts, dtype=np.int64).reshape(-1, 3).T
+    none = np.full(len(facts), NONE)
+    lifetimes = Lifetimes(
+        created_op=np.array([NONE if s.by is None else s.by for s in storages]),
+        use_op=use_op,
+        use_storage=use_storage,
+        phase=np.array(PHASES, dtype=np.object_),
+        is_recompute=np.array([number >= REPEAT for number in range(len(PHASES))]),
+    )
+    return list(categorize(Facts(storage, code, none, none, none, family), lifetimes))
+
+
+@pytest.mark.parametrize(
+    ("code", "category"),
+    [
+        (PARAMETER, "parameter"),
+        (BUFFER, "buffer"),
+        (OPTIMIZER_STATE, "optimizer_state"),
+        (GRADIENT, "gradient"),
+    ],
+)
+def test_what_is_stated_settles_the_category(code: int, category: str) -> None:
+    """A stated purpose holds whoever made the storage and whoever reads it."""
+    made = [Made(read=(FORWARD,)), Made(by=FORWARD, read=(BACKWARD,)), Made(by=BACKWARD), Made(by=UPDATE)]
+    stated = [Made(storage.by, storage.read, (HELD, INPUT, code)) for storage in made]
+    assert categories(*stated) == [category] * 4
+
+
+def test_the_first_of_several_statements_wins() -> None:
+    """Parameter before buffer before optimizer state before gradient: averaged weights are a model's parameters too."""
+    assert categories(
+        Made(stated=(GRADIENT, OPTIMIZER_STATE, BUFFER, PARAMETER)),
+        Made(stated=(GRADIENT, OPTIMIZER_STATE, BUFFER)),
+        Made(stated=(GRADIENT, OPTIMIZER_STATE)),
+    ) == ["parameter", "buffer", "optimizer_state"]
+
+
+def test_made_in_forward_and_read_in_backward_is_an_activation() -> None:
+    """What forward makes only for forward is temporary."""
+    assert categories(Made(FORWARD, (BACKWARD,)), Made(FORWARD, (NEXT_FORWARD,)), Made(FORWARD)) == [
+        "activation",
+        "temporary",
+        "temporary",
+    ]
+
+
+def test_made_in_backward_or_by_an_optimizer_is_temporary() -> None:
+    """Until something is stated of it, as of gradients."""
+    assert categories(Made(BACKWARD, (BACKWARD + 1, UPDATE)), Made(UPDATE, (NEXT_UPDATE,))) == ["temporary"] * 2
+
+
+def test_made_again_for_backward_is_an_activation() -> None:
+    """A checkpoint's recomputation makes activations where a backward node reads them, else temporaries."""
+    assert categories(Made(REPEAT, (NEXT_REPEAT, BACKWARD)), Made(REPEAT, (NEXT_REPEAT,))) == [
+        "activation",
+        "temporary",
+    ]
+
+
+def test_a_checkpoints_input_is_an_activation() -> None:
+    """What forward made and the recomputation reads was kept for backward."""
+    assert categories(Made(FORWARD, (NEXT_FORWARD, REPEAT))) == ["activation"]
+
+
+def test_older_memory_read_in_forward_is_input() -> None:
+    """Batches made before the recording, read in forward or while the batch is prepared, also if backward reads them."""
+    assert categories(Made(read=(FORWARD,)), Made(read=(FORWARD, BACKWARD)), Made(read=(DATA,))) == ["input"] * 3
+
+
+def test_older_memory_read_first_in_backward_is_an_activation() -> None:
+    """The recording began between forward and backward."""
+    assert categories(Made(read=(BACKWARD,)), Made(stated=(ACTIVATION,))) == ["activation"] * 2
+
+
+def test_older_memory_that_nobody_explains_is_unknown() -> None:
+    """Held and not read, or read by an optimizer only."""
+    assert categories(Made(stated=(HELD,)), Made(), Made(read=(UPDATE,))) == ["unknown"] * 3
+
+
+def test_made_outside_the_phases_and_read_in_forward_is_input() -> None:
+    """A batch is prepared outside the model; what only prepares it is temporary."""
+    assert categories(Made(DATA, (FORWARD, BACKWARD)), Made(DATA, (DATA + 1,))) == ["input", "temporary"]
+
+
+def test_what_a_model_is_called_with_is_input() -> None:
+    """Even where no operator of forward reads it itself; what forward made is not (a model called by a model)."""
+    assert categories(Made(DATA, stated=(INPUT,)), Made(stated=(INPUT,)), Made(FORWARD, (BACKWARD,), (INPUT,))) == [
+        "input",
+        "input",
+        "activation",
+    ]
+
+
+def test_what_looks_like_the_batches_is_input() -> None:
+    """The data set and batches not used yet are held, of a batch's type and sizes but for the first; others are not."""
+    assert categories(
+        Made(read=(FORWARD,), stated=(HELD,), family=3),
+        Made(stated=(HELD,), family=3),
+        Made(stated=(HELD,), family=4),
+        Made(DATA, stated=(HELD,), family=3),
+    ) == ["input", "input", "unknown", "temporary"]
+
+
+def test_nothing_to_categorize() -> None:
+    """A recording without memory has no categories."""
+    assert categories() == []

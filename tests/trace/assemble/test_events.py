@@ -1,0 +1,49 @@
+"""Which of the memory events heard are the allocator's own."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from memprof.trace.assemble.events import own_events
+
+
+def own(events: list[tuple[int, int, int, int]], alive: tuple[int, ...] = ()) -> list[bool]:
+    """Asks for events of (time, address, bytes, the allocator's count)."""
+    columns = np.array(events, dtype=np.int64).reshape(-1, 4).T
+    return own_events(*columns, np.array(alive, dtype=np.int64)).tolist()
+
+
+def test_takings_and_frees_are_own_events() -> None:
+    """Everything that the allocator counts is told, an address used again too."""
+    assert own([(1, 7, 8, 8), (2, 7, -8, 4), (3, 7, 16, 20), (4, 9, -4, 16)]) == [True] * 4
+
+
+def test_mapped_memory_is_left_out() -> None:
+    """A file mapped and unmapped reports itself beside a count of 0: neither belongs to the allocator."""
+    assert own([(1, 7, 4096, 0), (2, 8, 8, 8), (3, 7, -4096, 0)]) == [False, True, False]
+
+
+def test_the_end_of_older_mapped_memory_is_left_out() -> None:
+    """A file mapped before the recording is no block of the allocator when it is unmapped."""
+    assert own([(1, 7, -4096, 0)]) == [False]
+
+
+def test_the_last_block_of_all_is_freed() -> None:
+    """A count of 0 after the free of a block that was taken, or alive before, is the allocator's own."""
+    assert own([(1, 7, 8, 8), (2, 7, -8, 0)]) == [True, True]
+    assert own([(1, 7, -8, 0)], alive=(7,)) == [True]
+
+
+def test_a_block_is_freed_once() -> None:
+    """A weak reference tells the end of an older block just before the allocator does: the second is left out."""
+    assert own([(1, 7, -8, -1), (2, 7, -16, 100), (3, 7, 8, 108)], alive=(7,)) == [True, False, True]
+
+
+def test_order_is_that_of_time() -> None:
+    """The allocator's events are heard late, in batches: the free heard first may have come second."""
+    assert own([(5, 7, -8, 100), (2, 7, -8, -1)]) == [False, True]
+
+
+def test_no_events() -> None:
+    """A job that takes no memory has none."""
+    assert own([]) == []

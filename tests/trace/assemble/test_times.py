@@ -1,0 +1,136 @@
+"""Recorded operators are found in the step that ran without the dispatch mode."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memprof.trace.assemble.times import Partners, corrected_durations, find_partners, packet
+
+NAN = float("nan")
+
+
+def partners(names: list[str], timed: list[tuple[str, int, int]], views: tuple[int, ...] = ()) -> Partners | None:
+    """Finds operators among timed ones of (name, nanoseconds, depth); those at `views` do no work."""
+    is_work = np.array([number not in views for number in range(len(names))], dtype=np.bool_)
+    durations = np.array([duration for _, duration, _ in timed], dtype=np.int64)
+    depths = np.array([depth for *_, depth in timed], dtype=np.int64)
+    return find_partners(names, is_work, [name for name, *_ in timed], durations, depths)
+
+
+def flat(names: list[str]) -> list[tuple[str, int, int]]:
+    """Gives operators without parts 1000, 2000, ... nanoseconds."""
+    return [(name, 1000 * (number + 1), 0) for number, name in enumerate(names)]
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("aten.addmm.default", "aten::addmm"),
+        ("aten.add_.Tensor", "aten::add_"),
+        ("profiler._record_function_enter_new.default", "profiler::_record_function_enter_new"),
+        ("mylib.my_op.default", "mylib::my_op"),
+        ("flex_attention", "flex_attention::"),
+    ],
+)
+def test_names_are_those_of_the_profiler(name: str, found: str) -> None:
+    """The dispatch mode's name becomes the one torch's profiler writes: without overload, with colons."""
+    assert packet(name) == found
+
+
+def test_equal_steps_are_paired_one_to_one() -> None:
+    """Each operator takes its own time of the timed step, in microseconds."""
+    found = partners(["a", "b", "a"], flat(["a", "b", "a"]))
+    assert found is not None
+    assert found.duration_us.tolist() == [1.0, 2.0, 3.0]
+    assert not found.runs_in_place.any()
+
+
+def test_composite_operators_above_are_looked_through() -> None:
+    """linear is not recorded, its addmm is: what stands above a recorded operator takes no part."""
+    found = partners(["t", "addmm"], [("linear", 9000, 0), ("t", 1000, 1), ("addmm", 7000, 1)])
+    assert found is not None
+    assert found.duration_us.tolist() == [1.0, 7.0]
+
+
+def test_operators_inside_a_kernel_belong_to_it() -> None:
+    """The copy_ that a recorded clone calls is part of the clone, and not the copy_ recorded after it."""
+    timed = [("clone", 5000, 0), ("copy_", 4000, 1), ("copy_", 1500, 0)]
+    found = partners(["clone", "copy_"], timed)
+    assert found is not None
+    assert found.duration_us.tolist() == [5.0, 1.5]
+
+
+def test_an_operator_that_runs_in_place_without_the_recorder_is_told() -> None:
+    """Recorded add, timed add_: autograd adds in place when no mode is there. add_ recorded as add_ is nothing new."""
+    found = partners(["add", "add_", "add"], flat(["add_", "add_", "add"]))
+    assert found is not None
+    assert found.runs_in_place.tolist() == [True, False, False]
+
+
+def test_operators_more_or_less_are_skipped() -> None:
+    """One operator that only the recorded step has gets no time; one that only the timed step has is passed over."""
+    names = ["a", "b", "c", "d", "e", "f", "g"]
+    found = partners(names[:3] + ["x"] + names[3:], flat(names))
+    assert found is not None
+    np.testing.assert_array_equal(found.duration_us, [1, 2, 3, NAN, 4, 5, 6, 7])
+    found = partners([*names, "x"], flat([*names[:2], "x", *names[2:], "x"]))
+    assert found is not None
+    assert found.duration_us.tolist() == [1, 2, 4, 5, 6, 7, 8, 9]
+
+
+def test_a_long_passage_more_is_skipped() -> None:
+    """The timed step also evaluated the model, 1000 operators of the same names in another order: training is found."""
+    names = ["mm", "relu", "mm", "sum", "mm", "t", "add", "mul", "sub", "div"]
+    evaluation = ["t", "relu", "relu", "add"] * 250
+    found = partners(names, flat(names[:1] + evaluation + names[1:]))
+    assert found is not None
+    assert found.duration_us.tolist() == [1.0, *(float(1001 + number) for number in range(1, 10))]
+
+
+def test_steps_that_differ_too_much_have_no_partners() -> None:
+    """More than a fifth of the working operators without a partner: 2 of 10 are tolerated, 3 are not."""
+    names = [f"op{number}" for number in range(10)]
+    assert partners(names, flat(names[:8])) is not None
+    assert partners(names, flat(names[:7])) is None
+
+
+def test_views_may_be_missing() -> None:
+    """A view more or less makes no difference: with 6 views of 10 only in the recorded step, the rest is found."""
+    names = ["v0", "v1", "v2", "v3", "v4", "v5", "a", "b", "c", "d"]
+    found = partners(names, flat(["a", "b", "c", "d"]), views=(0, 1, 2, 3, 4, 5))
+    assert found is not None
+    np.testing.assert_array_equal(found.duration_us, [NAN] * 6 + [1, 2, 3, 4])
+
+
+def test_without_a_timed_step_there_are_no_partners() -> None:
+    """Neither where nothing was timed, nor where nothing was recorded."""
+    assert partners(["a"], []) is None
+    assert partners([], flat(["a"])) is None
+
+
+@given(st.lists(st.sampled_from("abcde"), min_size=1, max_size=40), st.data())
+def test_partners_are_of_the_same_name_and_in_order(names: list[str], data: st.DataObject) -> None:
+    """Whatever the timed step holds, an operator's partner has its name, and partners come in order, each once."""
+    timed = flat(data.draw(st.lists(st.sampled_from("abcdef"), min_size=1, max_size=60)))
+    found = partners(names, timed, views=tuple(range(len(names))))
+    assert found is not None
+    places = [None if np.isnan(us) else int(us) - 1 for us in found.duration_us]
+    known = [place for place in places if place is not None]
+    assert known == sorted(set(known))
+    assert all(place is None or timed[place][0] == name for name, place in zip(names, places, strict=True))
+
+
+def test_the_modes_own_cost_is_taken_off() -> None:
+    """A view does no work: the median view (2000 ns) is the cost of passing the mode; no duration is negative."""
+    durations = np.array([10_000, 2000, 1000, 3000, 2500])
+    is_view = np.array([False, True, True, True, False])
+    assert corrected_durations(durations, is_view).tolist() == [8.0, 0.0, 0.0, 1.0, 0.5]
+
+
+def test_without_views_the_shortest_operator_tells_the_modes_cost() -> None:
+    """There is nothing better to go by; without operators there is nothing to correct."""
+    assert corrected_durations(np.array([5000, 3000]), np.zeros(2, dtype=np.bool_)).tolist() == [2.0, 0.0]
+    assert corrected_durations(np.empty(0, dtype=np.int64), np.zeros(0, dtype=np.bool_)).tolist() == []
