@@ -183,10 +183,11 @@ class Recorder:
             if observation is not None:
                 observation.end_update()
             ends = self._rounds.update(optimizer)
+            if ends and self._step == 0:  # others may have been made since the recording began
+                ends = not self._rounds.meet(live_objects(torch.optim.Optimizer))
             if observation is None:
                 if ends and not self.failure:  # a job without modules: it begins with its second step
-                    self._step += 1
-                    self._begin()
+                    self._begin(first_step=1)
             elif ends and not self._has_manual_steps:
                 self._has_pending_end = True
                 self._end_step_if_possible(observation)
@@ -219,11 +220,11 @@ class Recorder:
             self._waits_for_training = bool(live_objects(torch.optim.Optimizer))
         return not self._waits_for_training
 
-    def _begin(self) -> None:
+    def _begin(self, first_step: int = 0) -> None:
         if not self._beginning.acquire(blocking=False):
             return  # another thread was first
-        for optimizer in live_objects(torch.optim.Optimizer):
-            self._rounds.add(optimizer)
+        self._step = first_step
+        self._rounds.meet(live_objects(torch.optim.Optimizer))
         self._observation = Observation(
             self._folder,
             self._window,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterable
 from typing import Any
 
 #: An optimizer that has not stepped while another stepped this often is no part of the round.
@@ -46,10 +47,17 @@ class OptimizerRounds:
         self._known[id(optimizer)] = weakref.ref(optimizer)
         self._idle.discard(id(optimizer))
 
+    def meet(self, optimizers: Iterable[Any]) -> bool:
+        """Learns of optimizers that were found; returns whether any was new."""
+        new = [optimizer for optimizer in optimizers if not self._knows(optimizer)]
+        for optimizer in new:
+            self.add(optimizer)
+        return bool(new)
+
     def update(self, optimizer: Any) -> bool:
         """Counts an update; returns True when it ends the step."""
         key = id(optimizer)
-        if key not in self._known or self._known[key]() is not optimizer:
+        if not self._knows(optimizer):
             self.add(optimizer)
         self._idle.discard(key)
         self._updates[key] = self._updates.get(key, 0) + 1
@@ -62,6 +70,10 @@ class OptimizerRounds:
     def begin_step(self) -> None:
         """Starts a new round."""
         self._updates.clear()
+
+    def _knows(self, optimizer: Any) -> bool:
+        known = self._known.get(id(optimizer))
+        return known is not None and known() is optimizer
 
     def _waited_for(self) -> set[int]:
         return {key for key, reference in self._known.items() if reference() is not None} - self._idle

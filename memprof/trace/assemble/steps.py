@@ -40,6 +40,8 @@ def choose_epoch(spool: Spool) -> Epoch | None:
     anew, but the lives of storages do not join across the gap.
     """
     starts: list[dict[str, Any]] = spool.records.get("epochs", [])
+    if not starts:
+        return None
     operators = len(spool.rows["operators"])
     never = np.iinfo(np.int64).max
     epochs = [

@@ -131,12 +131,13 @@ def _next_meeting(mine: list[str], theirs: list[str], i: int, j: int) -> tuple[i
 def corrected_durations(duration_ns: Ints, is_view: Bools) -> Floats:
     """Takes the dispatch mode's own cost off durations measured under it.
 
-    A view does no work of its own: the median of the views' times is what calling through the mode costs.
+    A view does no work of its own: the median of the views' times is what calling through the mode costs. Without
+    views nothing tells the cost, and durations stand as measured.
 
     Args:
         duration_ns: Durations as measured. Shape (ops,).
         is_view: Operators that only make views. Shape (ops,).
     """
-    cost = float(np.median(duration_ns[is_view])) if is_view.any() else float(duration_ns.min(initial=0))
+    cost = float(np.median(duration_ns[is_view])) if is_view.any() else 0.0
     corrected: Floats = np.maximum(duration_ns - cost, 0.0) / 1000
     return corrected

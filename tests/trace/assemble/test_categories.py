@@ -34,7 +34,7 @@ def categories(*storages: Made) -> list[str]:
     storage, code, family = np.array(facts, dtype=np.int64).reshape(-1, 3).T
     none = np.full(len(facts), NONE)
     lifetimes = Lifetimes(
-        created_op=np.array([NONE if s.by is None else s.by for s in storages]),
+        created_op=np.array([NONE if s.by is None else s.by for s in storages], dtype=np.int64),
         use_op=use_op,
         use_storage=use_storage,
         phase=np.array(PHASES, dtype=np.object_),
@@ -96,7 +96,7 @@ def test_a_checkpoints_input_is_an_activation() -> None:
 
 
 def test_older_memory_read_in_forward_is_input() -> None:
-    """Batches made before the recording, read in forward or while the batch is prepared, also if backward reads them."""
+    """Batches made before the recording, read in forward or while a batch is prepared, also if backward reads them."""
     assert categories(Made(read=(FORWARD,)), Made(read=(FORWARD, BACKWARD)), Made(read=(DATA,))) == ["input"] * 3
 
 

@@ -1,0 +1,120 @@
+"""Which optimizer updates end a step."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+
+from memprof.recorder.rounds import PATIENCE, OptimizerRounds
+from memprof.trace.schema import Steps
+from tests.recorder.conftest import RecordJob
+
+
+class Optimizer:
+    """Stands for an optimizer; only its identity matters."""
+
+
+def ends(rounds: OptimizerRounds, optimizers: list[Optimizer]) -> list[bool]:
+    """Updates optimizers in turn and tells which updates ended a step; a step that ended is begun anew."""
+    ended = []
+    for optimizer in optimizers:
+        ended.append(rounds.update(optimizer))
+        if ended[-1]:
+            rounds.begin_step()
+    return ended
+
+
+def test_every_update_of_a_single_optimizer_ends_a_step() -> None:
+    """Whether it was known before or is met when it updates."""
+    rounds, optimizer = OptimizerRounds(), Optimizer()
+    assert ends(rounds, [optimizer] * 3) == [True] * 3
+
+
+def test_a_gan_steps_when_both_have_updated() -> None:
+    """Discriminator, generator, discriminator, generator: every second update ends a step."""
+    rounds, critic, generator = OptimizerRounds(), Optimizer(), Optimizer()
+    rounds.add(critic)
+    rounds.add(generator)
+    assert ends(rounds, [critic, generator] * 2) == [False, True, False, True]
+
+
+def test_a_wasserstein_gan_steps_once_a_generator_update() -> None:
+    """Five critic updates, then the generator's: the sixth update ends the step."""
+    rounds, critic, generator = OptimizerRounds(), Optimizer(), Optimizer()
+    rounds.add(critic)
+    rounds.add(generator)
+    assert ends(rounds, [*[critic] * 5, generator] * 2) == ([False] * 5 + [True]) * 2
+
+
+def test_an_optimizer_that_never_steps_is_dropped_from_the_round() -> None:
+    """After the other has updated 16 times; from then on each of its updates is a step."""
+    rounds, idle, busy = OptimizerRounds(), Optimizer(), Optimizer()
+    rounds.add(idle)
+    rounds.add(busy)
+    assert PATIENCE == 16
+    assert ends(rounds, [busy] * 18) == [False] * 15 + [True] * 3
+
+
+def test_an_idle_optimizer_that_wakes_up_is_waited_for_again() -> None:
+    """A discriminator that joins in after the warm-up of the generator."""
+    rounds, late, busy = OptimizerRounds(), Optimizer(), Optimizer()
+    rounds.add(late)
+    rounds.add(busy)
+    ends(rounds, [busy] * 16)
+    assert ends(rounds, [late, busy, busy, late]) == [False, True, False, True]
+
+
+def test_a_dead_optimizer_is_not_waited_for() -> None:
+    """A search over learning rates makes one optimizer after the other."""
+    rounds, first, second = OptimizerRounds(), Optimizer(), Optimizer()
+    rounds.add(first)
+    rounds.add(second)
+    assert rounds.has_optimizers
+    del first
+    gc.collect()
+    assert ends(rounds, [second] * 2) == [True, True]
+    assert rounds.alive() == [second]
+    del second
+    gc.collect()
+    assert not rounds.has_optimizers
+
+
+def test_updates_and_members_of_a_round_are_counted() -> None:
+    """Three updates of two optimizers so far; a new round counts from none."""
+    rounds, critic, generator = OptimizerRounds(), Optimizer(), Optimizer()
+    rounds.add(critic)
+    rounds.add(generator)
+    rounds.update(critic)
+    rounds.update(critic)
+    rounds.update(generator)
+    assert (rounds.updates, rounds.members) == (3, 2)
+    rounds.begin_step()
+    assert (rounds.updates, rounds.members) == (0, 2)
+
+
+@pytest.mark.parametrize("critic_updates", [1, 3])
+def test_a_recorded_gan_has_rounds_for_steps(record_job: RecordJob, critic_updates: int) -> None:
+    """Recorded, a step holds the updates of one round, and the manifest says what a step is."""
+
+    def job() -> list[torch.Tensor]:
+        torch.manual_seed(3)
+        generator, critic = torch.nn.Linear(2, 4), torch.nn.Linear(4, 1)
+        for_generator = torch.optim.SGD(generator.parameters(), lr=0.1)
+        for_critic = torch.optim.SGD(critic.parameters(), lr=0.1)
+        for _ in range(5):
+            for _ in range(critic_updates):
+                for_critic.zero_grad()
+                critic(generator(torch.randn(3, 2)).detach()).sum().backward()
+                for_critic.step()
+            for_generator.zero_grad()
+            critic(generator(torch.randn(3, 2))).sum().backward()
+            for_generator.step()
+        return [generator.weight.detach(), critic.weight.detach()]
+
+    trace = record_job(job, steps=2)
+    steps = trace.table(Steps)
+    assert steps.optimizer_updates[:3].tolist() == [critic_updates + 1] * 3
+    assert trace.recorded_steps == (1, 2)
+    assert "a step is one round of 2 optimizers: each has updated at least once" in trace.manifest.notes
