@@ -2,11 +2,11 @@
 #
 #   PYTHON       the interpreter .venv is made from (3.11 or newer)
 #   PIP_ARGS     more arguments for pip, for instance to choose another index
-#   PYTEST_ARGS  more arguments for pytest, for instance "-n 4" or "-k report"
+#   PYTEST_ARGS  arguments for pytest; "-n auto", one process a core, where not given
 
 PYTHON ?= python3
 PIP_ARGS ?=
-PYTEST_ARGS ?=
+PYTEST_ARGS ?= -n auto
 
 VENV := .venv
 BIN := $(VENV)/bin

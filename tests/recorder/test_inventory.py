@@ -1,0 +1,191 @@
+"""What memory is for, as stated by the recorder."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from memprof.recorder.inventory import Inventory, owned_span, storage_span, tensors_in
+from memprof.recorder.registry import ModuleRegistry
+from memprof.trace.schema import Storages
+from memprof.trace.spool import ACTIVATION, BUFFER, GRADIENT, HELD, INPUT, OPTIMIZER_STATE, PARAMETER
+from tests.recorder.conftest import Logged, RecordJob
+
+
+@pytest.fixture
+def inventory(log: Logged) -> Inventory:
+    registry = ModuleRegistry(log)
+    registry.scan()
+    return Inventory(log, registry, lambda tensor: tensor.ndim)
+
+
+def stated(log: Logged, tensor: torch.Tensor) -> list[tuple[int, str]]:
+    """Returns category and name of every fact about a tensor's memory, in order."""
+    facts = [fact for fact in log.rows("facts") if fact["address"] == tensor.untyped_storage().data_ptr()]
+    names = log.texts("names")
+    return [(fact["category"], names[fact["name"]] if fact["name"] >= 0 else "") for fact in facts]
+
+
+def test_the_span_of_a_tensor_is_that_of_its_storage() -> None:
+    """A view of three numbers stands on the ten of its base: 40 bytes."""
+    base = torch.zeros(10)
+    assert storage_span(base[2:5]) == owned_span(base[2:5]) == (base.data_ptr(), 40)
+
+
+def test_tensors_without_a_storage_have_no_span() -> None:
+    """Sparse, opaque and meta tensors; asking raises nothing."""
+    sparse = torch.eye(3).to_sparse()
+    opaque = torch.ones(2, 2).to_mkldnn()
+    for tensor in (sparse, opaque):
+        assert storage_span(tensor) == owned_span(tensor) == (0, 0)
+    assert owned_span(torch.empty(3, device="meta")) == (0, 0)
+
+
+def test_foreign_memory_is_not_the_allocators(tmp_path: Path) -> None:
+    """numpy's, a buffer's, a file's and shared memory; nor is memory of no bytes."""
+    path = tmp_path / "numbers"
+    path.write_bytes(bytes(16))
+    foreign = [
+        torch.from_numpy(np.zeros(4)),
+        torch.frombuffer(bytearray(16), dtype=torch.float32),
+        torch.from_file(str(path), size=4),
+        torch.zeros(4).share_memory_(),
+        torch.zeros(0),
+    ]
+    assert [owned_span(tensor) for tensor in foreign] == [(0, 0)] * 5
+
+
+def test_tensors_are_found_in_batches() -> None:
+    """In lists, tuples, named tuples, dictionaries and dataclasses, nested; in a cycle the search ends."""
+
+    @dataclass
+    class Batch:
+        ids: torch.Tensor
+        rest: Any = None
+
+    Pair = namedtuple("Pair", "a b")  # noqa: PYI024 - as found in jobs
+    one, two, three, four = (torch.zeros(n) for n in range(4))
+    value = [Batch(one, {"x": (two, "text", 3)}), Pair(three, [four])]
+    assert [tensor.numel() for tensor in tensors_in(value)] == [0, 1, 2, 3]
+    cycle: list[Any] = [one]
+    cycle.append(cycle)
+    assert {id(tensor) for tensor in tensors_in(cycle)} == {id(one)}
+
+
+def test_a_models_memory_is_stated(log: Logged) -> None:
+    """Parameters and buffers with their names, gradients with their parameters'."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    model[0](torch.ones(1, 2)).sum().backward()
+    registry = ModuleRegistry(log)
+    registry.scan()
+    Inventory(log, registry, lambda tensor: 0).models()
+    assert stated(log, model[0].weight) == [(PARAMETER, "0.weight")]
+    assert stated(log, model[1].running_mean) == [(BUFFER, "running_mean")]
+    assert stated(log, model[0].weight.grad) == [(GRADIENT, "0.weight")]
+
+
+def test_an_optimizers_state_is_stated(log: Logged) -> None:
+    """Each with its parameter's name and its own key; nested state is found; parameters no model has are stated too."""
+    model, loose = nn.Linear(2, 2), nn.Parameter(torch.zeros(2))
+    optimizer = torch.optim.Adam([*model.parameters(), loose])
+    (model(torch.ones(1, 2)) + loose).sum().backward()
+    optimizer.step()
+    optimizer.state[loose]["nested"] = {"history": [torch.ones(3)]}
+    registry = ModuleRegistry(log)
+    registry.scan()
+    Inventory(log, registry, lambda tensor: 0).optimizer_state(optimizer)
+    state = optimizer.state[model.weight]
+    assert stated(log, state["exp_avg_sq"]) == [(OPTIMIZER_STATE, "weight.exp_avg_sq")]
+    assert stated(log, state["step"]) == [(OPTIMIZER_STATE, "weight.step")]
+    assert stated(log, loose) == [(PARAMETER, "")]
+    assert stated(log, optimizer.state[loose]["exp_avg"]) == [(OPTIMIZER_STATE, "exp_avg")]
+    assert stated(log, optimizer.state[loose]["nested"]["history"][0]) == [(OPTIMIZER_STATE, "history")]
+
+
+def test_gradients_and_inputs_are_stated(log: Logged, inventory: Inventory) -> None:
+    """Gradients when an optimizer is about to use them, inputs from the outermost call's arguments."""
+    loose = nn.Parameter(torch.zeros(2))
+    loose.grad = torch.ones(2)
+    batch = torch.zeros(3)
+    inventory.gradients(torch.optim.SGD([loose], lr=1.0))
+    inventory.inputs(({"x": [batch]},), {"mask": loose})
+    assert stated(log, loose.grad) == [(GRADIENT, "")]
+    assert stated(log, batch) == [(INPUT, "")]
+
+
+def test_what_python_holds_is_written_down(log: Logged, inventory: Inventory) -> None:
+    """Every storage once in the list of what is alive, with a guess at its purpose; views share theirs."""
+    base = torch.zeros(7)
+    view = base[1:]
+    parameter = nn.Parameter(torch.zeros(9))
+    kept = (parameter * 2).exp()
+    remembered: list[torch.Tensor] = []
+    inventory.held(remembered.append)
+    alive = [row for row in log.rows("alive") if row["address"] == base.data_ptr()]
+    assert [row["size_bytes"] for row in alive] == [28]
+    assert {category for category, _ in stated(log, base)} == {HELD}
+    assert {category for category, _ in stated(log, parameter)} == {PARAMETER}
+    assert {category for category, _ in stated(log, kept)} == {ACTIVATION}
+    assert sum(tensor is base or tensor is view for tensor in remembered) == 1
+
+
+def test_the_parts_of_a_wrapper_are_stated(log: Logged, inventory: Inventory) -> None:
+    """A tensor subclass that wraps plain tensors (DTensor, FP8) has its memory in its parts."""
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    one, two = torch.zeros(5), torch.zeros(5)
+    inventory.inputs((TwoTensor(one, two),), {})
+    assert stated(log, one) == stated(log, two) == [(INPUT, "")]
+
+
+def test_asking_for_gradients_warns_of_nothing(inventory: Inventory, recwarn: pytest.WarningsRecorder) -> None:
+    """A parameter that is not a leaf (made by a parametrization) has no .grad to be asked for."""
+    module = nn.Linear(2, 2)
+    not_leaf = (module.weight * 2).requires_grad_()
+    optimizer = torch.optim.SGD(module.parameters(), lr=1.0)
+    optimizer.param_groups[0]["params"].append(not_leaf)
+    inventory.gradients(optimizer)
+    inventory.optimizer_state(optimizer)
+    assert not recwarn.list
+
+
+def test_categories_of_a_recorded_step(record_job: RecordJob) -> None:
+    """Conv, BatchNorm and a linear head with Adam: every byte alive at the step's end is for what it must be for.
+
+    Parameters 8*3*3*3 + 2*8 + 8*2 + 2 = 250 floats, buffers 2*8 floats and one int64, state twice the parameters and
+    a count for each of 5, gradients as the parameters, the batch 4*3*6*6 floats and 4 int64 of targets.
+    """
+
+    def job() -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = nn.Sequential(
+            nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+            nn.Linear(8, 2),
+        )  # fmt: skip
+        optimizer = torch.optim.Adam(model.parameters())
+        images, targets = torch.randn(4, 3, 6, 6), torch.tensor([0, 1, 1, 0])
+        for _ in range(4):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(images), targets).backward()
+            optimizer.step()
+        return [parameter.detach() for parameter in model.parameters()]
+
+    step = record_job(job).step(1)
+    storages = step.storages
+    at_end = storages.take(storages.freed_op_id == -1)
+    held = {category: at_end.allocated_bytes[at_end.category == category].sum() for category in set(at_end.category)}
+    assert held["parameter"] == 250 * 4
+    assert held["buffer"] == 16 * 4 + 8
+    assert held["gradient"] == 250 * 4
+    assert held["optimizer_state"] == 2 * 250 * 4 + 5 * 4
+    assert held["input"] == 4 * 3 * 36 * 4 + 4 * 8
+    assert "unknown" not in set(storages.category)
+    names = set(storages.name)
+    assert {"0.weight", "1.running_mean", "1.num_batches_tracked", "5.bias", "5.weight.exp_avg"} <= names

@@ -1,0 +1,120 @@
+"""Modules and parameters by number and name."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import torch
+from torch import nn
+
+from memprof.recorder.registry import ModuleRegistry, live_objects
+from tests.recorder.conftest import Logged
+
+
+def record_of(log: Logged, number: int) -> list[Any]:
+    """Returns [root, name, type, parent, bytes of own parameters] of a module, as written."""
+    return log.texts("modules")[number]
+
+
+def test_a_module_is_found_below_its_model(log: Logged) -> None:
+    """Its name is the path below the outermost module, wherever in it the first call is made."""
+    model = nn.Sequential(nn.Linear(2, 3), nn.Sequential(nn.ReLU(), nn.Linear(3, 4, bias=False)))
+    registry = ModuleRegistry(log)
+    inner = registry.number(model[1][1])
+    root, name, kind, parent, own_bytes = record_of(log, inner)
+    assert (name, kind, own_bytes) == ("1.1", "Linear", 48)
+    assert record_of(log, parent) == [root, "1", "Sequential", registry.number(model), 0]
+    assert record_of(log, registry.number(model[0]))[4] == (6 + 3) * 4
+
+
+def test_numbers_stay(log: Logged) -> None:
+    """However often a module is asked for; each module has its own."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    registry = ModuleRegistry(log)
+    numbers = [registry.number(module) for module in model.modules()]
+    assert numbers == [registry.number(module) for module in model.modules()]
+    assert len(set(numbers)) == 3
+
+
+def test_a_shared_module_has_its_first_name(log: Logged) -> None:
+    """As in named_modules(), a module that stands in two places is told once."""
+    shared = nn.Linear(2, 2)
+    model = nn.ModuleDict({"encoder": shared, "decoder": shared})
+    registry = ModuleRegistry(log)
+    registry.number(model)
+    assert record_of(log, registry.number(shared))[1] == "encoder"
+
+
+def test_a_module_added_later_is_met(log: Logged) -> None:
+    """A head put on a model that was known already belongs to that model."""
+    model = nn.Sequential(nn.Linear(2, 2))
+    registry = ModuleRegistry(log)
+    number = registry.number(model)
+    model.append(nn.ReLU())
+    root, name, _, parent, _ = record_of(log, registry.number(model[1]))
+    assert (root, name, parent) == (record_of(log, number)[0], "1", number)
+
+
+def test_a_module_in_a_dead_modules_place_is_a_new_one(log: Logged) -> None:
+    """Python gives a dead object's id to the next: it must not inherit the name."""
+    registry = ModuleRegistry(log)
+    seen = set()
+    for _ in range(20):
+        module = nn.ReLU()
+        seen.add(registry.number(module))
+        del module
+        gc.collect(0)
+    assert len(seen) == 20
+
+
+def test_parameters_are_known_by_their_qualified_name(log: Logged) -> None:
+    """With the module that holds them; tied ones by their last name; what no model holds has none."""
+    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2))
+    registry = ModuleRegistry(log)
+    registry.scan()
+    assert registry.parameter(model[1].bias) == ("1.bias", registry.number(model[1]))
+    assert registry.parameter(nn.Parameter(torch.zeros(1))) == ("", -1)
+    assert registry.parameter(torch.zeros(1)) == ("", -1)
+
+
+def test_lazy_parameters_are_met_without_being_made(log: Logged) -> None:
+    """A lazy module has no sizes before its first call, and the recorder does not ask."""
+    model = nn.Sequential(nn.LazyLinear(4))
+    registry = ModuleRegistry(log)
+    assert record_of(log, registry.number(model[0]))[4] == 0
+    assert isinstance(model[0].weight, nn.UninitializedParameter)
+
+
+def test_models_are_listed_while_they_live(log: Logged) -> None:
+    """The roots only, and the recorder keeps none of them alive."""
+    model = nn.Sequential(nn.ReLU())
+    registry = ModuleRegistry(log)
+    registry.number(model[0])
+    assert any(root is model for root in registry.roots())
+    assert not any(root is model[0] for root in registry.roots())
+    count = len(list(registry.roots()))
+    del model
+    gc.collect()
+    assert len(list(registry.roots())) == count - 1
+
+
+def test_a_module_under_construction_is_no_model(log: Logged) -> None:
+    """An object whose __init__ has not reached nn.Module's yet has no parts to list."""
+    unfinished = nn.Linear.__new__(nn.Linear)
+    registry = ModuleRegistry(log)
+    registry.scan()
+    assert all(root is not unfinished for root in registry.roots())
+
+
+def test_proxies_are_not_touched() -> None:
+    """Lazy objects answer __class__ by loading what they stand for; listing what is alive must not ask."""
+
+    class Proxy:
+        @property
+        def __class__(self) -> type:
+            raise AssertionError("the proxy was asked what it is")
+
+    proxy = Proxy()
+    assert gc.is_tracked(proxy)
+    assert all(thing is not proxy for thing in live_objects(nn.Module))
