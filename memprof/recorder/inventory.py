@@ -82,6 +82,12 @@ class Inventory:
                     if buffer is not None:
                         self._state(buffer, BUFFER, key, number)
 
+    def model_gradients(self) -> None:
+        """States the gradients of every model's parameters."""
+        for root in self._registry.roots():
+            for parameter in root.parameters():
+                self._gradient(parameter, *self._registry.parameter(parameter))
+
     def optimizer_state(self, optimizer: torch.optim.Optimizer) -> None:
         """States an optimizer's state and the parameters it updates."""
         for group in optimizer.param_groups:

@@ -104,8 +104,10 @@ class Observation:
         self._step_first_op = 0
         self._paused_ns = 0
         self._call_count = 0
+        self._stated_holders = 0
         self._is_epoch_open = False
         self._sampled_rss_ns = 0
+        self._has_new_gradients = False
 
     @property
     def is_recording(self) -> bool:
@@ -132,8 +134,7 @@ class Observation:
         if self.is_recording:
             if not self._is_epoch_open:
                 self._open_epoch()
-            with torch._C.DisableTorchFunction():
-                self._inventory.models()
+            self._state_models()
         else:
             self._slide_out()
             self._close_epoch()
@@ -215,9 +216,12 @@ class Observation:
                 progress.begin_model_call()
             with torch._C.DisableTorchFunction():
                 self._inventory.inputs(args, kwargs)
+        module_number = self._registry.number(module)
+        if self._registry.holders != self._stated_holders:  # made within this step
+            self._state_models()
         call = OpenCall(
             number=self._call_count,
-            module=self._registry.number(module),
+            module=module_number,
             parent=outer.number if outer else -1,
             first_op=self._log.op_count,
             enter_ns=time.time_ns(),
@@ -266,6 +270,12 @@ class Observation:
         if now_ns - self._sampled_rss_ns > _RSS_NS:
             self._sampled_rss_ns = now_ns
             self._log.sample_rss()
+        if is_backward:
+            self._has_new_gradients = True
+        elif self._has_new_gradients and torch._C._current_graph_task_id() == -1:
+            self._has_new_gradients = False
+            if not self._rounds.has_optimizers:  # nobody else says when gradients are complete
+                self._inventory.model_gradients()
         if now_ns - self._log.flushed_ns > _FLUSH_NS:
             if not is_backward and torch._C._current_graph_task_id() == -1:
                 self._source.cut()
@@ -292,6 +302,11 @@ class Observation:
                 "is_complete": is_complete,
             },
         )
+
+    def _state_models(self) -> None:
+        self._stated_holders = self._registry.holders
+        with torch._C.DisableTorchFunction():
+            self._inventory.models()
 
     def _open_epoch(self) -> None:
         """Starts to hear of memory; what is alive already is written down first."""

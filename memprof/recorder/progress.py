@@ -52,10 +52,11 @@ class Progress:
     calls: list[OpenCall] = field(default_factory=list)
 
     def begin_step(self) -> None:
-        """Starts counting micro-batches anew."""
+        """Starts counting micro-batches anew; nodes made since the last operator seen are not the next one's."""
         self.micro_batch = 0
         self.backward_rounds = 0
         self.base = OTHER
+        self.sequence = torch._C._autograd._get_sequence_nr()
 
     def begin_model_call(self) -> None:
         """Notes that a model, with gradients on, is called outside backward."""

@@ -43,7 +43,13 @@ class OptimizerRounds:
         return len(self._waited_for() | self._updates.keys())
 
     def add(self, optimizer: Any) -> None:
-        """Learns of an optimizer when it is made."""
+        """Learns of an optimizer, unless it is one that wraps another and never reports an update itself.
+
+        torch marks the `step` of every class whose optimizers report; wrappers (accelerate's, opacus') subclass
+        Optimizer without its `__init__`, so theirs is not marked.
+        """
+        if not getattr(type(optimizer).step, "hooked", False):
+            return
         self._known[id(optimizer)] = weakref.ref(optimizer)
         self._idle.discard(id(optimizer))
 
@@ -52,7 +58,7 @@ class OptimizerRounds:
         new = [optimizer for optimizer in optimizers if not self._knows(optimizer)]
         for optimizer in new:
             self.add(optimizer)
-        return bool(new)
+        return any(self._knows(optimizer) for optimizer in new)
 
     def update(self, optimizer: Any) -> bool:
         """Counts an update; returns True when it ends the step."""

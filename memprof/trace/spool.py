@@ -4,7 +4,8 @@ The job's side (``SpoolWriter``) uses only the standard library, so that recordi
 job but torch. One append-only file for all streams means that a recording cut anywhere (SIGKILL, a full disk)
 is consistent up to its last whole frame. What the numbers mean is worked out afterwards by ``trace.assemble``.
 
-A frame is a header (magic, length of the stream's name, length and CRC-32 of the payload), the name and the
+A frame is a header (magic, length of the stream's name, length of the payload, CRC-32 of
+both), the name and the
 payload: int64 rows for the streams in ``COLUMNS``, JSON for every other.
 """
 
@@ -127,7 +128,7 @@ class SpoolWriter:
 
     def _write(self, stream: str, payload: bytes) -> None:
         name = stream.encode()
-        frame = _HEADER.pack(_MAGIC, len(name), len(payload), zlib.crc32(payload), 0) + name + payload
+        frame = _HEADER.pack(_MAGIC, len(name), len(payload), zlib.crc32(name + payload), 0) + name + payload
         view = memoryview(frame)
         try:
             while view:
@@ -189,7 +190,8 @@ def _frames(data: bytes) -> Iterator[tuple[str, bytes, int]]:
         magic, name_length, length, checksum, _ = _HEADER.unpack_from(data, position)
         start = position + _HEADER.size + name_length
         payload = data[start : start + length]
-        if magic != _MAGIC or len(payload) < length or zlib.crc32(payload) != checksum:
+        whole = data[start - name_length : start + length]
+        if magic != _MAGIC or len(payload) < length or zlib.crc32(whole) != checksum:
             return
         position = start + length
         yield data[start - name_length : start].decode(), payload, position

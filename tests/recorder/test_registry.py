@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -47,13 +49,47 @@ def test_a_shared_module_has_its_first_name(log: Logged) -> None:
 
 
 def test_a_module_added_later_is_met(log: Logged) -> None:
-    """A head put on a model that was known already belongs to that model."""
+    """What is put on a model that was known already, with parameters or without, belongs to that model."""
     model = nn.Sequential(nn.Linear(2, 2))
     registry = ModuleRegistry(log)
     number = registry.number(model)
     model.append(nn.ReLU())
-    root, name, _, parent, _ = record_of(log, registry.number(model[1]))
-    assert (root, name, parent) == (record_of(log, number)[0], "1", number)
+    model.append(nn.Linear(2, 3))
+    for place in (1, 2):
+        root, name, _, parent, _ = record_of(log, registry.number(model[place]))
+        assert (root, name, parent) == (record_of(log, number)[0], str(place), number)
+    assert registry.parameter(model[2].weight) == ("2.weight", registry.number(model[2]))
+
+
+def test_a_module_put_in_anothers_place_is_a_new_one(log: Logged) -> None:
+    """Under the same name, and perhaps with the same id in Python."""
+    model = nn.Sequential(nn.ReLU())
+    registry = ModuleRegistry(log)
+    registry.scan()
+    kinds = []
+    for kind in (nn.ReLU, nn.Tanh, nn.Sigmoid):
+        model[0] = kind()
+        gc.collect(0)
+        kinds.append(record_of(log, registry.number(model[0]))[1:3])
+    assert kinds == [["0", "ReLU"], ["0", "Tanh"], ["0", "Sigmoid"]]
+
+
+def test_a_module_made_for_one_call_is_met_quickly(log: Logged, monkeypatch: pytest.MonkeyPatch) -> None:
+    """nn.Softmax(1)(x) in a forward makes a module a call: the process is not searched for the model it belongs to."""
+    registry = ModuleRegistry(log)
+    monkeypatch.setattr(registry, "scan", lambda: pytest.fail("searched the whole process"))
+    kept = [nn.Softmax(1) for _ in range(3)]
+    assert [record_of(log, registry.number(module))[2] for module in kept] == ["Softmax"] * 3
+
+
+def test_modules_that_hold_something_are_counted(log: Logged) -> None:
+    """So that what a new model holds is stated when it is met: here a Linear and a BatchNorm, not their container."""
+    registry = ModuleRegistry(log)
+    registry.scan()
+    before = registry.holders
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.BatchNorm1d(2, affine=False))
+    registry.number(model)
+    assert registry.holders == before + 2
 
 
 def test_a_module_in_a_dead_modules_place_is_a_new_one(log: Logged) -> None:
@@ -88,15 +124,15 @@ def test_lazy_parameters_are_met_without_being_made(log: Logged) -> None:
 
 def test_models_are_listed_while_they_live(log: Logged) -> None:
     """The roots only, and the recorder keeps none of them alive."""
-    model = nn.Sequential(nn.ReLU())
+    model = nn.Sequential(nn.Linear(2, 2))
     registry = ModuleRegistry(log)
     registry.number(model[0])
     assert any(root is model for root in registry.roots())
     assert not any(root is model[0] for root in registry.roots())
-    count = len(list(registry.roots()))
+    reference = weakref.ref(model)
     del model
     gc.collect()
-    assert len(list(registry.roots())) == count - 1
+    assert reference() is None
 
 
 def test_a_module_under_construction_is_no_model(log: Logged) -> None:

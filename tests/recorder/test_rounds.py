@@ -13,7 +13,12 @@ from tests.recorder.conftest import RecordJob
 
 
 class Optimizer:
-    """Stands for an optimizer; only its identity matters."""
+    """Stands for an optimizer that reports its updates; else only its identity matters."""
+
+    def step(self) -> None:
+        """Marked as torch marks it."""
+
+    step.hooked = True
 
 
 def ends(rounds: OptimizerRounds, optimizers: list[Optimizer]) -> list[bool]:
@@ -118,3 +123,22 @@ def test_a_recorded_gan_has_rounds_for_steps(record_job: RecordJob, critic_updat
     assert steps.optimizer_updates[:3].tolist() == [critic_updates + 1] * 3
     assert trace.recorded_steps == (1, 2)
     assert "a step is one round of 2 optimizers: each has updated at least once" in trace.manifest.notes
+
+
+def test_wrappers_that_never_report_are_not_waited_for() -> None:
+    """A wrapper around an optimizer (accelerate's, opacus') does not hold up the end of the step."""
+
+    class Wrapper(torch.optim.Optimizer):
+        def __init__(self, inner: torch.optim.Optimizer) -> None:
+            self.inner = inner
+
+        def step(self, closure: object = None) -> None:
+            self.inner.step()
+
+    inner = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    wrapper = Wrapper(inner)
+    rounds = OptimizerRounds()
+    rounds.add(wrapper)
+    rounds.add(inner)
+    assert not rounds.meet([wrapper, inner])
+    assert rounds.update(inner)

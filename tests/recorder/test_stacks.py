@@ -53,17 +53,17 @@ def test_frames_are_written_innermost_first(log: Logged) -> None:
 def test_a_stack_ends_at_the_module_call_around_it(log: Logged) -> None:
     """Its own part is what lies inside; the rest is the stack that made the call, by number."""
     stacks = StackTable(log, boundary.__code__)
-    numbers = []
+    call = stacks.number(boundary(own_frame), -1)
 
-    def operator() -> None:
-        numbers.append(stacks.number(own_frame(), 41))
+    def operator() -> int:
+        return stacks.number(own_frame(), call)
 
-    def forward() -> None:
-        operator()
+    def forward() -> int:
+        return operator()
 
-    boundary(forward)
-    record = log.texts("stacks")[0]
-    assert record[0] == 41
+    number = boundary(forward)
+    record = log.texts("stacks")[number]
+    assert record[0] == call
     assert names(record) == ["operator", "forward"]
 
 
@@ -79,11 +79,13 @@ def test_the_call_itself_is_part_of_its_stack(log: Logged) -> None:
 def test_one_inner_part_under_two_calls_is_two_stacks(log: Logged) -> None:
     """A layer used twice: the operators inside are told apart by the call around them."""
     stacks = StackTable(log, boundary.__code__)
+    calls = [stacks.number(boundary(own_frame), -1), stacks.number(boundary(own_frame), -1)]
+    assert calls == [0, 1]
 
     def forward(parent: int) -> int:
         return stacks.number(own_frame(), parent)
 
-    assert [boundary(forward, parent) for parent in (5, 6, 5)] == [0, 1, 0]
+    assert [boundary(forward, parent) for parent in (0, 1, 0)] == [2, 3, 2]
 
 
 def test_functions_that_are_gone_keep_their_stacks_apart(log: Logged) -> None:

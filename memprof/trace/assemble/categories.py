@@ -106,10 +106,10 @@ def categorize(facts: Facts, lives: Lifetimes) -> Texts:
     is_activation = (made_in_forward & read_in_backward) | (made_again & read_by_nodes)
     is_activation |= is_older & (stated_activation | (read_in_backward & ~is_input))
     category[is_activation] = "activation"
+    for code, text in reversed(_SETTLED):
+        category[facts.about(code, storages)] = text
     # The data set, and batches made ahead and not used yet, look like the batches that were used.
     families = facts.family[np.isin(facts.storage, np.flatnonzero(category == "input"))]
     alike = facts.storage[(facts.category == HELD) & np.isin(facts.family, families)]
     category[alike[category[alike] == "unknown"]] = "input"
-    for code, text in reversed(_SETTLED):
-        category[facts.about(code, storages)] = text
     return category

@@ -1,4 +1,4 @@
-"""Trains a model while one observer, or none, looks on; prints how long each step took, as JSON."""
+"""Trains a model while an observer, or none, looks on; prints the wall and processor time of each step as JSON."""
 
 from __future__ import annotations
 
@@ -102,12 +102,13 @@ def main() -> None:
     model, optimizer, train = {"tiny": tiny, "gpt": gpt}[args.model]()
     for _ in range(args.warm_up):
         train()
-    durations = []
+    durations, processor = [], []
     with observer(args.observer, model, optimizer) as observing:
         for _ in range(args.steps):
-            start = time.perf_counter_ns()
+            start, start_processor = time.perf_counter_ns(), time.thread_time_ns()
             train()
-            durations.append(time.perf_counter_ns() - start)
+            durations.append((time.perf_counter_ns() - start) / 1e3)
+            processor.append((time.thread_time_ns() - start_processor) / 1e3)
             if args.observer == "memtracker":
                 observing.reset_mod_stats()  # it follows one iteration, and is to be told where the next begins
         end = time.perf_counter_ns()
@@ -116,7 +117,11 @@ def main() -> None:
     if args.count:
         with counted:
             train()
-    print(json.dumps({"steps_us": [d / 1e3 for d in durations], "closing_us": closing / 1e3, "ops": counted.calls}))
+    print(
+        json.dumps(
+            {"steps_us": durations, "processor_us": processor, "closing_us": closing / 1e3, "ops": counted.calls}
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -134,6 +134,14 @@ def test_what_looks_like_the_batches_is_input() -> None:
     ) == ["input", "input", "unknown", "temporary"]
 
 
+def test_what_looks_like_a_parameter_is_no_input() -> None:
+    """A copy of the weights, held and not touched, is unknown, although forward reads the weights themselves."""
+    assert categories(Made(read=(FORWARD,), stated=(HELD, PARAMETER), family=3), Made(stated=(HELD,), family=3)) == [
+        "parameter",
+        "unknown",
+    ]
+
+
 def test_nothing_to_categorize() -> None:
     """A recording without memory has no categories."""
     assert categories() == []
