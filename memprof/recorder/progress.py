@@ -47,6 +47,7 @@ class Progress:
     optimizer_depth: int = 0
     optimizer_in_backward: bool = False
     optimizer_calls_depth: int = 0
+    in_closure: bool = False
     sequence: int = 0
     saw_model: bool = False
     calls: list[OpenCall] = field(default_factory=list)
@@ -55,6 +56,7 @@ class Progress:
         """Starts counting micro-batches anew; nodes made since the last operator seen are not the next one's."""
         self.micro_batch = 0
         self.backward_rounds = 0
+        self.was_backward = False
         self.base = OTHER
         self.sequence = torch._C._autograd._get_sequence_nr()
 
@@ -78,6 +80,7 @@ class Progress:
         if self.optimizer_depth == 0:
             self.optimizer_in_backward = torch._C._current_graph_task_id() != -1
             self.optimizer_calls_depth = len(self.calls)
+            self.in_closure = False
             if not self.optimizer_in_backward:
                 self.leave_backward()
         self.optimizer_depth += 1
@@ -94,17 +97,21 @@ class Progress:
 
         Args:
             is_backward: A backward node is running it.
-            makes_node: Autograd made a node for it: a forward operator, whoever called it (an LBFGS closure).
+            makes_node: Autograd made a node for it: a forward operator, whoever called it. A closure that an optimizer
+                calls runs forward from there until backward, as far as gradients are on.
         """
         if self.optimizer_depth:
             if is_backward:
                 if self.optimizer_in_backward:
                     return OPTIMIZER
                 self.was_backward = True
+                self.in_closure = False
                 return BACKWARD
             if not self.optimizer_in_backward:
                 self.leave_backward()
             if makes_node or len(self.calls) > self.optimizer_calls_depth:
+                self.in_closure = True
+            if self.in_closure and torch.is_grad_enabled():
                 return FORWARD
             return OPTIMIZER
         if is_backward:

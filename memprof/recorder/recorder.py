@@ -269,7 +269,9 @@ class Recorder:
         if self._rounds.has_optimizers or self._has_manual_steps:
             return
         if observation.progress.backward_rounds:
-            self._end_step(observation)
+            self._rounds.meet(live_objects(torch.optim.Optimizer))  # made since the recording began
+            if not self._rounds.has_optimizers:
+                self._end_step(observation)
         elif observation.step_ops > _ONE_WINDOW_OPS:
             observation.note(f"the job has no steps: a window of {_ONE_WINDOW_OPS:,} operators was recorded")
             observation.end_step(self._step)

@@ -1,0 +1,135 @@
+"""Allocation events from torch's own allocator."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch._C import _autograd
+
+from memprof.recorder.native import AllocatorTable, NativeEvents
+from tests.recorder.conftest import Logged
+
+_LIBRARY = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
+_REPORTS = ctypes.c_bool.in_dll(_LIBRARY, "FLAGS_caffe2_report_cpu_memory_usage")
+_LOG_LEVEL = ctypes.c_int.in_dll(_LIBRARY, "FLAGS_caffe2_log_level")
+
+
+@pytest.fixture
+def table() -> Iterator[AllocatorTable]:
+    table = AllocatorTable()
+    table.switch_on(is_late=True)
+    yield table
+    table.switch_off()
+
+
+@pytest.fixture
+def events(log: Logged, table: AllocatorTable) -> Iterator[NativeEvents]:
+    events = NativeEvents(log)
+    yield events
+    events.abandon()
+
+
+def changes(log: Logged) -> list[int]:
+    return [row["size_bytes"] for row in log.rows("events") if row["size_bytes"]]
+
+
+def test_takings_and_frees_are_heard(log: Logged, events: NativeEvents) -> None:
+    """With address and size, and the allocator's count, which moves by that size."""
+    assert events.start()
+    tensor = torch.empty(1000)
+    address = tensor.data_ptr()
+    del tensor
+    events.stop()
+    taken, freed, mark = log.rows("events")
+    assert (taken["address"], taken["size_bytes"]) == (freed["address"], -freed["size_bytes"]) == (address, 4000)
+    assert taken["total"] - freed["total"] == 4000
+    assert taken["time_ns"] <= freed["time_ns"] <= mark["time_ns"]
+    assert (mark["address"], mark["size_bytes"], mark["total"]) == (0, 0, -1)
+
+
+def test_temporaries_inside_kernels_are_heard(log: Logged, events: NativeEvents) -> None:
+    """Sorting 1000 numbers returns 4000 + 8000 bytes, and takes more on the way, which comes and goes."""
+    numbers = torch.rand(1000)
+    events.start()
+    result = torch.sort(numbers, stable=True)
+    events.stop()
+    assert sum(changes(log)) == 12_000
+    assert sum(size for size in changes(log) if size > 0) > 12_000
+    del result
+
+
+def test_events_go_on_after_a_cut(log: Logged, events: NativeEvents) -> None:
+    """What is taken before the cut and freed after it is heard on both sides; a cut at rest does nothing."""
+    events.cut()
+    events.start()
+    tensor = torch.empty(10)
+    events.cut()
+    assert changes(log) == [40]
+    del tensor
+    events.stop()
+    assert changes(log) == [40, -40]
+
+
+def test_nothing_is_heard_outside(log: Logged, events: NativeEvents) -> None:
+    """Neither before the start nor after the stop."""
+    kept = torch.empty(10)
+    events.start()
+    events.stop()
+    del kept
+    torch.empty(10)
+    assert changes(log) == []
+
+
+def test_the_jobs_own_profiler_is_left_alone(log: Logged, events: NativeEvents) -> None:
+    """While it runs, hearing does not start, and it loses nothing."""
+    with torch.profiler.profile(profile_memory=True) as profile:
+        assert not events.start()
+        events.stop()
+        torch.mm(torch.ones(2, 2), torch.ones(2, 2))
+    assert "aten::mm" in {event.key for event in profile.key_averages()}
+    assert events.start()
+
+
+def test_an_abandoned_session_is_over(log: Logged, events: NativeEvents) -> None:
+    """In a forked child nothing is logged, and torch's profiler is free again."""
+    events.start()
+    torch.empty(10)
+    events.abandon()
+    assert not _autograd._profiler_enabled()
+    assert log.rows("events") == []
+
+
+def test_the_allocators_flags_are_put_back() -> None:
+    """Both as they were found, once: a second switching off changes nothing that others have switched since."""
+    table = AllocatorTable()
+    assert table.is_available
+    before = (_REPORTS.value, _LOG_LEVEL.value)
+    table.switch_on(is_late=True)
+    assert (_REPORTS.value, _LOG_LEVEL.value) == (True, max(before[1], 2))
+    table.switch_off()
+    assert (_REPORTS.value, _LOG_LEVEL.value) == before
+    other = AllocatorTable()
+    other.switch_on(is_late=False)
+    table.switch_off()
+    assert _REPORTS.value
+    assert _LOG_LEVEL.value == before[1]
+    other.switch_off()
+    assert not _REPORTS.value
+
+
+def test_freeing_older_memory_says_nothing(
+    log: Logged, table: AllocatorTable, events: NativeEvents, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Torch warns on stderr of blocks it does not know; the job's stderr stays as it would be."""
+    events.start()
+    older = [torch.empty(100 + number) for number in range(10)]
+    table.switch_off()
+    unknown = [torch.empty(100 + number) for number in range(10)]
+    table.switch_on(is_late=True)
+    del older, unknown
+    events.stop()
+    assert capfd.readouterr().err == ""
