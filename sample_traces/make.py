@@ -7,22 +7,37 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-MEMPROF = [sys.executable, "-m", "memprof.cli.main"]
 
 
 def make(folder: Path) -> dict[str, Any]:
-    """Records the sample in a folder and returns its expected figures."""
+    """Records the sample in a folder and returns its expected figures.
+
+    A trace holds the paths of the script and of torch, so both are reached by a path that is the same everywhere.
+    """
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run([*MEMPROF, "record", "-f", "-o", "run.memprof", "train.py"], cwd=folder, env=environment, check=True)
-    report = subprocess.run(
-        [*MEMPROF, "report", "--json", "run.memprof"], cwd=folder, check=True, capture_output=True, text=True
-    )
+    neutral = Path(tempfile.gettempdir()) / "memprof-samples"
+    shutil.rmtree(neutral, ignore_errors=True)
+    place = neutral / folder.name
+    place.mkdir(parents=True)
+    try:
+        (neutral / "venv").symlink_to(sys.prefix)
+        shutil.copy(folder / "train.py", place)
+        memprof = [str(neutral / "venv" / "bin" / "python"), "-m", "memprof.cli.main"]
+        subprocess.run([*memprof, "record", "-o", "run.memprof", "train.py"], cwd=place, env=environment, check=True)
+        report = subprocess.run(
+            [*memprof, "report", "--json", "run.memprof"], cwd=place, check=True, capture_output=True, text=True
+        )
+        shutil.move(place / "run.memprof", folder / "run.memprof")
+    finally:
+        shutil.rmtree(neutral)
     return expected(json.loads(report.stdout), folder / "run.memprof")
 
 

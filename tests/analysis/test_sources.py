@@ -24,7 +24,7 @@ def stacks(*frames: str) -> Stacks:
         "C:\\Python311\\Lib\\contextlib.py",
         "<frozen runpy>",
         "/tmp/torchinductor_me/ry/cry4r2zexmr5f.py",
-        "/work/memprof/launch/bootstrap/sitecustomize.py",
+        "/opt/memprof/launch/bootstrap/sitecustomize.py",
     ],
 )
 def test_torch_and_the_standard_library_are_no_users_code(file: str) -> None:
