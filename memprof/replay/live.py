@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from memprof.trace.schema import CATEGORIES, NONE, Bools, Ints
+from memprof.trace.schema import CATEGORIES, NONE, Bools, Ints, Storages
 from memprof.trace.step import Step, sum_at
 
 
@@ -46,16 +46,37 @@ def live_bytes_by_category(step: Step) -> dict[str, Ints]:
     storages, ops = step.storages, len(step.ops)
     present = set(storages.category)
     known = [category for category in CATEGORIES if category in present or category == "workspace"]
-    split = {}
-    for category in [*known, *sorted(present - set(known))]:
-        own = storages.take(storages.category == category)
-        born = sum_at(own.created_op_id, own.allocated_bytes, ops)
-        freed = sum_at(own.freed_op_id, own.allocated_bytes, ops)
-        at_start = own.allocated_bytes[own.created_op_id == NONE].sum()
-        # What is freed after an operator is still alive during it.
-        split[category] = at_start + np.cumsum(born) - (np.cumsum(freed) - freed)
+    split = {
+        category: _during(storages.take(storages.category == category), ops)
+        for category in [*known, *sorted(present - set(known))]
+    }
     split["workspace"] = split["workspace"] + step.ops.workspace_bytes
     return split
+
+
+def live_bytes_by_module(step: Step) -> dict[int, Ints]:
+    """Splits ``live_bytes(step).during`` by the module that owns or made the memory.
+
+    Returns:
+        Bytes by ``module_id``, ``NONE`` for what belongs to none, each of shape ``(ops,)``. What an operator holds
+        for itself counts with the operator's own module. At every operator they sum to ``during`` exactly.
+    """
+    storages, ops = step.storages, step.ops
+    modules = np.union1d(storages.module_id, ops.module_id)
+    return {
+        int(module): _during(storages.take(storages.module_id == module), len(ops))
+        + np.where(ops.module_id == module, ops.workspace_bytes, 0)
+        for module in modules
+    }
+
+
+def _during(storages: Storages, ops: int) -> Ints:
+    """Returns the bytes of some storages alive during each operator; what is freed after it is alive still."""
+    born = sum_at(storages.created_op_id, storages.allocated_bytes, ops)
+    freed = sum_at(storages.freed_op_id, storages.allocated_bytes, ops)
+    at_start = storages.allocated_bytes[storages.created_op_id == NONE].sum()
+    during: Ints = at_start + np.cumsum(born) - (np.cumsum(freed) - freed)
+    return during
 
 
 def alive_at(step: Step, op_id: int) -> Bools:
