@@ -78,7 +78,7 @@ def test_metadata_says_what_is_needed(metadata: Message) -> None:
     assert metadata["Requires-Python"] == ">=3.11"
     needed = metadata.get_all("Requires-Dist", [])
     assert {_distribution(line) for line in needed if "extra ==" not in line} == {
-        "click", "numpy", "pandas", "psutil", "pyarrow", "rich", "scipy",
+        "click", "numpy", "pandas", "psutil", "pyarrow", "rich", "scipy", "tomlkit",
     }  # fmt: skip
     assert set(metadata.get_all("Provides-Extra", [])) == {"torch", "dashboard", "all", "dev"}
     assert [_distribution(line) for line in needed if "extra == 'torch'" in line] == ["torch"]

@@ -31,7 +31,7 @@ from memprof.analysis.notes import Note, write_notes
 from memprof.analysis.recompute import RecomputeCost, weigh_recompute
 from memprof.analysis.saved import SavedStorages, SavedSummary, find_saved, summarise_saved
 from memprof.analysis.sources import SourceLine, Sources, find_sources
-from memprof.errors import UsageError
+from memprof.errors import PolicyError, UsageError
 from memprof.trace.cut import cuttable_steps
 from memprof.trace.manifest import Manifest
 from memprof.trace.schema import HostMemory, Steps
@@ -125,6 +125,7 @@ class Report:
         recomputed_us: What recomputing takes in the step already, NaN when unknown.
         host: Main memory of the job's processes.
         notes: What a reader has to know to judge the figures.
+        plan: What the plan in force does, in words, "" where there was none.
     """
 
     path: str
@@ -147,6 +148,7 @@ class Report:
     recomputed_us: float
     host: tuple[HostProcess, ...]
     notes: tuple[Note, ...]
+    plan: str
 
     @property
     def shown(self) -> MomentSplit:
@@ -206,7 +208,20 @@ def build_report(
         recomputed_us=_recomputed_us(step),
         host=summarise_host_memory(trace.table(HostMemory)),
         notes=write_notes(trace.manifest, trace.table(Steps), step),
+        plan=_describe_plan(trace.manifest),
     )
+
+
+def _describe_plan(manifest: Manifest) -> str:
+    if not manifest.plan:
+        return ""
+    from memprof.policies.plan_tables import plan_from_tables  # most traces have no plan
+
+    try:
+        return plan_from_tables(manifest.plan).describe()
+    except PolicyError:
+        # Of a newer memprof: it knows policies or settings that this one does not.
+        return ", ".join(name for name in manifest.plan if name != "prediction")
 
 
 def _check_op_id(step: Step, op_id: int | None) -> None:

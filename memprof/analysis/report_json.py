@@ -40,6 +40,7 @@ def report_to_json(report: Report, largest: int) -> Json:
         "capture": manifest.capture.to_json(),
         "backend": manifest.backend.to_json(),
         "op_times": manifest.op_times,
+        "plan": {name: content for name, content in (manifest.plan or {}).items() if name != "prediction"} or None,
         "notes": [note.text for note in report.notes],
         "rank": report.rank,
         "step": step.number,

@@ -13,7 +13,7 @@ from memprof.trace.schema import NONE, Stacks
 _PACKAGES = r"[/\\](?:site|dist)-packages[/\\]"
 _LIBRARY_FRAME = re.compile(
     rf"{_PACKAGES}(?:torch|functorch|memprof)[/\\]"
-    r"|[/\\]memprof[/\\](?:recorder|launch)[/\\]"  # an editable install of memprof
+    r"|[/\\]memprof[/\\](?:recorder|launch|policies)[/\\]"  # an editable install of memprof
     r"|[/\\]lib(?:64)?[/\\]python3\.\d+t?[/\\](?!(?:site|dist)-packages[/\\])"
     r"|[/\\]python3?\d*[/\\]lib[/\\](?!site-packages[/\\])\w+(?:[/\\]\w+)*\.py$"  # Windows
     r"|[/\\]torchinductor_[^/\\]*[/\\]"  # code that torch.compile wrote

@@ -20,6 +20,8 @@ from memprof.version import __version__
 VERBS = {
     "record": "Run a training job unchanged and record its memory.",
     "report": "Show where the memory of a recorded job goes.",
+    "predict": "Predict what a plan does to a recorded job's memory and time.",
+    "verify": "Compare what a plan was predicted to do with a run under it.",
 }
 
 _FAILED = 1

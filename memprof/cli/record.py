@@ -7,14 +7,17 @@ from typing import Any
 
 import click
 
+from memprof.cli.plan_options import chosen_plan, plan_options
+from memprof.errors import BadInputError
 from memprof.launch.parent import leave_like, record_job
 from memprof.launch.settings import Settings, read_project_settings
-from memprof.launch.target import find_target
+from memprof.launch.target import CannotStartError, find_target
 
 _EPILOG = """\b
 Examples:
   memprof record train.py --epochs 1
   memprof record -o run.memprof --steps 5 -- torchrun --nproc-per-node 2 train.py
+  memprof record --checkpoint 'layers.*' train.py
 """
 
 
@@ -25,7 +28,10 @@ class RecordCommand(click.Command):
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
         """Gives click the project's settings: it asks flags first, then MEMPROF_*, then these."""
-        extra.setdefault("default_map", read_project_settings(Path.cwd()))
+        given = read_project_settings(Path.cwd())
+        if "plan" in given:
+            given["plan_path"] = given.pop("plan")
+        extra.setdefault("default_map", given)
         return super().make_context(info_name, args, parent, **extra)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -74,11 +80,13 @@ class RecordCommand(click.Command):
     help="Steps to record.",
 )
 @click.option("--stop", is_flag=True, envvar="MEMPROF_STOP", help="End the job after the recorded steps.")
+@plan_options(envvar="MEMPROF_PLAN")
 @click.option("-m", "is_module", is_flag=True, help="The job is a Python module, as in python -m.")
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="{SCRIPT | -m MODULE} [ARGS]... | -- COMMAND...")
 @click.pass_context
 def record(
     ctx: click.Context,
+    /,
     words: tuple[str, ...],
     output: Path | None,
     force: bool,
@@ -87,12 +95,29 @@ def record(
     steps: int,
     stop: bool,
     is_module: bool,
+    plan_path: Path | None,
+    **flags: tuple[str, ...],
 ) -> None:
     """Run a training job, unchanged, and record where its memory goes.
 
     Everything after the script belongs to the job. The exit status is the job's own; 125 means that the recording
-    could not start, 126 that the job cannot be run, 127 that it was not found.
+    could not start or the plan does not fit the model, 126 that the job cannot be run, 127 that it was not found.
+
+    With --plan, or any of the flags that stand for policies, the job trains under that plan; the flags may be repeated.
     """
     target = find_target(words, is_module=is_module, is_command=ctx.meta["is_command"])
-    settings = Settings(output=output, force=force, quiet=quiet, skip=skip, steps=steps, stop=stop)
+    try:
+        plan = chosen_plan(plan_path, flags)
+    except BadInputError as error:
+        raise CannotStartError(str(error)) from None
+    settings = Settings(
+        output=output,
+        force=force,
+        quiet=quiet,
+        skip=skip,
+        steps=steps,
+        stop=stop,
+        plan=plan,
+        plan_path=plan_path,
+    )
     leave_like(record_job(target, settings))

@@ -9,6 +9,7 @@ from rich.text import Text
 from memprof.analysis.report import MomentSplit, Report
 from memprof.cli import report_tables as tables
 from memprof.cli.page import Page, printable
+from memprof.trace.manifest import PREDICTED
 from memprof.units import format_bytes, format_percent, format_us
 
 _PLURALS = {
@@ -84,11 +85,13 @@ def _facts(report: Report) -> str:
     manifest = report.manifest
     seen = [step for step in report.steps if step.peak is not None]
     recorded = [str(step.step) for step in seen if step.kind == "recorded"] or [str(step.step) for step in seen]
+    is_predicted = manifest.backend.name == PREDICTED
     facts = [
         manifest.target.rsplit("/", 1)[-1],
+        f"{'predicted ' if is_predicted else ''}under {report.plan}" if report.plan else "",
         f"torch {manifest.torch_version}" if manifest.torch_version else "",
         manifest.machine.device_name,
-        f"step{'s' if len(recorded) > 1 else ''} {', '.join(recorded)} recorded",
+        f"step{'s' if len(recorded) > 1 else ''} {', '.join(recorded)} {PREDICTED if is_predicted else 'recorded'}",
         f"step time {format_us(report.step.duration_us)}",
         f"operator times: {manifest.op_times}",
     ]

@@ -5,25 +5,48 @@ from __future__ import annotations
 import atexit
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from memprof.launch.plan_marks import refuse
 from memprof.recorder.native import NativeEvents
 from memprof.recorder.recorder import Recorder
 from memprof.recorder.window import Window
 
+if TYPE_CHECKING:
+    from memprof.launch.under_plan import UnderPlan
+
 _recorder: Recorder | None = None
+_plan: UnderPlan | None = None
 
 
 def install(settings: dict[str, Any]) -> None:
     """Installs the recorder in this process, and in its forked children.
 
     Args:
-        settings: `spool` (the job's spool folder), `skip`, `steps` and `stop`.
+        settings: `spool` (the job's spool folder), `skip`, `steps` and `stop`; `plan` is the plan it runs under, as
+            TOML, where there is one.
+
+    Raises:
+        SystemExit: The plan cannot be read here: the job ends.
     """
+    global _plan  # noqa: PLW0603 - one plan a process, and in its forked children
     spool = Path(settings["spool"])
     window = Window(int(settings["skip"]), int(settings["steps"]), bool(settings["stop"]))
-    NativeEvents.initialize()
-    _start(spool, window)
+    if settings.get("plan"):
+        # At use: a job without a plan imports no policies.
+        try:
+            from memprof.launch.under_plan import under_plan
+        except ImportError as error:
+            refuse(f"the plan cannot be read in the job: {error}.", spool)
+        _plan = under_plan(settings["plan"], spool)
+    try:
+        NativeEvents.initialize()
+        _start(spool, window)
+    except Exception as error:
+        if _plan is not None:
+            # Without the recorder nobody tells the plan of a model: the job would train without it.
+            _plan.refuse(f"the recorder could not start, and with it the plan: {error}")
+        raise
     atexit.register(_finish)
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=lambda: _start_in_child(spool, window))
@@ -36,7 +59,8 @@ def is_recording() -> bool:
 
 def _start(spool: Path, window: Window) -> None:
     global _recorder  # noqa: PLW0603 - one recorder a process, reached again at exit and after fork
-    _recorder = Recorder(spool / f"process-{os.getpid()}", window)
+    before_call = None if _plan is None else _plan.before_call
+    _recorder = Recorder(spool / f"process-{os.getpid()}", window, before_call=before_call)
     _recorder.install()
 
 

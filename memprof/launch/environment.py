@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from memprof.launch.settings import Settings
 
@@ -27,13 +28,20 @@ def recording_environment(environment: Mapping[str, str], spool: Path, settings:
     # An empty PYTHONPATH means none; an empty part of one means the current folder, so it must not arise here.
     paths = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path != _BOOTSTRAP]
     python_path = os.pathsep.join([_BOOTSTRAP, *paths]) if environment.get("PYTHONPATH") and paths else _BOOTSTRAP
-    window = {"skip": settings.skip, "steps": settings.steps, "stop": settings.stop}
+    child: dict[str, Any] = {"skip": settings.skip, "steps": settings.steps, "stop": settings.stop}
+    variables: dict[str, str] = {}
+    if settings.plan is not None:
+        from memprof.policies.plan_file import format_plan  # at use: a recording without a plan stays small
+
+        child["plan"] = format_plan(settings.plan)
+        variables = settings.plan.environment()
     return {
         # Kineto reports each start and stop of the profiler on the job's stderr unless told otherwise.
         "KINETO_LOG_LEVEL": "9",
         **environment,
+        **variables,
         "PYTHONPATH": python_path,
         "MEMPROF_SPOOL": str(spool),
-        "MEMPROF_SETTINGS": json.dumps(window),
+        "MEMPROF_SETTINGS": json.dumps(child),
         "MEMPROF_PACKAGE": _PACKAGE,
     }

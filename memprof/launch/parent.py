@@ -17,10 +17,11 @@ from memprof.errors import BadInputError, MemprofError
 from memprof.launch.environment import recording_environment
 from memprof.launch.host import HostSampler
 from memprof.launch.output import claim_output, spool_of, write_exit, write_launch
+from memprof.launch.plan_marks import read_applied, read_refusal
 from memprof.launch.relay import SignalRelay
 from memprof.launch.settings import Settings
 from memprof.launch.target import CannotStartError, NotExecutableError, NotFoundError, Target
-from memprof.launch.verdict import Verdict, describe_nothing, describe_recording
+from memprof.launch.verdict import Verdict, add_comparison, describe_missed, describe_nothing, describe_recording
 
 
 def record_job(target: Target, settings: Settings) -> int:
@@ -46,9 +47,20 @@ def record_job(target: Target, settings: Settings) -> int:
     except MemprofError:
         shutil.rmtree(spool, ignore_errors=True)
         raise
+    refusal = read_refusal(spool) if settings.plan is not None else ""
+    if refusal:
+        # Said even where asked to be quiet: the job has not trained.
+        _discard(spool, output, target, returncode)
+        _say(f"memprof: {refusal}")
+        return returncode
+    missed = [] if settings.plan is None else describe_missed(settings.plan, read_applied(spool))
     verdict = _pack(spool, output, target, returncode)
     if not settings.quiet:
+        if settings.plan is not None and output.is_file():
+            verdict = add_comparison(verdict, settings.plan, settings.plan_path, output)
         _say(str(verdict))
+    for sentence in missed:
+        _say(f"memprof: {sentence}")
     return returncode
 
 

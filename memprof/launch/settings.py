@@ -7,9 +7,12 @@ import os
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memprof.errors import UsageError
+
+if TYPE_CHECKING:
+    from memprof.policies.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,8 @@ class Settings:
         skip: Steps to let pass before the window.
         steps: Steps to record.
         stop: End the job after the window.
+        plan: Plan to run the job under, or None.
+        plan_path: File the plan or a part of it is in, None where it is made of flags alone.
     """
 
     output: Path | None = None
@@ -31,10 +36,20 @@ class Settings:
     skip: int = 2
     steps: int = 3
     stop: bool = False
+    plan: Plan | None = None
+    plan_path: Path | None = None
 
 
 #: The keys of ``[tool.memprof]``, with the least value of those that count something.
-_KEYS: dict[str, type] = {"output": str, "force": bool, "quiet": bool, "skip": int, "steps": int, "stop": bool}
+_KEYS: dict[str, type] = {
+    "output": str,
+    "force": bool,
+    "quiet": bool,
+    "skip": int,
+    "steps": int,
+    "stop": bool,
+    "plan": str,
+}
 _LEAST = {"skip": 0, "steps": 1}
 _KIND = {str: "a text", bool: "true or false", int: "a whole number"}
 
@@ -46,7 +61,7 @@ def read_project_settings(folder: Path) -> dict[str, Any]:
         folder: Where the search begins, usually the current folder.
 
     Returns:
-        The settings given there; a relative output counts from the folder of the pyproject.toml.
+        The settings given there; a relative output or plan counts from the folder of the pyproject.toml.
 
     Raises:
         UsageError: The file is not TOML, or holds a key or a value that memprof does not know.
@@ -73,8 +88,9 @@ def _read(path: Path) -> dict[str, Any]:
     if not isinstance(table, dict):
         raise UsageError(f"{path}: tool.memprof is not a table. Write [tool.memprof] and its keys below it.")
     settings = {key: _checked(path, key, value) for key, value in table.items()}
-    if "output" in settings:
-        settings["output"] = os.path.join(path.parent, os.path.expanduser(settings["output"]))
+    for key in ("output", "plan"):
+        if key in settings:
+            settings[key] = os.path.join(path.parent, os.path.expanduser(settings[key]))
     return settings
 
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import shlex
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from memprof.errors import MemprofError
 from memprof.units import format_bytes
 
 if TYPE_CHECKING:
     from memprof.analysis.moments import Moment
+    from memprof.policies.plan import Plan
     from memprof.trace.manifest import Capture
     from memprof.trace.pack import PackResult
 
@@ -23,14 +25,16 @@ class Verdict:
     Attributes:
         sentence: What was recorded, or why nothing was.
         next_command: The command to type next, "" where there is nothing to look at.
+        comparison: Predicted against measured, "" where nothing was predicted.
     """
 
     sentence: str
     next_command: str = ""
+    comparison: str = ""
 
     def __str__(self) -> str:
         """Writes the verdict as it stands on the terminal."""
-        lines = [f"memprof: {self.sentence}"]
+        lines = [f"memprof: {line}" for line in (self.sentence, self.comparison) if line]
         return "\n".join([*lines, f"memprof: next: {self.next_command}"] if self.next_command else lines)
 
 
@@ -58,6 +62,45 @@ def describe_recording(result: PackResult, target: str) -> Verdict:
     sentence = f"recorded {what} of {target}{of_ranks}{finding}. {result.path} holds {size}."
     ends = [text for rank in traces if (text := _describe_end(rank.manifest.capture))]
     return Verdict(" ".join([sentence, *ends[:1]]), f"memprof report {shlex.quote(str(result.path))}")
+
+
+def add_comparison(verdict: Verdict, plan: Plan, plan_path: Path | None, trace: Path) -> Verdict:
+    """Adds to the verdict on a recording how well its plan's prediction met it; as it was where there is none.
+
+    Args:
+        verdict: What was recorded.
+        plan: The plan the job ran under.
+        plan_path: The file it is in, None where it is in none.
+        trace: The recording.
+    """
+    if plan.prediction is None:
+        return verdict
+    try:
+        from memprof.analysis.verify import describe_short, verify_plan
+        from memprof.trace.store import Trace
+
+        comparison = describe_short(verify_plan(plan, Trace.open(trace)))
+    except MemprofError as error:
+        comparison = f"the prediction cannot be compared: {error}"
+    except Exception as error:  # noqa: BLE001 - the job's own exit status must survive our faults
+        comparison = f"the prediction could not be compared ({type(error).__name__}: {error})"
+    command = f"memprof verify {shlex.quote(str(plan_path))} {shlex.quote(str(trace))}" if plan_path else ""
+    return replace(verdict, comparison=comparison, next_command=command or verdict.next_command)
+
+
+def describe_missed(plan: Plan, applied: set[int]) -> list[str]:
+    """Says which policies of a plan were applied to no model by the time the job ended.
+
+    Args:
+        plan: The plan.
+        applied: Numbers of the policies that were applied.
+    """
+    if not plan.policies:
+        return []
+    if not applied:
+        return ["the plan was not applied: no model of the job was called in training."]
+    missed = [policy.describe() for number, policy in enumerate(plan.policies) if number not in applied]
+    return [f"of the plan, no model called in training took: {', '.join(missed)}."] if missed else []
 
 
 def describe_nothing(spool: Path, target: str, returncode: int) -> Verdict:

@@ -19,6 +19,7 @@ from memprof.recorder.native import NativeEvents
 from memprof.recorder.operators import OperatorMode
 from memprof.recorder.progress import OpenCall, Progress
 from memprof.recorder.registry import ModuleRegistry
+from memprof.recorder.remarks import RemarkReader
 from memprof.recorder.rounds import OptimizerRounds
 from memprof.recorder.stacks import StackTable
 from memprof.recorder.timed import OperatorTimes
@@ -89,6 +90,7 @@ class Observation:
         self._can_hear = can_hear and NativeEvents.is_available()
         self._log = log = RawLog(SpoolWriter(folder))
         log.record("start", describe_process(window, is_late=is_late))
+        self._remarks = RemarkReader()
         self._registry = ModuleRegistry(log)
         self._stacks = StackTable(log, module_call)
         self._storages = StorageWatch(log)
@@ -140,6 +142,8 @@ class Observation:
             self._close_epoch()
             if watch is Watch.TIMED and not self._times.start():
                 self._note_untimed()
+        for remark in self._remarks.fresh():
+            self._log.record(*remark)
         self._log.flush()
         self._paused_ns = 0
         self._step_start_ns = time.time_ns()
@@ -168,7 +172,7 @@ class Observation:
             self._write_step(step, end_ns, is_complete=False)
         self.watch = Watch.CLOSED
         self._storages.abandon()
-        self._log.close([("end", {"reason": reason, "time_ns": end_ns})])
+        self._log.close([*self._remarks.fresh(), ("end", {"reason": reason, "time_ns": end_ns})])
 
     def give_up(self, fault: str) -> None:
         """Ends a recording that failed; sessions inside backward wait for `drop_sessions`."""

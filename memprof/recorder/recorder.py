@@ -6,6 +6,7 @@ import os
 import threading
 import traceback
 import weakref
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,18 +39,28 @@ class Recorder:
         failure: Traceback of what ended the recording, "" while nothing has.
     """
 
-    def __init__(self, folder: Path, window: Window, *, is_late: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        window: Window,
+        *,
+        is_late: bool = False,
+        before_call: Callable[[torch.nn.Module], None] | None = None,
+    ) -> None:
         """Prepares a recording.
 
         Args:
             folder: Spool folder of this process; made when the recording begins.
             window: Which steps to record.
             is_late: Tensors were made before this recorder came.
+            before_call: Told of every module call made while gradients are recorded, before it runs and before the
+                recording begins with it. Only what it raises to end the job (SystemExit) passes through.
         """
         self.failure = ""
         self._folder = folder
         self._window = window
         self._is_late = is_late
+        self._before_call = before_call
         self._table = AllocatorTable()
         self._rounds = OptimizerRounds()
         self._calls = ModuleCallObserver(self._enter, self._leave)
@@ -138,6 +149,8 @@ class Recorder:
     def _enter(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OpenCall | None:
         call = None
         try:
+            if self._before_call is not None and torch.is_grad_enabled():
+                self._before_call(module)
             if self._observation is None and not self.failure and self._should_begin():
                 self._begin()
             observation = self._observation

@@ -11,6 +11,9 @@ from typing import Any, Self
 
 from memprof.trace.schema import SCHEMA_VERSION
 
+#: Name of the backend of a trace that was predicted, not recorded.
+PREDICTED = "predicted"
+
 
 class _Json:
     """To and from JSON for the dataclasses below: unknown keys are ignored, missing ones take their default."""

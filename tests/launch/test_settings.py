@@ -28,7 +28,10 @@ def test_nearest_file_counts(tmp_path: Path) -> None:
 
 def test_every_key_is_read(tmp_path: Path) -> None:
     """All options can be set; a relative output counts from the file's own folder."""
-    write(tmp_path, "[tool.memprof]\noutput='runs/a.memprof'\nforce=true\nquiet=true\nskip=0\nsteps=1\nstop=true\n")
+    write(
+        tmp_path,
+        "[tool.memprof]\noutput='runs/a.memprof'\nforce=true\nquiet=true\nskip=0\nsteps=1\nstop=true\nplan='p.toml'\n",
+    )
     assert read_project_settings(tmp_path) == {
         "output": str(tmp_path / "runs/a.memprof"),
         "force": True,
@@ -36,6 +39,7 @@ def test_every_key_is_read(tmp_path: Path) -> None:
         "skip": 0,
         "steps": 1,
         "stop": True,
+        "plan": str(tmp_path / "p.toml"),
     }
 
 
@@ -43,7 +47,7 @@ def test_every_key_is_read(tmp_path: Path) -> None:
     ("text", "sentence"),
     [
         ("stepz = 3", "has no key stepz. Did you mean steps?"),
-        ("colour = 'red'", "has no key colour. The keys are output, force, quiet, skip, steps, stop."),
+        ("colour = 'red'", "has no key colour. The keys are output, force, quiet, skip, steps, stop, plan."),
         ("steps = 'three'", "steps in [tool.memprof] must be a whole number, not 'three'"),
         ("steps = true", "steps in [tool.memprof] must be a whole number, not True"),
         ("force = 1", "force in [tool.memprof] must be true or false, not 1"),

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from memprof.launch.verdict import Verdict, describe_nothing, describe_status
+from memprof.launch.verdict import Verdict, describe_missed, describe_nothing, describe_status
+from memprof.policies.checkpoint.policy import Checkpoint
+from memprof.policies.plan import Plan
 
 
 def test_status_in_words() -> None:
@@ -54,3 +56,12 @@ def test_verdict_on_the_terminal() -> None:
     """Each line carries memprof's name, so that it is told from the job's own output."""
     assert str(Verdict("a", "memprof report b")) == "memprof: a\nmemprof: next: memprof report b"
     assert str(Verdict("a")) == "memprof: a"
+
+
+def test_policies_that_met_no_model_are_named() -> None:
+    """A plan that was applied in part says which policies were not; one applied whole, or empty, says nothing."""
+    plan = Plan((Checkpoint(modules=("a.*",)), Checkpoint(modules=("b.*",))))
+    assert describe_missed(plan, {0, 1}) == []
+    assert describe_missed(plan, {0}) == ["of the plan, no model called in training took: checkpoint b.*."]
+    assert describe_missed(plan, set()) == ["the plan was not applied: no model of the job was called in training."]
+    assert describe_missed(Plan(), set()) == []

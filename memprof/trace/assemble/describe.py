@@ -80,6 +80,7 @@ def build_manifest(
         rank=start["rank"],
         world_size=start["world_size"],
         pid=start["pid"],
+        plan=next(reversed(spool.records.get("plan", [])), None),
         backend=_BACKENDS[recording.epoch.source],
         capture=_capture(spool, exit_record, steps, ops, modules),
         window=Window(**start["window"]),

@@ -1,0 +1,120 @@
+"""Predictions and their verification as JSON containers: stable keys, bytes and microseconds as numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from memprof.analysis.moments import Moment
+from memprof.analysis.predict import Forecast, Side
+from memprof.analysis.verify import Compared, Figures, Verification
+from memprof.policies.base import Policy
+from memprof.policies.plan import Plan
+from memprof.policies.plan_tables import plan_to_tables
+
+#: Version of the keys; it grows when one changes its meaning or goes away.
+PLAN_SCHEMA = 1
+
+Json = dict[str, Any]
+
+
+def forecast_to_json(made: Forecast) -> Json:
+    """Returns a prediction ready for ``json.dump``."""
+    return {
+        "schema": PLAN_SCHEMA,
+        "trace": made.trace,
+        "step": made.step.number,
+        "how": made.plan.source,
+        "recorded": _side(made.recorded),
+        "predicted": _side(made.predicted),
+        "change": {
+            "peak_bytes": made.predicted.peak.allocated_bytes - made.recorded.peak.allocated_bytes,
+            "peak_ratio": _ratio(made.predicted.peak.allocated_bytes, made.recorded.peak.allocated_bytes),
+            "time_ratio": _ratio(made.predicted.step_time_us, made.recorded.step_time_us),
+        },
+        "policies": [
+            {
+                **_policy(stage.policy),
+                "peak_allocated_bytes": stage.peak_allocated_bytes,
+                "step_time_us": _number(stage.step_time_us),
+            }
+            for stage in made.stages
+        ],
+        "warnings": list(made.warnings),
+    }
+
+
+def verification_to_json(found: Verification) -> Json:
+    """Returns a comparison ready for ``json.dump``."""
+    return {
+        "schema": PLAN_SCHEMA,
+        "predicted": _figures(found.predicted),
+        "measured": _figures(found.measured),
+        "error": {
+            "peak_bytes": found.peak_error_bytes,
+            "peak_ratio": _number(found.peak_error_ratio),
+            "time_ratio": _number(found.time_error_ratio),
+        },
+        "phases": [{"phase": row.name, **_compared(row)} for row in found.phases],
+        "categories": [{"category": row.name, **_compared(row)} for row in found.categories],
+        "policies": [_policy(policy) for policy in found.plan.policies],
+        "warnings": list(found.warnings),
+    }
+
+
+def _policy(policy: Policy) -> Json:
+    settings: Mapping[str, Any] = plan_to_tables(Plan((policy,)))[policy.name]
+    return {
+        "policy": policy.name,
+        "settings": dict(settings),
+        "describe": policy.describe(),
+        "numerics": policy.numerics,
+        "how": policy.source,
+    }
+
+
+def _side(side: Side) -> Json:
+    return {
+        "peak_allocated_bytes": side.peak.allocated_bytes,
+        "peak_phase": side.peak.phase,
+        "peak": _moment(side.peak),
+        "step_time_us": _number(side.step_time_us),
+        "phases": {phase: moment.allocated_bytes for phase, moment in side.phases.items()},
+        "categories": {name: size for name, size in side.categories.items() if size},
+    }
+
+
+def _moment(moment: Moment) -> Json:
+    return {
+        "op_id": moment.op_id,
+        "op": moment.op,
+        "module": moment.module,
+        "source": moment.source.place if moment.source else None,
+    }
+
+
+def _figures(figures: Figures) -> Json:
+    return {
+        "peak_allocated_bytes": figures.peak_allocated_bytes,
+        "peak_phase": figures.peak_phase,
+        "peak_place": figures.peak_place,
+        "step_time_us": _number(figures.step_time_us),
+    }
+
+
+def _compared(row: Compared) -> Json:
+    return {
+        "predicted_bytes": row.predicted_bytes,
+        "measured_bytes": row.measured_bytes,
+        "error_bytes": row.predicted_bytes - row.measured_bytes,
+    }
+
+
+def _ratio(after: float, before: float) -> float | None:
+    return _number(after / before - 1) if before else None
+
+
+def _number(value: float) -> float | None:
+    """Returns a number JSON has: none for NaN and the infinities."""
+    return value if math.isfinite(value) else None

@@ -1,0 +1,84 @@
+"""`memprof predict`: what a plan does to a recorded job's memory and time, before the job is run under it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from memprof.cli.plan_options import chosen_plan, plan_options
+from memprof.errors import UsageError
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  memprof predict run.memprof --checkpoint 'layers.*' --write plan.toml
+  memprof predict run.memprof --plan plan.toml -o predicted.memprof"""
+)
+@click.argument("trace", type=click.Path(), metavar="TRACE")
+@plan_options()
+@click.option(
+    "--write",
+    "written",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write the plan with its prediction to this TOML file.",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write the predicted step to this trace.",
+)
+@click.option("-f", "--force", is_flag=True, help="Replace the files if they exist.")
+@click.option("--step", "step_number", type=click.IntRange(min=0), metavar="N", help="Start from this step.")
+@click.option("--rank", type=click.IntRange(min=0), metavar="N", help="Start from this rank.")
+@click.option("--json", "is_json", is_flag=True, help="Print everything as JSON: bytes, microseconds, stable keys.")
+def predict(
+    trace: str,
+    plan_path: Path | None,
+    written: Path | None,
+    output: Path | None,
+    force: bool,
+    step_number: int | None,
+    rank: int | None,
+    is_json: bool,
+    **flags: tuple[str, ...],
+) -> None:
+    """Predict what a plan does to a recorded job's memory and time.
+
+    TRACE is a recording of the job as it is. The flags that stand for policies may be repeated, and add to the plan.
+    """
+    plan = chosen_plan(plan_path, flags)
+    if plan is None:
+        raise UsageError("There is nothing to predict: give --plan FILE, or a policy such as --checkpoint 'layers.*'")
+    # The plan that was read is written back with its prediction; anything else that is there is not touched.
+    is_own = written is not None and plan_path is not None and written.resolve() == plan_path.resolve()
+    for path in (output, None if is_own else written):
+        if path is not None and path.exists() and not force:
+            raise UsageError(f"{path} exists already. Replace it with -f, or choose another name.")
+    from memprof.analysis.predict import forecast, predicted_trace
+    from memprof.trace.store import Trace, write_trace
+
+    made = forecast(Trace.open(trace, rank), plan, step_number)
+    if output is not None:
+        write_trace(output, [predicted_trace(made)])
+    if written is not None:
+        from memprof.policies.plan_file import write_plan
+
+        before = written.read_text(encoding="utf-8") if is_own else ""
+        write_plan(written, made.plan, before)
+    if is_json:
+        from memprof.analysis.plan_json import forecast_to_json
+
+        print(json.dumps(forecast_to_json(made), indent=2, allow_nan=False))
+        return
+    from memprof.cli.page import Page
+    from memprof.cli.plan_page import fill_forecast
+
+    page = Page.for_stdout()
+    fill_forecast(page, made, written or (plan_path if not any(flags.values()) else None), output)
+    page.write()

@@ -1,0 +1,116 @@
+"""Applies a plan from the user's own code: `memprof.apply("plan.toml", model, optimizer)`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from functools import partial
+from typing import cast
+
+import torch
+
+from memprof.errors import PolicyError
+from memprof.policies.job import Job
+from memprof.policies.plan import Plan
+from memprof.policies.plan_file import read_plan
+from memprof.policies.plan_tables import plan_to_tables
+from memprof.policies.prediction import Prediction
+from memprof.recorder.remarks import add_remark, remove_remark
+from memprof.units import format_bytes
+
+
+def apply(
+    plan: Plan | str | os.PathLike[str],
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None = None,
+) -> Job:
+    """Makes a plan happen in training, without any recorder.
+
+        job = memprof.apply("plan.toml", model, optimizer)
+
+    Call it once the model is on its device and the optimizer is made, before the first step. It costs nothing but
+    what the policies do.
+
+    Args:
+        plan: The plan, or the TOML file it is in.
+        model: The model that will be trained.
+        optimizer: Its optimizer, or several.
+
+    Returns:
+        The job: ``notes`` says what was done or left alone, ``undo()`` takes everything back.
+
+    Raises:
+        PolicyError: The plan was made for another model, or a policy does not fit this one; nothing has been changed.
+        BadInputError: The file is missing or no TOML.
+    """
+    if not isinstance(model, torch.nn.Module):
+        raise PolicyError(f"A plan is applied to a torch.nn.Module, not to a {type(model).__name__}.")
+    plan = plan if isinstance(plan, Plan) else read_plan(plan)
+    job = Job(model, _optimizers(optimizer))
+    check_model(plan.prediction, model)
+    return apply_to(plan, plan, job)
+
+
+def apply_to(part: Plan, plan: Plan, job: Job) -> Job:
+    """Applies a plan, or its part that fits one of several models, and has recordings say so.
+
+    Args:
+        part: What to apply.
+        plan: The plan it is of.
+        job: What to apply it to.
+
+    Raises:
+        PolicyError: A policy does not fit; nothing has been changed.
+    """
+    part.apply(job)
+    for remark in (("plan", plan_to_tables(plan)), *(("notes", note) for note in job.notes)):
+        job.on_undo(partial(remove_remark, add_remark(*remark, about=job.model)))
+    return job
+
+
+def check_model(prediction: Prediction | None, model: torch.nn.Module) -> None:
+    """Refuses a model that a plan was not made for.
+
+    Raises:
+        PolicyError: Its type or the size of its parameters is another; the sentence says which.
+    """
+    mismatch = find_mismatch(prediction, model)
+    if mismatch:
+        raise PolicyError(f"The plan was made for another model: {mismatch}. {_remedy()}")
+
+
+def find_mismatch(prediction: Prediction | None, model: torch.nn.Module) -> str:
+    """Says what of a model is not as a plan was made for; "" where nothing is, or the plan does not tell."""
+    if prediction is None:
+        return ""
+    name = type(model).__name__
+    if prediction.model and prediction.model != name:
+        return f"for {prediction.model}, and this is {name}"
+    size = parameter_bytes(model)
+    if prediction.parameter_bytes and size != prediction.parameter_bytes:
+        there = format_bytes(prediction.parameter_bytes)
+        here = format_bytes(size)
+        if there == here:
+            there, here = f"{prediction.parameter_bytes:,} B", f"{size:,} B"
+        return f"for {prediction.model or 'one'} with {there} of parameters, and this has {here}"
+    return ""
+
+
+def parameter_bytes(model: torch.nn.Module) -> int:
+    """Sums a model's parameters, shared ones once in each module that holds them, as a recording does."""
+    lazy = torch.nn.parameter.UninitializedParameter
+    own = (parameter for module in model.modules() for parameter in module._parameters.values())
+    return sum(parameter.nbytes for parameter in own if parameter is not None and not isinstance(parameter, lazy))
+
+
+def _remedy() -> str:
+    return "Predict it anew for this one: memprof predict RUN --plan PLAN --write PLAN"
+
+
+def _optimizers(given: torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None) -> list[torch.optim.Optimizer]:
+    if given is None:
+        return []
+    # Wrappers of optimizers are not of the class, but have groups of parameters.
+    if hasattr(given, "param_groups"):
+        return [cast(torch.optim.Optimizer, given)]
+    return list(given)

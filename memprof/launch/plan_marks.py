@@ -1,0 +1,71 @@
+"""What became of a plan in the job's processes: files in the spool folder, written there and read by the parent."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import NoReturn
+
+#: Exit status of a job that ends because its plan does not fit.
+REFUSED_STATUS = 125
+
+_REFUSED = "plan-refused"
+_APPLIED = "plan-applied-"
+
+
+def refuse(sentence: str, spool: Path) -> NoReturn:
+    """Ends the job with status 125; the parent says why.
+
+    Raises:
+        SystemExit: Always, in the main thread; from another one it would end that thread alone.
+    """
+    mark_refused(spool, sentence)
+    if threading.current_thread() is threading.main_thread():
+        raise SystemExit(REFUSED_STATUS)
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
+    os._exit(REFUSED_STATUS)
+
+
+def mark_refused(spool: Path, sentence: str) -> None:
+    """Notes why a process ended itself; of several, the first is heard."""
+    try:
+        descriptor = os.open(os.path.join(spool, _REFUSED), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
+    except OSError:
+        # Another process was first, or nothing can be written: the exit status tells.
+        return
+    with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
+        file.write(sentence)
+
+
+def mark_applied(spool: Path, numbers: list[int]) -> None:
+    """Notes which policies of the plan this process has applied."""
+    try:
+        with open(os.path.join(spool, f"{_APPLIED}{os.getpid()}"), "w", encoding="utf-8") as file:
+            json.dump(numbers, file)
+    except OSError:
+        # The job must not hear of a full disk.
+        pass
+
+
+def read_refusal(spool: Path) -> str:
+    """Returns why the job ended itself, "" where it did not."""
+    try:
+        return (spool / _REFUSED).read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""
+
+
+def read_applied(spool: Path) -> set[int]:
+    """Returns which policies of the plan were applied in any process of the job."""
+    numbers: set[int] = set()
+    for path in spool.glob(f"{_APPLIED}*"):
+        try:
+            numbers.update(int(number) for number in json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError):
+            continue
+    return numbers

@@ -1,0 +1,258 @@
+"""Applies a plan to the models of a recorded job, each as it is first called in training."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+import weakref
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+
+from memprof.errors import MemprofError, PolicyError
+from memprof.launch.apply import apply_to, check_model, find_mismatch
+from memprof.launch.plan_marks import mark_applied, refuse
+from memprof.policies.base import Policy
+from memprof.policies.job import Job
+from memprof.policies.patterns import match_modules
+from memprof.policies.plan import Plan
+from memprof.policies.plan_file import parse_plan
+from memprof.recorder.registry import live_objects
+
+
+class UnderPlan:
+    """A plan on its way to the models of this process.
+
+    A model is the outermost module of a call with gradients recorded, if any of its parameters is trained: loss
+    modules, frozen teachers and evaluation are left alone. Where a job trains several models, each gets the policies
+    whose patterns match it, and a policy without patterns goes to all.
+    """
+
+    def __init__(self, plan: Plan, spool: Path) -> None:
+        """Takes the plan; nothing is applied before a model is called.
+
+        Args:
+            plan: The plan.
+            spool: The recording's spool folder, where the parent looks for what became of it.
+        """
+        self._plan = plan
+        self._spool = spool
+        self._known: dict[int, weakref.ref[torch.nn.Module]] = {}
+        self._applied: set[int] = set()
+        self._refusal = ""
+
+    def before_call(self, module: torch.nn.Module) -> None:
+        """Applies the plan to a model that is called in training for the first time.
+
+        Raises:
+            SystemExit: The plan does not fit; the job ends here, before its first step.
+        """
+        if self._refusal:
+            self.refuse(self._refusal)
+        known = self._known.get(id(module))
+        if known is not None and known() is module:
+            return
+        self._know(module)
+        if not _is_trained(module) or not _is_outermost():
+            return
+        try:
+            self._apply(module)
+        except MemprofError as error:
+            self.refuse(str(error))
+        except Exception as error:  # noqa: BLE001 - a job that was to run under a plan must not run without
+            if os.environ.get("MEMPROF_DEBUG", "") not in ("", "0"):
+                traceback.print_exc()
+            self.refuse(
+                f"the plan could not be applied: {type(error).__name__}: {error}. This is a fault of memprof, not of "
+                "your job; MEMPROF_DEBUG=1 shows where it is."
+            )
+
+    def refuse(self, sentence: str) -> NoReturn:
+        """Ends the job, and every further try to train.
+
+        Raises:
+            SystemExit: Always.
+        """
+        self._refusal = sentence
+        refuse(sentence, self._spool)
+
+    def _apply(self, module: torch.nn.Module) -> None:
+        models = list(_models(module))
+        self._check_models(models)
+        part, chosen = self._part_for(models)
+        for inner in module.modules():
+            self._know(inner)
+        if not part.policies:
+            return
+        apply_to(part, self._plan, Job(module, _optimizers_of(module)))
+        self._applied |= chosen
+        mark_applied(self._spool, sorted(self._applied))
+
+    def _check_models(self, models: list[_Model]) -> None:
+        """Refuses a job in which no model is the one the plan was made for."""
+        prediction = self._plan.prediction
+        if prediction is None or any(not find_mismatch(prediction, model.top) for model in models):
+            return
+        if not any(not find_mismatch(prediction, model.called) for model in models):
+            named = [model.top for model in models if type(model.top).__name__ == prediction.model]
+            check_model(prediction, named[0] if named else models[0].top)
+
+    def _part_for(self, models: list[_Model]) -> tuple[Plan, set[int]]:
+        """Returns the plan of the model that is called, the first of several, and which policies it has.
+
+        Raises:
+            PolicyError: A pattern matches no module of any model.
+        """
+        policies, chosen = [], set()
+        for number, policy in enumerate(self._plan.policies):
+            patterns = _patterns(policy)
+            names: list[str] = []
+            is_as_written = True
+            for pattern in patterns:
+                if not any(model.holds(pattern) for model in models):
+                    match_modules([pattern], _names(models[0].top))  # raises, and names what is near
+                here = models[0].find(pattern)
+                is_as_written &= here == []
+                names += [pattern] if here == [] else here or []
+            if not patterns or is_as_written:
+                policies.append(policy)
+            elif names:
+                policies.append(_with_patterns(policy, names))
+            else:
+                continue
+            chosen.add(number)
+        return Plan(tuple(policies)), chosen
+
+    def _know(self, module: torch.nn.Module) -> None:
+        self._known[id(module)] = weakref.ref(module)
+
+
+def under_plan(text: str, spool: Path) -> UnderPlan:
+    """Makes ready to apply a plan, given as TOML.
+
+    Raises:
+        SystemExit: The plan cannot be read here; the job ends.
+    """
+    try:
+        return UnderPlan(parse_plan(text), spool)
+    except Exception as error:  # noqa: BLE001 - a job that was to run under a plan must not run without
+        refuse(f"the plan cannot be read in the job: {error}", spool)
+
+
+@dataclass(frozen=True)
+class _Model:
+    """A model that is called, and where it stands in the module that holds it.
+
+    Attributes:
+        called: The module that is called.
+        top: The outermost module that holds it, often itself.
+        place: Where it stands there, "" where it is itself.
+        title: What a recording of several models puts before the names in ``top``: its type, numbered.
+    """
+
+    called: torch.nn.Module
+    top: torch.nn.Module
+    place: str
+    title: str
+
+    def holds(self, pattern: str) -> bool:
+        """Whether a pattern matches anything in the outermost module, called or not."""
+        names = _names(self.top)
+        return any(_match(pattern, [_joined(prefix, name) for name in names]) for prefix in ("", self.title))
+
+    def find(self, pattern: str) -> list[str] | None:
+        """Finds the modules that match a pattern.
+
+        Returns:
+            None where none does, nothing where the pattern does as it is written, and otherwise the names, where it
+            does as a recording names them (``Generator.layers.*`` in a job with several models).
+        """
+        names = _names(self.called)
+        for prefix in dict.fromkeys(("", self.place, self.title, _joined(self.title, self.place))):
+            full = {_joined(prefix, name): name for name in names}
+            found = _match(pattern, full)
+            if found:
+                return [full[name] for name in found] if prefix else []
+        return None
+
+
+def _models(called: torch.nn.Module) -> Iterator[_Model]:
+    """Yields the model that is called, then every other one alive whose parameters are trained."""
+    modules = [module for module in live_objects(torch.nn.Module) if "_modules" in module.__dict__]
+    inner = {id(child) for module in modules for child in module._modules.values() if child is not None}
+    tops = [module for module in modules if id(module) not in inner]
+    if all(module is not called for top in tops for module in top.modules()):
+        yield _Model(called, called, "", type(called).__name__)  # modules that hold one another have no outermost
+    numbers: dict[str, int] = {}
+    others = []
+    for top in tops:
+        kind = type(top).__name__
+        numbers[kind] = numbers.get(kind, 0) + 1
+        # As the trace names them: the type, numbered from the second of a type on.
+        title = kind if numbers[kind] == 1 else f"{kind}#{numbers[kind]}"
+        place = next((name for name, module in top.named_modules() if module is called), None)
+        if place is not None:
+            yield _Model(called, top, place, title)
+        elif _is_trained(top):
+            others.append(_Model(top, top, "", title))
+    yield from others
+
+
+def _names(module: torch.nn.Module) -> list[str]:
+    return [name for name, _ in module.named_modules()]
+
+
+def _match(pattern: str, names: Iterable[str]) -> list[str]:
+    try:
+        return match_modules([pattern], names)
+    except PolicyError:
+        return []
+
+
+def _joined(*parts: str) -> str:
+    return ".".join(part for part in parts if part)
+
+
+def _patterns(policy: Policy) -> tuple[str, ...]:
+    """Returns the patterns a policy chooses its modules by; none where it has no such setting."""
+    patterns = getattr(policy, "modules", ())
+    return patterns if isinstance(patterns, tuple) else ()
+
+
+def _with_patterns(policy: Policy, names: list[str]) -> Policy:
+    assert any(field.name == "modules" for field in fields(policy))  # type: ignore[arg-type]
+    changes: dict[str, Any] = {"modules": tuple(dict.fromkeys(names))}
+    return replace(policy, **changes)  # type: ignore[type-var]
+
+
+def _is_trained(module: torch.nn.Module) -> bool:
+    return any(parameter.requires_grad for parameter in module.parameters())
+
+
+def _is_outermost() -> bool:
+    """Whether no other module's call is under way on this thread."""
+    code = torch.nn.Module._call_impl.__code__
+    frame = sys._getframe()
+    while frame is not None:
+        if frame.f_code is code:
+            return False
+        frame = frame.f_back  # type: ignore[assignment]
+    return True
+
+
+def _optimizers_of(model: torch.nn.Module) -> list[torch.optim.Optimizer]:
+    """Finds the optimizers alive that hold any of a model's parameters."""
+    own = {id(parameter) for parameter in model.parameters()}
+    return [
+        optimizer
+        for optimizer in live_objects(torch.optim.Optimizer)
+        if any(
+            id(parameter) in own
+            for group in optimizer.__dict__.get("param_groups", ())
+            for parameter in group.get("params", ())
+        )
+    ]

@@ -1,0 +1,1 @@
+"""Splits each batch into micro-batches whose gradients add up before one update."""

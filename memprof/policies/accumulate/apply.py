@@ -1,0 +1,233 @@
+"""Makes an unmodified training loop accumulate gradients over micro-batches."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.nn.utils import clip_grad
+from torch.optim.lr_scheduler import LRScheduler
+
+from memprof.errors import PolicyError
+from memprof.policies.accumulate.feed import BatchFeed, is_batch_in_hand, take_prepared
+from memprof.policies.accumulate.gate import OptimizerGate
+from memprof.policies.accumulate.policy import Accumulate
+from memprof.policies.accumulate.round import Round
+from memprof.policies.job import Job
+
+_SCALER = torch.amp.GradScaler
+
+
+def apply_accumulate(job: Job, policy: Accumulate) -> None:
+    """Splits batches, weighs gradients, and holds back what ends a step.
+
+    Raises:
+        PolicyError: The job has no optimizer, or one that evaluates its closure many times.
+    """
+    if not job.optimizers:
+        raise PolicyError(
+            "accumulate finds no optimizer to hold back until the last micro-batch; "
+            "make the optimizer before the model is first called, or give it: memprof.apply(plan, model, optimizer)."
+        )
+    for optimizer in job.optimizers:
+        if isinstance(optimizer, torch.optim.LBFGS):
+            raise PolicyError(
+                "accumulate cannot hold back LBFGS, which calls its closure many times in a step; "
+                "use another optimizer, or evaluate the whole batch in the closure."
+            )
+    if Round.active():
+        raise PolicyError("accumulate is applied to a job of this process already; apply it once, or undo it first.")
+    feed = take_prepared(policy.micro_batches)
+    is_first_whole = feed is None and is_batch_in_hand()
+    if feed is None:
+        feed = BatchFeed(Round(policy.micro_batches))
+        feed.install()
+    job.on_undo(feed.remove)
+    feed.model = job.model
+    current = feed.round
+    current.begin()
+    job.on_undo(current.end)
+    gates = [OptimizerGate(each, current, is_first_whole=is_first_whole) for each in job.optimizers]
+    for gate in gates:
+        gate.install()
+        job.on_undo(gate.remove)
+        current.on_abandoned(gate.abandon)
+    _weigh_gradients(job, current)
+    _gate_model_zero_grad(job, gates)
+    _gate_clipping(job, gates)
+    _gate_scaler(job, gates)
+    _gate_schedulers(job, gates)
+    job.notes += _notes(job, policy, is_first_whole=is_first_whole)
+
+
+def _replace(job: Job, owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
+    """Replaces an attribute by what is made from it, until undo."""
+    had_own = name in vars(owner)
+    before = getattr(owner, name)
+    setattr(owner, name, functools.wraps(before)(wrap(before)))
+    job.on_undo(lambda: setattr(owner, name, before) if had_own else delattr(owner, name))
+
+
+def _weigh_gradients(job: Job, current: Round) -> None:
+    """Starts each backward with the micro-batch's share of the samples where it would start with 1.
+
+    So parts of unequal size add up to the mean over the batch, and gradients are never out of proportion, whoever
+    looks at them: clipping, a scaler, a hook. It costs no memory and no pass over the gradients.
+    """
+
+    def wrap(before: Any) -> Any:
+        def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
+            # Within backward, as reentrant activation checkpointing calls it, gradients are weighed already.
+            if torch._C._current_graph_task_id() == -1:
+                current.backwards += 1
+                if current.weight != 1.0 and kwargs.get("grad_variables") is None:
+                    grad_tensors = _weighed(tensors, grad_tensors, current.weight)
+            before(tensors, grad_tensors, *args, **kwargs)
+
+        return backward
+
+    _replace(job, torch.autograd, "backward", wrap)
+
+
+def _weighed(tensors: Any, gradients: Any, weight: float) -> Any:
+    """Returns what backward begins with, times a weight."""
+    roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+    given = [gradients] if gradients is None or isinstance(gradients, torch.Tensor) else list(gradients)
+    given += [None] * (len(roots) - len(given))
+    return [
+        gradient * weight
+        if gradient is not None
+        # Without a gradient only a number can be differentiated; backward itself complains about the others.
+        else torch.full_like(root, weight)
+        if root.numel() == 1 and root.requires_grad
+        else None
+        for root, gradient in zip(roots, given, strict=False)
+    ]
+
+
+def _gate_model_zero_grad(job: Job, gates: list[OptimizerGate]) -> None:
+    """Holds back model.zero_grad() as an optimizer's."""
+
+    def wrap(before: Any) -> Any:
+        def zero_grad(*args: Any, **kwargs: Any) -> None:
+            if not _is_open(gates):
+                before(*args, **kwargs)
+
+        return zero_grad
+
+    _replace(job, job.model, "zero_grad", wrap)
+
+
+def _gate_clipping(job: Job, gates: list[OptimizerGate]) -> None:
+    """Clips before an update only, when the gradients are those of the whole batch.
+
+    A script holds clip_grad_norm_ by a name of its own; what clips in there is looked up in torch's module.
+    """
+
+    def wrap(before: Any) -> Any:
+        def clip(*args: Any, **kwargs: Any) -> Any:
+            return before(*args, **kwargs) if _closes(gates) else None
+
+        return clip
+
+    _replace(job, clip_grad, "_clip_grads_with_norm_", wrap)
+    _replace(job, torch.nn.utils, "clip_grads_with_norm_", wrap)
+    for owner in (clip_grad, torch.nn.utils):
+        _replace(job, owner, "clip_grad_value_", wrap)
+
+
+def _gate_scaler(job: Job, gates: list[OptimizerGate]) -> None:
+    """Holds back what a GradScaler does before an update: gradients stay scaled until the last micro-batch."""
+    gate_of = {id(gate.optimizer): gate for gate in gates}
+
+    def wrap_step(before: Any) -> Any:
+        def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            gate = gate_of.get(id(optimizer))
+            if gate is None or gate.closes:
+                result = before(scaler, optimizer, *args, **kwargs)
+                if gate is not None:
+                    gate.close()  # it skips the optimizer where a gradient is not finite
+                return result
+            gate.require_micro_batches()
+            gate.hold_back()
+            return None
+
+        return step
+
+    def wrap_unscale(before: Any) -> Any:
+        def unscale_(scaler: Any, optimizer: Any) -> None:
+            gate = gate_of.get(id(optimizer))
+            if gate is None or gate.closes:
+                before(scaler, optimizer)
+
+        return unscale_
+
+    def wrap_update(before: Any) -> Any:
+        def update(scaler: Any, *args: Any, **kwargs: Any) -> None:
+            if not _is_open(gates):
+                before(scaler, *args, **kwargs)
+
+        return update
+
+    _replace(job, _SCALER, "step", wrap_step)
+    _replace(job, _SCALER, "unscale_", wrap_unscale)
+    _replace(job, _SCALER, "update", wrap_update)
+
+
+def _gate_schedulers(job: Job, gates: list[OptimizerGate]) -> None:
+    """Holds back LR schedulers that step with every batch; those of an epoch step when no update is held back."""
+    mine = {id(gate.optimizer) for gate in gates}
+
+    def wrap(before: Any) -> Any:
+        def step(scheduler: Any, *args: Any, **kwargs: Any) -> None:
+            if id(getattr(scheduler, "optimizer", None)) not in mine or not _is_open(gates):
+                before(scheduler, *args, **kwargs)
+
+        return step
+
+    for kind in {LRScheduler, *_subclasses(LRScheduler)}:
+        if "step" in vars(kind):
+            _replace(job, kind, "step", wrap)
+
+
+def _subclasses(kind: type[Any]) -> Iterator[type[Any]]:
+    for each in kind.__subclasses__():
+        yield each
+        yield from _subclasses(each)
+
+
+def _is_open(gates: list[OptimizerGate]) -> bool:
+    """Whether a round is under way."""
+    return any(gate.is_open for gate in gates)
+
+
+def _closes(gates: list[OptimizerGate]) -> bool:
+    """Whether a step at this moment would update."""
+    return any(gate.closes for gate in gates)
+
+
+def _notes(job: Job, policy: Accumulate, *, is_first_whole: bool) -> list[str]:
+    """Says what changes for the user."""
+    parts = policy.micro_batches
+    notes = [
+        (
+            f"The loop gets each training batch as up to {parts} micro-batches, one after the other: step(), "
+            "zero_grad(), clipping, GradScaler and LR schedulers take effect at the last of them; what the loop itself "
+            "counts, prints or averages, it does for each micro-batch, and len(loader) still counts whole batches."
+        ),
+        (
+            "Gradients are averaged over the micro-batches by their number of samples, which is right for a loss that "
+            "is a mean over its batch."
+        ),
+    ]
+    if is_first_whole:
+        notes.append("The batch in hand when accumulate was applied runs whole; the next one is the first to be split.")
+    norms = sum(isinstance(each, torch.nn.modules.batchnorm._BatchNorm) for each in job.model.modules())
+    if norms:
+        notes.append(
+            f"{norms} BatchNorm layers take their statistics over one micro-batch instead of the whole batch, and move "
+            f"their running statistics up to {parts} times a step: results differ from the plain run."
+        )
+    return notes

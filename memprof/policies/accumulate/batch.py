@@ -1,0 +1,132 @@
+"""Finds the batch in a recorded step: how many samples it has, and which storages grow with it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import breadth_first_order
+
+from memprof.errors import PolicyError
+from memprof.trace.schema import NONE, Bools, Ints
+from memprof.trace.step import Step
+
+Sizes = tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """The batch of a step.
+
+    Attributes:
+        size: Its samples.
+        is_proportional: Storages whose bytes are so many times those of one sample. Shape (storages,).
+        is_from_input: Storages computed from a model's input, the input included. Shape (storages,).
+    """
+
+    size: int
+    is_proportional: Bools
+    is_from_input: Bools
+
+
+def find_batch(step: Step) -> Batch:
+    """Infers from shapes and from what was computed out of what which storages grow with the batch.
+
+    Of what forward makes out of the input, a storage grows with the batch when one of its sizes is the batch's, or a
+    multiple (batch times length, flattened) in a shape that no parameter has: a BatchNorm's mean has its weight's
+    shape. Of what it makes out of nothing (an RNN's first state, a mask), when one of its sizes is the batch's.
+    Backward makes gradients of both kinds: one with a parameter's shape belongs to the parameter, unless forward
+    made a storage of exactly that shape that grows.
+
+    Raises:
+        PolicyError: No input shows the size of the batch, or it is a single sample.
+    """
+    storages = step.storages
+    phase = np.append(step.ops.phase, "older")[storages.created_op_id]  # NONE is the last
+    is_backward = phase == "backward"
+    shapes, shape_of = np.unique(storages.shape.astype(str), return_inverse=True)
+    sizes = [_sizes(text) for text in shapes]
+    from_input = _computed_from(step, (storages.category == "input"))
+    size = _batch_size(step, sizes, shape_of, from_input & (phase == "forward"))
+    if size == 1:
+        raise PolicyError("accumulate cannot split the batch of the recorded step: it is a single sample.")
+
+    is_state = np.isin(storages.category, ("parameter", "buffer", "optimizer_state", "gradient"))
+    owned = {_canonical(sizes[shape]) for shape in np.unique(shape_of[storages.category == "parameter"])}
+    exact = np.array([size in each for each in sizes])
+    multiple = np.array([_holds_multiple(each, size) for each in sizes])
+    is_owned = np.array([_canonical(each) in owned for each in sizes])
+    # A storage no tensor was seen on has no shape: its bytes must do.
+    is_blank = (storages.shape == "") & (storages.requested_bytes % size == 0) & (storages.requested_bytes >= 64 * size)
+
+    grows = from_input & (exact | (multiple & ~is_owned))[shape_of]
+    grows |= from_input & is_blank
+    reads = np.zeros(len(step.ops) + 1, dtype=np.bool_)
+    reads[step.uses.op_id[step.uses.role == "read"]] = True
+    grows |= ~from_input & ~reads[storages.created_op_id] & exact[shape_of]
+    grows &= ~is_state
+
+    made = grows & ~is_backward
+    stays = ~grows & ~is_backward & (storages.created_op_id != NONE)
+    as_made = np.isin(np.arange(len(shapes)), shape_of[made])
+    canonical = np.array([hash(_canonical(each)) for each in sizes], dtype=np.int64)
+    like_made = np.isin(canonical, canonical[shape_of[made]])
+    like_others = is_owned | np.isin(canonical, canonical[shape_of[stays]])
+    backward = np.where(like_others, as_made & exact, like_made | multiple)
+    grows = np.where(is_backward, (backward[shape_of] | is_blank) & ~is_state, grows)
+    return Batch(size=size, is_proportional=grows & (storages.created_op_id != NONE), is_from_input=from_input)
+
+
+def part_sizes(size: int, parts: int) -> Ints:
+    """Returns the samples of each micro-batch: equal, or the first ones one larger, as torch.tensor_split has it."""
+    parts = min(parts, size)
+    return np.array([size // parts + (number < size % parts) for number in range(parts)])
+
+
+def _sizes(text: str) -> Sizes:
+    return tuple(int(part) for part in text.split("x")) if text else ()
+
+
+def _canonical(sizes: Sizes) -> Sizes:
+    """Returns sizes in an order that transposing and sizes of 1 do not change."""
+    return tuple(sorted(each for each in sizes if each != 1))
+
+
+def _holds_multiple(sizes: Sizes, size: int) -> bool:
+    return any(each >= size and each % size == 0 for each in sizes)
+
+
+def _computed_from(step: Step, is_source: Bools) -> Bools:
+    """Returns the storages that operators made out of the sources, directly or not, and the sources."""
+    uses, storages, ops = step.uses, len(step.storages), len(step.ops)
+    is_read = (uses.role == "read") | (uses.role == "mutate")
+    # What is older than the step, such as running statistics, is not made in it: the way stops there.
+    is_write = (uses.role != "read") & (step.storages.created_op_id[uses.storage_id] != NONE)
+    start = storages + ops
+    sources = np.flatnonzero(is_source)
+    tail = np.concatenate([uses.storage_id[is_read], storages + uses.op_id[is_write], np.full(len(sources), start)])
+    head = np.concatenate([storages + uses.op_id[is_read], uses.storage_id[is_write], sources])
+    graph = csr_array((np.ones(len(tail), dtype=np.int8), (tail, head)), shape=(start + 1, start + 1))
+    reached = breadth_first_order(graph, start, return_predecessors=False)
+    found = np.zeros(start + 1, dtype=np.bool_)
+    found[reached] = True
+    return found[:storages]
+
+
+def _batch_size(step: Step, sizes: list[Sizes], shape_of: Ints, is_forward: Bools) -> int:
+    """Returns the first size of the inputs that most of what forward makes of them begins with."""
+    used = np.unique(step.uses.storage_id[step.ops.phase[step.uses.op_id] == "forward"])
+    inputs = used[step.storages.category[used] == "input"]
+    candidates = Counter(sizes[shape][0] for shape in shape_of[inputs].tolist() if sizes[shape])
+    if not candidates:
+        raise PolicyError(
+            "accumulate cannot tell the batch size of the recorded step: its model reads no input of a known shape."
+        )
+    made = Counter(sizes[shape][0] for shape in shape_of[is_forward].tolist() if sizes[shape])
+    best = int(max(candidates, key=lambda size: (made[size], candidates[size])))
+    if not made[best] and made:
+        # The input is a view of a whole data set, whose first size says nothing.
+        best = made.most_common(1)[0][0]
+    return best

@@ -1,0 +1,103 @@
+"""Makes every DataLoader hand out its batches as micro-batches while the model trains."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections import deque
+from typing import Any
+
+import torch
+from torch.utils.data import dataloader
+
+from memprof.policies.accumulate.round import Round
+from memprof.policies.accumulate.split import Part, split_batch
+
+_ITERATOR = dataloader._BaseDataLoaderIter
+
+
+class BatchFeed:
+    """Stands between the iterators of all DataLoaders and the training loop.
+
+    It changes the class of the iterators, not that of the loaders: a plan may be applied while the loop already
+    holds an iterator.
+    """
+
+    def __init__(self, current: Round, model: torch.nn.Module | None = None) -> None:
+        """Hands out nothing yet.
+
+        Args:
+            current: Told what the loop gets.
+            model: Batches are split while it is in training mode; those of an evaluation stay whole. As long as it is
+                not known, while gradients are recorded.
+        """
+        self.round = current
+        self.model = model
+        self._waiting: weakref.WeakKeyDictionary[Any, deque[Part]] = weakref.WeakKeyDictionary()
+        self._before = _ITERATOR.__next__
+
+    def install(self) -> None:
+        """Begins to split."""
+        feed, before = self, self._before
+
+        def __next__(iterator: Any) -> Any:  # noqa: N807 - it becomes the method of that name
+            return feed._next(iterator, before)
+
+        setattr(_ITERATOR, "__next__", __next__)  # noqa: B010 - an assignment to a method is none to mypy
+
+    def remove(self) -> None:
+        """Leaves the iterators as they were; micro-batches not handed out yet are dropped with their batch."""
+        setattr(_ITERATOR, "__next__", self._before)  # noqa: B010 - as above
+        self._waiting.clear()
+
+    def _next(self, iterator: Any, before: Any) -> Any:
+        waiting = self._waiting.get(iterator)
+        if not waiting:
+            batch = before(iterator)
+            if not (torch.is_grad_enabled() if self.model is None else self.model.training):
+                self.round.reason = "the model was in evaluation mode when the DataLoader handed them out"
+                return batch
+            expected = _expected_size(iterator)
+            parts = split_batch(batch, self.round.micro_batches, expected)
+            if parts is None or len(parts) == 1:
+                found = "hold a single sample" if parts else f"are of a kind it cannot split ({type(batch).__name__})"
+                self.round.leave_whole(batch, f"they {found}")
+                return batch
+            waiting = self._waiting[iterator] = deque(parts)
+        part = waiting.popleft()
+        self.round.hand_out(part.batch, part.number, part.count, part.weight)
+        return part.batch
+
+
+def _expected_size(iterator: Any) -> int | None:
+    """Returns the batch size the loader was made with, None where a sampler of the user's own makes batches."""
+    size = getattr(getattr(iterator, "_index_sampler", None), "batch_size", None)
+    return size if isinstance(size, int) else None
+
+
+#: The feed of a job whose model is not known yet.
+_prepared: list[BatchFeed] = []
+
+
+def split_from_start(micro_batches: int) -> None:
+    """Begins to split before the model is known, so that a script's very first batch is not whole.
+
+    For whoever starts an unmodified script: a plan is applied at the model's first forward, when the first batch is in
+    hand already. ``apply_accumulate`` takes over what was begun here.
+    """
+    feed = BatchFeed(Round(micro_batches))
+    feed.install()
+    _prepared.append(feed)
+
+
+def take_prepared(micro_batches: int) -> BatchFeed | None:
+    """Returns the feed that splits already, None where there is none for so many parts."""
+    if _prepared and _prepared[0].round.micro_batches == micro_batches:
+        return _prepared.pop()
+    return None
+
+
+def is_batch_in_hand() -> bool:
+    """Whether some DataLoader has handed out a batch already: the loop is running, its first batch came whole."""
+    # By type(), as isinstance() asks proxies for their class, which may fail.
+    return any(issubclass(type(each), _ITERATOR) and each._num_yielded > 0 for each in gc.get_objects())

@@ -1,0 +1,150 @@
+"""Lets the calls that end a step take effect once for all micro-batches of a batch."""
+
+from __future__ import annotations
+
+import functools
+from types import MethodType
+from typing import Any
+
+import torch
+
+from memprof.errors import PolicyError
+from memprof.policies.accumulate.round import Round
+
+
+class OptimizerGate:
+    """Holds back an optimizer's step() and zero_grad() until the last micro-batch of a batch.
+
+    A loop that accumulates by itself, with a step() every few batches, goes on doing so: a call counts as one of as
+    many as there are micro-batches.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, current: Round, *, is_first_whole: bool) -> None:
+        """Changes nothing yet.
+
+        Args:
+            optimizer: The optimizer.
+            current: Where the loop is.
+            is_first_whole: The first batch was handed out before the policy was applied.
+        """
+        self.optimizer = optimizer
+        self._round = current
+        self._whole_allowed = 1 if is_first_whole else 0
+        self._calls = 0
+        self._backwards_at_call = 0
+        self._is_inside = False
+        self._is_installed = False
+        self._step: Any = None
+        self._zero_grad: Any = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether updates have been held back that the next one stands for."""
+        return self._calls > 0
+
+    @property
+    def closes(self) -> bool:
+        """Whether a call of step() at this moment would update."""
+        enough = min(self._round.micro_batches, self._round.count)
+        return self._is_inside or (self._round.is_last and self._calls + 1 >= enough)
+
+    def install(self) -> None:
+        """Begins to hold back."""
+        gate = self
+        self._step, self._zero_grad = self.optimizer.step, self.optimizer.zero_grad
+
+        @functools.wraps(self._step)  # with the marks that LR schedulers leave on it and look for
+        def step(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            return gate.step(*args, **kwargs)
+
+        @functools.wraps(self._zero_grad)
+        def zero_grad(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+            gate.zero_grad(*args, **kwargs)
+
+        # Methods, not functions: an LR scheduler that is made later takes step.__func__.
+        self._mine = (MethodType(step, self.optimizer), MethodType(zero_grad, self.optimizer))
+        self._had_own = {name: self.optimizer.__dict__.get(name) for name in ("step", "zero_grad")}
+        self.optimizer.step, self.optimizer.zero_grad = self._mine  # type: ignore[method-assign]
+        self._is_installed = True
+
+    def remove(self) -> None:
+        """Lets every call through again; what was wrapped around it since stays around it."""
+        self._is_installed = False
+        for name, mine in zip(("step", "zero_grad"), self._mine, strict=True):
+            if self.optimizer.__dict__.get(name) is mine:
+                if self._had_own[name] is None:
+                    del self.optimizer.__dict__[name]
+                else:
+                    self.optimizer.__dict__[name] = self._had_own[name]
+
+    def step(self, *args: Any, **kwargs: Any) -> Any:
+        """Updates at the last micro-batch; before, only a closure runs, for its backward."""
+        if not self._is_installed or self._is_inside:
+            return self._step(*args, **kwargs)
+        self.require_micro_batches()
+        if not self.closes:
+            closure = args[0] if args else kwargs.get("closure")
+            loss = None
+            if closure is not None:
+                with torch.enable_grad():
+                    loss = closure()
+            self.hold_back()  # afterwards, as the closure's zero_grad() takes effect in the first micro-batch
+            return loss
+        self._is_inside = True
+        try:
+            return self._step(*args, **kwargs)
+        finally:
+            self._is_inside = False
+            self.close()
+
+    def zero_grad(self, *args: Any, **kwargs: Any) -> None:
+        """Drops gradients before the first micro-batch and after the last.
+
+        Raises:
+            PolicyError: A backward whose gradients no step() used would be added up: a generator's through the
+                discriminator of a GAN.
+        """
+        if self._is_installed and self.is_open:
+            if self._round.backwards > self._backwards_at_call:
+                raise PolicyError(
+                    "accumulate cannot keep this job's gradients: its loop drops some with zero_grad() that no step() "
+                    "has used, as when two networks train in turn; train without accumulate."
+                )
+            return
+        self._zero_grad(*args, **kwargs)
+
+    def hold_back(self) -> None:
+        """Counts an update that is held back."""
+        self._calls += 1
+        self._backwards_at_call = self._round.backwards
+
+    def close(self) -> None:
+        """Ends the round: the next call begins another."""
+        self._calls = 0
+
+    def abandon(self) -> None:
+        """Drops the gradients of a batch that the loop left before its last micro-batch."""
+        if self.is_open:
+            self._zero_grad()
+            self.close()
+
+    def require_micro_batches(self) -> None:
+        """Makes sure that the loop is fed with micro-batches.
+
+        Raises:
+            PolicyError: It is not; the sentence says why and what to do.
+        """
+        current = self._round
+        if current.split:
+            return
+        if self._whole_allowed:
+            self._whole_allowed -= 1
+            return
+        if current.handed or current.reason:
+            why = f"its batches are left whole, as {current.reason or 'nothing tells their size'}"
+        else:
+            why = "no DataLoader feeds its loop"
+        raise PolicyError(
+            f"accumulate cannot split this job's batches: {why}; in the training loop, write "
+            f"'for part in memprof.micro_batches(batch, {current.micro_batches}):' around forward, backward and step()."
+        )

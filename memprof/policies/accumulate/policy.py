@@ -1,0 +1,77 @@
+"""Splits each batch into micro-batches whose gradients add up before one update."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Self
+
+from memprof.errors import PolicyError
+from memprof.policies.base import Policy
+
+if TYPE_CHECKING:
+    from memprof.policies.job import Job
+    from memprof.trace.step import Step
+
+
+@dataclass(frozen=True)
+class Accumulate(Policy):
+    """Splits each batch into micro-batches whose gradients add up before one update.
+
+    The gradients are those of the mean over the whole batch, but for rounding; BatchNorm in training mode sees fewer
+    samples at a time, and dropout draws other numbers.
+
+    Attributes:
+        micro_batches: Into how many parts a batch is split, 2 or more; where they do not divide it, the first ones
+            are one sample larger. A batch of fewer samples has one part a sample.
+    """
+
+    name: ClassVar[str] = "accumulate"
+    flag_help: ClassVar[str] = "Split each batch into this many micro-batches and update once for all of them."
+    flag_example: ClassVar[str] = "4"
+    numerics: ClassVar[str] = "rounding"
+    source: ClassVar[str] = "modelled"
+
+    micro_batches: int = 2
+
+    def __post_init__(self) -> None:
+        """Checks the setting.
+
+        Raises:
+            PolicyError: It is no whole number above 1.
+        """
+        if type(self.micro_batches) is not int or self.micro_batches < 2:
+            raise PolicyError(
+                f"accumulate cannot split a batch into {self.micro_batches!r} micro-batches; "
+                "write a whole number of 2 or more: micro_batches = 4."
+            )
+
+    @classmethod
+    def from_flag(cls, text: str) -> Self:
+        """Reads ``--accumulate 4``.
+
+        Raises:
+            PolicyError: It is no whole number above 1.
+        """
+        try:
+            number = int(text)
+        except ValueError:
+            raise PolicyError(
+                f"--accumulate takes a whole number of micro-batches, not {text!r}; write --accumulate 4."
+            ) from None
+        return cls(micro_batches=number)
+
+    def transform(self, step: Step) -> Step:
+        """Repeats forward and backward on a part of the batch, before one update; see Policy.transform."""
+        from memprof.policies.accumulate.transform import transform_accumulate
+
+        return transform_accumulate(step, self)
+
+    def apply(self, job: Job) -> None:
+        """Splits what DataLoaders hand out and holds updates back; see Policy.apply."""
+        from memprof.policies.accumulate.apply import apply_accumulate
+
+        apply_accumulate(job, self)
+
+    def describe(self) -> str:
+        """Says how many parts a batch has."""
+        return f"accumulate {self.micro_batches} micro-batches"

@@ -1,0 +1,89 @@
+"""Knows which micro-batch of which batch the training loop is at."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+#: Rounds of the jobs to which accumulate is applied at present.
+_active: list[Round] = []
+
+
+class Round:
+    """The micro-batches of one update, as they are handed to the loop.
+
+    Attributes:
+        micro_batches: Parts of a full batch.
+        number: Place of the part handed out last in its batch.
+        count: Parts of that batch; 1 where it was left whole.
+        weight: Its share of the batch's samples.
+        handed: Parts and whole batches handed out for training so far.
+        split: Batches split so far.
+        backwards: Runs of backward so far.
+        reason: Why the last batch was left whole, "" where it was split.
+    """
+
+    def __init__(self, micro_batches: int) -> None:
+        """Begins before the first batch."""
+        self.micro_batches = micro_batches
+        self.number, self.count, self.weight = 0, 1, 1.0
+        self.handed = self.split = self.backwards = 0
+        self.reason = ""
+        self._on_abandoned: list[Callable[[], None]] = []
+        self._tensor: Callable[[], torch.Tensor | None] = lambda: None
+
+    @staticmethod
+    def active() -> list[Round]:
+        """Lists the rounds of the jobs to which accumulate is applied at present."""
+        return list(_active)
+
+    def begin(self) -> None:
+        """Makes it one of the active."""
+        _active.append(self)
+
+    def end(self) -> None:
+        """Makes it none of the active."""
+        _active.remove(self)
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the part handed out last is the last of its batch."""
+        return self.number == self.count - 1
+
+    def on_abandoned(self, action: Callable[[], None]) -> None:
+        """Registers what happens when the loop leaves a batch before its last part."""
+        self._on_abandoned.append(action)
+
+    def hand_out(self, batch: Any, number: int, count: int, weight: float) -> None:
+        """Notes that the loop gets a part of a batch."""
+        if number == 0 and not self.is_last:
+            for action in self._on_abandoned:
+                action()
+        self.number, self.count, self.weight = number, count, weight
+        self.handed += 1
+        self.split += number == 0 and count > 1
+        self.reason = ""
+        # Weakly: a batch must not live longer for being remembered.
+        tensor = _first_tensor(batch)
+        self._tensor = weakref.ref(tensor) if tensor is not None else lambda: None
+
+    def leave_whole(self, batch: Any, reason: str) -> None:
+        """Notes that the loop gets a whole batch."""
+        self.hand_out(batch, 0, 1, 1.0)
+        self.reason = reason
+
+    def is_handed(self, batch: Any) -> bool:
+        """Whether a batch is the part handed out last."""
+        tensor = _first_tensor(batch)
+        return tensor is not None and self._tensor() is tensor
+
+
+def _first_tensor(value: Any) -> torch.Tensor | None:
+    """Finds a tensor by which a batch is known again: a list or tuple itself cannot be remembered weakly."""
+    if isinstance(value, torch.Tensor):
+        return value
+    entries = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
+    return next((found for entry in entries if (found := _first_tensor(entry)) is not None), None)

@@ -1,0 +1,158 @@
+"""Splits a batch of any structure into micro-batches."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn.utils.rnn import PackedSequence
+
+from memprof.errors import PolicyError
+from memprof.policies.accumulate.round import Round
+
+#: What is no sequence of samples although it is a sequence.
+_WHOLE = (str, bytes, torch.Size)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One micro-batch.
+
+    Attributes:
+        batch: What the training loop sees, of the structure of the whole batch.
+        number: Its place in the batch, 0 first.
+        count: Micro-batches in the batch.
+        weight: Its share of the batch's samples.
+    """
+
+    batch: Any
+    number: int
+    count: int
+    weight: float
+
+
+def micro_batches(batch: Any, count: int) -> Iterator[Any]:
+    """Splits a batch in a training loop of one's own.
+
+    ``for part in memprof.micro_batches(batch, 4):`` around forward, backward and the update. Where accumulate is
+    applied, each part's gradients count by its share of the samples, and the update waits for the last part; where
+    not, this only splits. A part that a DataLoader handed out under accumulate is not split again.
+
+    Args:
+        batch: Tensors whose first dimension is the batch, also in tuples, lists and mappings.
+        count: Number of micro-batches, at most.
+
+    Yields:
+        The parts, views of the batch.
+
+    Raises:
+        PolicyError: The batch has no tensor to split.
+    """
+    if count < 1:
+        raise PolicyError(f"a batch cannot be split into {count} micro-batches; give micro_batches a number above 0.")
+    rounds = Round.active()
+    if any(each.count > 1 and each.is_handed(batch) for each in rounds):
+        yield batch
+        return
+    parts = split_batch(batch, count)
+    if parts is None:
+        raise PolicyError(
+            f"micro_batches finds nothing to split in a {type(batch).__name__}; "
+            "give it tensors whose first dimension is the batch, in a tuple, list or dict."
+        )
+    for part in parts:
+        for each in rounds:
+            each.hand_out(part.batch, part.number, part.count, part.weight)
+        yield part.batch
+
+
+def split_batch(batch: Any, count: int, expected_size: int | None = None) -> list[Part] | None:
+    """Splits a batch along its samples, into equal parts or with the first ones one sample larger.
+
+    Args:
+        batch: Tensors, also in tuples, lists and mappings.
+        count: Number of parts; a batch of fewer samples has one part a sample.
+        expected_size: Samples a batch usually has, where that is known.
+
+    Returns:
+        The parts, views of the batch; None where nothing tells its size.
+    """
+    size = batch_size(batch, expected_size)
+    if size is None:
+        return None
+    count = min(count, size)
+    # As torch.tensor_split has it: the remainder goes to the first parts, so that no part is needlessly large.
+    edges = [number * (size // count) + min(number, size % count) for number in range(count + 1)]
+    return [
+        Part(_taken(batch, size, start, stop), number, count, (stop - start) / size)
+        for number, (start, stop) in enumerate(itertools.pairwise(edges))
+    ]
+
+
+def batch_size(batch: Any, expected_size: int | None = None) -> int | None:
+    """Returns how many samples a batch has, None where nothing tells.
+
+    It is the first size of its tensors, of most of them where they differ. Where a loader says what to expect, a
+    list of so many samples that cannot be stacked (images of any size) is a batch, too; and what is larger than
+    expected is not.
+    """
+    tensors: list[torch.Tensor] = []
+    lengths: list[int] = []
+    if not _collect(batch, tensors, lengths):
+        return None
+    first = Counter(tensor.shape[0] for tensor in tensors)
+    if expected_size is not None and expected_size in first:
+        return expected_size
+    if expected_size is not None and expected_size in lengths:
+        return expected_size
+    if not first:
+        return None
+    size = first.most_common(1)[0][0]
+    return size if size > 0 and (expected_size is None or size <= expected_size) else None
+
+
+def _collect(value: Any, tensors: list[torch.Tensor], lengths: list[int]) -> bool:
+    """Lists the tensors and the lengths of sequences in a batch; False where it holds what cannot be split."""
+    if isinstance(value, PackedSequence):
+        return False  # its samples lie interleaved
+    if isinstance(value, torch.Tensor):
+        if value.dim():
+            tensors.append(value)
+        return True
+    if isinstance(value, Mapping):
+        return all(_collect(each, tensors, lengths) for each in value.values())
+    if isinstance(value, (list, tuple)) and not isinstance(value, _WHOLE):
+        lengths.append(len(value))
+        return all(_collect(each, tensors, lengths) for each in value)
+    return True
+
+
+def _taken(value: Any, size: int, start: int, stop: int) -> Any:
+    """Takes some samples of a batch: of every tensor and sequence that has one entry a sample; the rest is shared."""
+    if isinstance(value, torch.Tensor):
+        return value[start:stop] if value.dim() and value.shape[0] == size else value
+    if isinstance(value, Mapping):
+        taken = {key: _taken(each, size, start, stop) for key, each in value.items()}
+        if type(value) is dict:
+            return taken
+        clone: Any = copy.copy(value)  # of its own type, such as a tokenizer's BatchEncoding
+        clone.update(taken)
+        return clone
+    if isinstance(value, (list, tuple)) and not isinstance(value, _WHOLE):
+        if len(value) == size and not _holds_batches(value, size):
+            return type(value)(value[start:stop])
+        entries = [_taken(each, size, start, stop) for each in value]
+        return type(value)(*entries) if hasattr(value, "_fields") else type(value)(entries)
+    return value
+
+
+def _holds_batches(value: Any, size: int) -> bool:
+    """Whether a sequence holds tensors of a whole batch: (images, labels) with two samples each."""
+    tensors: list[torch.Tensor] = []
+    _collect(value, tensors, [])
+    return any(tensor.shape[0] == size for tensor in tensors)

@@ -1,0 +1,258 @@
+"""Rewrites a step into one whose forward and backward run once for each micro-batch."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from memprof.errors import PolicyError
+from memprof.policies.accumulate.batch import find_batch, part_sizes
+from memprof.policies.accumulate.scale import Scaled, scale_step
+from memprof.trace.schema import NONE, Bools, Ints, Memory, ModuleCalls, Saved, Storages, Uses
+from memprof.trace.step import Step
+
+if TYPE_CHECKING:
+    from memprof.policies.accumulate.policy import Accumulate
+
+#: Where on a stack an operator runs that is held back until the last micro-batch, or that fetches a whole batch.
+_HELD = ("torch/optim/", "torch/amp/grad_scaler.py", ":_clip_grads_with_norm_", ":clip_grad_value_")
+_FETCHES = ("torch/utils/data/",)
+
+
+def transform_accumulate(step: Step, policy: Accumulate) -> Step:
+    """Repeats forward and backward on each part of the batch, before one update.
+
+    The first micro-batch leaves its gradients where the recorded step had them; each later one makes its gradients as
+    temporaries, which AccumulateGrad adds in place and drops at once. What a DataLoader fetched stays whole, as the
+    parts are views of it. What Python kept from one iteration to the next (the loss) is kept from one micro-batch
+    to the next.
+
+    Raises:
+        PolicyError: The batch cannot be told, or the optimizer runs within backward.
+    """
+    phase = step.ops.phase
+    forward, backward = np.flatnonzero(phase == "forward"), np.flatnonzero(phase == "backward")
+    if not len(forward) or not len(backward):
+        raise PolicyError("accumulate finds no forward and backward in the recorded step; record a step that trains.")
+    if np.any(phase[forward[0] : backward[-1]] == "optimizer"):
+        raise PolicyError(
+            "accumulate does not fit the recorded step: its optimizer runs before the last backward (within it, or "
+            "between two networks that train in turn), where gradients of the whole batch would not be complete."
+        )
+    batch = find_batch(step)
+    parts = part_sizes(batch.size, policy.micro_batches)
+    repeats = _repeated(step, int(forward[0]))
+    return _Repetition(step, repeats, int(forward[0]), scale_step(step, batch, parts, repeats)).build()
+
+
+def _repeated(step: Step, first_forward: int) -> Bools:
+    """Returns the operators that run for each micro-batch, shape (ops,)."""
+    ops = step.ops
+    frames = step.stacks.frames
+    is_held = np.array([any(place in text for place in _HELD) for text in frames] + [False], dtype=np.bool_)
+    fetches = np.array([any(place in text for place in _FETCHES) for text in frames] + [False], dtype=np.bool_)
+    is_other = ops.phase == "other"
+    before = np.arange(len(ops)) < first_forward
+    once = (ops.phase == "optimizer") | (is_other & is_held[ops.stack_id]) | (is_other & before & fetches[ops.stack_id])
+    repeated: Bools = ~once
+    return repeated
+
+
+class _Repetition:
+    """The rows of a step repeated: tables that lead from an old row and a micro-batch to the new row."""
+
+    def __init__(self, step: Step, repeats: Bools, first_forward: int, scaled: Scaled) -> None:
+        self.step, self.repeats, self.scaled = step, repeats, scaled
+        self.parts = len(scaled.share)
+        ops = len(step.ops)
+        # What runs once does so before the first micro-batch or after the last.
+        home = np.where(np.arange(ops) < first_forward, 0, self.parts - 1)
+        micro = np.arange(self.parts)[:, None]
+        exists = repeats[None, :] | (home[None, :] == micro)
+        self.op_micro, self.old_op = np.nonzero(exists)
+        self.new_op = np.full((self.parts, ops + 1), NONE, dtype=np.int64)  # the last column stands for NONE
+        self.new_op[self.op_micro, self.old_op] = np.arange(len(self.old_op))
+        for number in range(self.parts):
+            once = ~exists[number]
+            self.new_op[number, :-1][once] = self.new_op[home, np.arange(ops)][once]
+        #: The last row at or before each old operator that runs in or before each micro-batch.
+        own = np.where(exists, self.new_op[:, :-1], NONE)
+        self.at_or_before = np.maximum.accumulate(own.reshape(-1)).reshape(own.shape)
+
+    def build(self) -> Step:
+        step = self.step
+        ops = self.scaled.ops(self.old_op, self.op_micro, self.repeats)
+        rounds = int(step.ops.micro_batch.max()) + 1
+        ops = ops.replace(
+            op_id=np.arange(len(ops)),
+            micro_batch=ops.micro_batch + self.op_micro * rounds,
+            forward_op_id=self.new_op[self.op_micro, ops.forward_op_id],
+        )
+        storages, storage_ids = self._storages()
+        added, adds, uses = self._uses()
+        names, mutates = ops.name.copy(), ops.mutates.copy()
+        names[added], mutates[added] = "aten.add_.Tensor", True
+        # Backward begins with the part's share instead of 1.
+        begins = (names == "aten.ones_like.default") & (np.append(ops.phase[1:], "") == "backward")
+        names[begins & (ops.phase == "forward")] = "aten.full_like.default"
+        ops = ops.replace(name=names, mutates=mutates)
+        ops = self.scaled.with_additions(ops, added, adds, storages)
+        created, freed = storages.created_op_id, storages.freed_op_id
+        # A storage that Python dropped early is not there for the operators of a later micro-batch.
+        is_there = (created[uses.storage_id] <= uses.op_id) & (
+            (freed[uses.storage_id] == NONE) | (freed[uses.storage_id] >= uses.op_id)
+        )
+        uses = uses.take(is_there)
+        built = dataclasses.replace(
+            step,
+            duration_us=self.scaled.duration_us(ops),
+            module_calls=self._module_calls(),
+            ops=ops,
+            storages=storages,
+            uses=uses.take(np.argsort(uses.op_id, kind="stable")),
+            saved=self._saved(storages),
+            memory=Memory.empty(),
+            storage_ids=storage_ids,
+        )
+        built.check()
+        return built
+
+    def _storages(self) -> tuple[Storages, Ints]:
+        """Lays out the storages, and fills ``new_storage``: shape (parts, storages)."""
+        step, old = self.step, self.step.storages
+        created, freed = old.created_op_id, old.freed_op_id
+        is_older = created == NONE
+        is_repeated = ~is_older & self.repeats[created]
+        self.accumulated_at = _accumulated_at(step, is_repeated)
+        is_gradient = self.accumulated_at != NONE
+        # AccumulateGrad's own copy of a gradient that it could not take over is made once.
+        is_own_copy = is_gradient & (self.accumulated_at == created)
+        micro, row = np.nonzero((is_repeated & ~is_own_copy)[None, :] | (np.arange(self.parts)[:, None] == 0))
+        carried, carrier = _carried_over(step, is_repeated & ~is_gradient)
+
+        new_created = np.where(is_older[row], NONE, self.new_op[micro, created[row]])
+        # Older than the step: dropped in the first micro-batch. Made once, before: the last use of it drops it.
+        end = np.where(is_repeated[row], micro, np.where(is_older[row], 0, self.parts - 1))
+        new_freed = np.where(freed[row] == NONE, NONE, self.at_or_before[end, freed[row]])
+        is_kept_on = (carried[row] != NONE) & (micro < self.parts - 1)
+        dropped_at = self.at_or_before[np.minimum(micro + 1, self.parts - 1), freed[carried[row]]]
+        new_freed = np.where(is_kept_on, dropped_at, new_freed)
+        is_added = is_gradient[row] & (micro > 0)
+        new_freed = np.where(is_added, self.new_op[micro, self.accumulated_at[row]], new_freed)
+        new_freed = np.where(new_freed == NONE, NONE, np.maximum(new_freed, new_created))
+
+        share_of = np.where(is_older[row], self.parts - 1, micro)
+        rows = self.scaled.storages(row, share_of, carrier)
+        rows = rows.replace(
+            created_op_id=new_created,
+            freed_op_id=new_freed,
+            category=np.where(is_added, "temporary", rows.category),
+        )
+        order = np.argsort(new_created, kind="stable")
+        rows = rows.take(order).replace(storage_id=np.arange(len(order)))
+        self.new_storage = np.full((self.parts, len(old)), NONE, dtype=np.int64)
+        self.new_storage[micro[order], row[order]] = np.arange(len(order))
+        for number in range(1, self.parts):
+            missing = self.new_storage[number] == NONE
+            self.new_storage[number][missing] = self.new_storage[0][missing]
+            # What an iteration reads of the one before it, it reads of the micro-batch before.
+            known = np.flatnonzero(carrier != NONE)
+            self.new_storage[number][known] = self.new_storage[number - 1][carrier[known]]
+        return rows, np.where(micro > 0, NONE, step.storage_ids[row])[order]
+
+    def _uses(self) -> tuple[Ints, Ints, Uses]:
+        """Repeats the uses; returns also the operators that add gradients, and the gradients they add to."""
+        uses = self.step.uses
+        micro, row = self._rows_of(uses.op_id)
+        repeated = Uses(
+            op_id=self.new_op[micro, uses.op_id[row]],
+            storage_id=self.new_storage[micro, uses.storage_id[row]],
+            role=uses.role[row],
+        )
+        gradients = np.flatnonzero(self.accumulated_at != NONE)
+        later = np.repeat(np.arange(1, self.parts), len(gradients))
+        gradients = np.tile(gradients, self.parts - 1)
+        op, kept = self.new_op[later, self.accumulated_at[gradients]], self.new_storage[0, gradients]
+        written = (repeated.role == "write") & np.isin(repeated.op_id, op)
+        own = repeated.take(~(written & np.isin(repeated.storage_id, kept)))
+        mutates = np.full(len(op), "mutate", dtype=np.object_)
+        merged = Uses(
+            op_id=np.append(own.op_id, op),
+            storage_id=np.append(own.storage_id, kept),
+            role=np.append(own.role, mutates),
+        )
+        return op, kept, merged
+
+    def _saved(self, storages: Storages) -> Saved:
+        saved = self.step.saved
+        micro, row = self._rows_of(saved.forward_op_id)
+        repeated = saved.take(row).replace(
+            storage_id=self.new_storage[micro, saved.storage_id[row]],
+            forward_op_id=self.new_op[micro, saved.forward_op_id[row]],
+            released_op_id=self.new_op[micro, saved.released_op_id[row]],
+        )
+        created, freed = storages.created_op_id[repeated.storage_id], storages.freed_op_id[repeated.storage_id]
+        last = np.maximum(repeated.forward_op_id, repeated.released_op_id)
+        is_there = (created <= repeated.forward_op_id) & ((freed == NONE) | (freed >= last))
+        repeated = repeated.take(is_there)
+        return repeated.take(np.argsort(repeated.forward_op_id, kind="stable"))
+
+    def _rows_of(self, op_ids: Ints) -> tuple[Ints, Ints]:
+        """Returns the micro-batch and the old row of each row that hangs on an operator."""
+        once = ~self.repeats[op_ids]
+        home = np.zeros(len(op_ids), dtype=np.int64)
+        micro, row = np.nonzero(~once[None, :] | (np.arange(self.parts)[:, None] == home[None, :]))
+        return micro, row
+
+    def _module_calls(self) -> ModuleCalls:
+        calls = self.step.module_calls
+        first, last = calls.first_op_id, calls.last_op_id
+        micro = np.repeat(np.arange(self.parts), len(calls))
+        row = np.tile(np.arange(len(calls)), self.parts)
+        shift = micro * len(calls)
+        parent = calls.parent_call_id[row]
+        return calls.take(row).replace(
+            module_call_id=np.arange(len(row)),
+            parent_call_id=np.where(parent == NONE, NONE, parent + shift),
+            first_op_id=self.new_op[micro, first[row]],
+            last_op_id=self.new_op[micro, last[row]],
+        )
+
+
+def _accumulated_at(step: Step, is_repeated: Bools) -> Ints:
+    """Returns, for each gradient the step makes, the operator with which AccumulateGrad keeps it; NONE elsewhere.
+
+    AccumulateGrad belongs to no forward operator. It takes a gradient over (detach), or copies it where others hold
+    it; without an operator of its own, it does so when the gradient is made.
+    """
+    storages, uses, ops = step.storages, step.uses, step.ops
+    is_gradient = is_repeated & (storages.category == "gradient")
+    found = np.where(is_gradient, storages.created_op_id, NONE)
+    is_keeping = (ops.phase == "backward") & (ops.forward_op_id == NONE)
+    row = np.flatnonzero(is_gradient[uses.storage_id] & is_keeping[uses.op_id])
+    np.maximum.at(found, uses.storage_id[row], uses.op_id[row])
+    return found
+
+
+def _carried_over(step: Step, is_made: Bools) -> tuple[Ints, Ints]:
+    """Pairs what outlives the iteration with what the iteration before left and this one dropped.
+
+    Returns:
+        For each storage that is left, the older one like it; for each of those, the other way round. Shape
+        (storages,) each, NONE without.
+    """
+    storages = step.storages
+    left, found = np.full(len(storages), NONE, dtype=np.int64), np.full(len(storages), NONE, dtype=np.int64)
+    outlives = np.flatnonzero(is_made & (storages.freed_op_id == NONE))
+    waiting: dict[int, list[int]] = {}
+    is_old = (storages.created_op_id == NONE) & (storages.freed_op_id != NONE) & (storages.category != "gradient")
+    for row in np.flatnonzero(is_old)[::-1].tolist():
+        waiting.setdefault(int(storages.requested_bytes[row]), []).append(row)
+    for row in outlives.tolist():
+        alike = waiting.get(int(storages.requested_bytes[row]))
+        if alike:
+            left[row] = alike.pop()
+            found[left[row]] = row
+    return left, found

@@ -1,0 +1,1 @@
+"""Sets options of the CUDA caching allocator in the environment of the job."""

@@ -1,0 +1,164 @@
+"""Sets options of the CUDA caching allocator in the environment of the job."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Self
+
+from memprof.errors import PolicyError
+from memprof.policies.base import Policy
+
+if TYPE_CHECKING:
+    from memprof.policies.job import Job
+    from memprof.trace.step import Step
+
+#: What torch 2.9 and newer read on every device, and what it read before. Torch 2.11 to 2.13 look at the old name
+#: first (c10/cuda/CUDAAllocatorConfig.h), so where that is set, the new one alone would do nothing.
+VARIABLE = "PYTORCH_ALLOC_CONF"
+OLD_VARIABLE = "PYTORCH_CUDA_ALLOC_CONF"
+
+#: Blocks up to this size are always split: torch refuses a lower limit.
+_LEAST_SPLIT_MB = 20
+
+
+@dataclass(frozen=True)
+class Allocator(Policy):
+    """Sets options of the CUDA caching allocator in the environment of the job.
+
+    They change reserved bytes and fragmentation, not allocated bytes, which is all that is predicted so far. On a
+    device other than CUDA they do nothing.
+
+    Attributes:
+        expandable_segments: Grow segments in place instead of taking new ones.
+        max_split_size_mb: Do not split larger blocks, in MiB above 20; 0 leaves it to torch.
+        roundup_power2_divisions: Round sizes up to so many steps between powers of two, itself one; 0 leaves it.
+        garbage_collection_threshold: Give blocks back from this share of the device's memory on, between 0 and 1;
+            0 leaves it.
+    """
+
+    name: ClassVar[str] = "allocator"
+    flag_help: ClassVar[str] = "Set options of the CUDA caching allocator, as torch's own variable has them."
+    flag_example: ClassVar[str] = "expandable_segments"
+    numerics: ClassVar[str] = "none"
+    source: ClassVar[str] = "rule"
+
+    expandable_segments: bool = False
+    max_split_size_mb: int = 0
+    roundup_power2_divisions: int = 0
+    garbage_collection_threshold: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Checks the settings as torch would when the job starts.
+
+        Raises:
+            PolicyError: A setting makes no sense, or none is set.
+        """
+        split, divisions = self.max_split_size_mb, self.roundup_power2_divisions
+        threshold = self.garbage_collection_threshold
+        if type(self.expandable_segments) is not bool:
+            raise PolicyError(f"allocator: expandable_segments is true or false, not {self.expandable_segments!r}.")
+        if type(split) is not int or (split and split <= _LEAST_SPLIT_MB):
+            raise PolicyError(
+                f"allocator: max_split_size_mb is a whole number of MiB above {_LEAST_SPLIT_MB}, or 0 to leave it, "
+                f"not {split!r}."
+            )
+        if type(divisions) is not int or divisions < 0 or divisions & (divisions - 1):
+            raise PolicyError(
+                f"allocator: roundup_power2_divisions is a power of two such as 4, or 0 to leave it, not {divisions!r}."
+            )
+        if type(threshold) not in (int, float) or not 0 <= threshold < 1:
+            raise PolicyError(
+                "allocator: garbage_collection_threshold is a share of the device's memory above 0 and below 1, or 0 "
+                f"to leave it, not {threshold!r}."
+            )
+        if not self.options():
+            raise PolicyError("allocator sets no option; write one, such as expandable_segments = true.")
+
+    @classmethod
+    def from_flag(cls, text: str) -> Self:
+        """Reads ``--allocator expandable_segments`` or ``--allocator max_split_size_mb:128,...``, as torch does.
+
+        Raises:
+            PolicyError: An option is unknown or its value makes no sense.
+        """
+        settings: dict[str, bool | int | float] = {}
+        for key, value in parse_options(text).items():
+            try:
+                if key == "expandable_segments":
+                    settings[key] = {"true": True, "false": False, "": True}[value.lower()]
+                elif key in ("max_split_size_mb", "roundup_power2_divisions"):
+                    settings[key] = int(value)
+                elif key == "garbage_collection_threshold":
+                    settings[key] = float(value)
+                else:
+                    raise PolicyError(
+                        f"--allocator knows no option {key!r}; write expandable_segments, max_split_size_mb:128, "
+                        "roundup_power2_divisions:4 or garbage_collection_threshold:0.8."
+                    )
+            except (KeyError, ValueError):
+                raise PolicyError(f"--allocator cannot read {value!r} as the value of {key}.") from None
+        return cls(**settings)  # type: ignore[arg-type]  # each value was read by its key's own type
+
+    def transform(self, step: Step) -> Step:
+        """Returns the step as it is: allocated bytes do not depend on the options; see Policy.transform."""
+        from memprof.policies.allocator.transform import transform_allocator
+
+        return transform_allocator(step, self)
+
+    def apply(self, job: Job) -> None:
+        """Makes sure that the job was started with the options; see Policy.apply."""
+        from memprof.policies.allocator.apply import apply_allocator
+
+        apply_allocator(job, self)
+
+    def options(self) -> dict[str, str]:
+        """Returns the options that are set, by torch's names and in torch's way of writing."""
+        chosen = {
+            "expandable_segments": "True" if self.expandable_segments else "",
+            "max_split_size_mb": str(self.max_split_size_mb or ""),
+            "roundup_power2_divisions": str(self.roundup_power2_divisions or ""),
+            "garbage_collection_threshold": str(self.garbage_collection_threshold or ""),
+        }
+        return {key: value for key, value in chosen.items() if value}
+
+    def environment(self) -> dict[str, str]:
+        """Returns the variables of this process's environment with the options added.
+
+        An option of the policy stands in place of the user's own of that name, as the plan is what was predicted;
+        the user's other options stay.
+        """
+        return merged_environment(self.options(), os.environ)
+
+    def describe(self) -> str:
+        """Says which options are set, and that only allocated bytes are predicted."""
+        chosen = ", ".join(key if value == "True" else f"{key} {value}" for key, value in self.options().items())
+        return f"allocator {chosen} (reserved bytes not predicted)"
+
+
+def merged_environment(options: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, str]:
+    """Adds options to those an environment has.
+
+    Args:
+        options: The options, by name.
+        environment: The environment; of the two variables, torch follows the old one where it is set.
+
+    Returns:
+        The variables to set: the new one, and the old one too where it would hide it.
+    """
+    present = environment.get(OLD_VARIABLE) or environment.get(VARIABLE) or ""
+    merged = {**parse_options(present), **options}
+    text = ",".join(f"{key}:{value}" if value else key for key, value in merged.items())
+    return {VARIABLE: text, OLD_VARIABLE: text} if OLD_VARIABLE in environment else {VARIABLE: text}
+
+
+def parse_options(text: str) -> dict[str, str]:
+    """Reads ``key:value,key:[1:2,3:4]`` into values by key; a key alone has the value ""."""
+    options = {}
+    for part in re.findall(r"(?:\[[^\]]*\]|[^,\[])+", text):
+        key, _, value = part.strip().partition(":")
+        if key:
+            options[key.strip()] = value.strip()
+    return options

@@ -1,0 +1,268 @@
+"""Makes activation checkpointing happen: chosen forwards drop what they save and run again in backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.utils import _pytree
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from memprof.errors import PolicyError
+from memprof.policies.checkpoint.kinds import KINDS, RANDOM_REFUSAL, operators_of
+from memprof.policies.checkpoint.segments import longest_sequence, split
+from memprof.policies.job import Job
+from memprof.policies.patterns import match_modules, outermost
+
+if TYPE_CHECKING:
+    from memprof.policies.checkpoint.policy import Checkpoint
+
+
+def apply_checkpoint(job: Job, policy: Checkpoint) -> None:
+    """Wraps the forwards of the chosen modules, or of the segments of one nn.Sequential.
+
+    Raises:
+        PolicyError: No module fits; nothing has been changed.
+    """
+    modules = job.modules_named()
+    keep = operators_of(policy.keep)
+    _refuse_operators(policy)
+    if policy.segments:
+        name = _sequence(modules, policy)
+        chosen = modules[name]
+        job.wrap_forward(chosen, lambda _: _segmented(job.model, chosen, name, policy.segments, keep))
+        return
+    matching = match_modules(policy.modules, modules)
+    called = [name for name in matching if type(modules[name]).forward is not torch.nn.Module.forward]
+    if not called:
+        name, kind = matching[0], type(modules[matching[0]]).__name__
+        raise PolicyError(f"{name} is a {kind}, which is never called; choose what it holds: '{name}.*'.")
+    in_place = [name for name in called if _changes_its_input(modules[name])]
+    names = [name for name in called if name not in in_place]
+    if not names:
+        raise PolicyError(
+            f"{_list(in_place)} changes its input in place and cannot run again; choose the module around it."
+        )
+    if in_place:
+        job.notes.append(f"checkpoint left {_list(in_place)} alone: it changes its input in place.")
+    if keep and len(outermost(names)) < len(names):
+        # What the outer region keeps, the inner one would drop and run again.
+        names = outermost(names)
+        job.notes.append(f"checkpoint with keep made only the outermost modules regions: {_list(names)}.")
+    for name in names:
+        _wrap(job, name, modules[name], keep)
+
+
+def _refuse_operators(policy: Checkpoint) -> None:
+    """Refuses to keep outputs of operators that torch does not have, that draw random numbers or change their input.
+
+    Raises:
+        PolicyError: Names the first such operator.
+    """
+    for name in policy.keep:
+        if name in KINDS:
+            continue
+        operator: Any = torch.ops
+        for part in name.split("."):
+            operator = getattr(operator, part, None)
+            if operator is None:
+                break
+        if not isinstance(operator, torch._ops.OpOverload):
+            raise PolicyError(f"torch has no operator {name}; write a name with its overload, such as aten.mm.default.")
+        if operator._schema.is_mutable:
+            raise PolicyError(f"{name} changes its input in place, so its output cannot be kept; leave it out of keep.")
+        if torch.Tag.nondeterministic_seeded in operator.tags and name not in KINDS["attention"]:
+            raise PolicyError(RANDOM_REFUSAL.format(name=name))
+
+
+def _wrap(job: Job, name: str, module: torch.nn.Module, keep: frozenset[str]) -> None:
+    job.wrap_forward(module, lambda forward: _region(job.model, name, [module], forward, keep))
+
+
+def _list(names: list[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+def _changes_its_input(module: torch.nn.Module) -> bool:
+    """Tells whether a module is one of torch's in-place activations: its input is gone when it should run again."""
+    return bool(getattr(module, "inplace", False)) and not any(True for _ in module.children())
+
+
+def _sequence(modules: dict[str, torch.nn.Module], policy: Checkpoint) -> str:
+    """Returns the name of the nn.Sequential to divide.
+
+    Raises:
+        PolicyError: There is none, or it cannot be divided.
+    """
+    if policy.modules:
+        names = match_modules(policy.modules, modules)
+        if len(names) > 1:
+            raise PolicyError(
+                f"segments divide one nn.Sequential, and {_list(names)} are {len(names)} modules; name one."
+            )
+    else:
+        children = [
+            (name, len(list(module.children())))
+            for name, module in modules.items()
+            if type(module).__name__ == "Sequential"
+        ]
+        names = [longest_sequence(children)]
+    chosen = modules[names[0]]
+    if type(chosen).forward is not torch.nn.Sequential.forward:
+        raise PolicyError(f"{names[0]} is a {type(chosen).__name__}, and segments divide an nn.Sequential only.")
+    count = len(list(chosen.children()))
+    if count < policy.segments:
+        raise PolicyError(f"{names[0]} has {count} modules, fewer than {policy.segments} segments.")
+    return names[0]
+
+
+def _segmented(
+    root: torch.nn.Module, sequence: torch.nn.Module, name: str, segments: int, keep: frozenset[str]
+) -> Callable[..., Any]:
+    """Returns a forward of an nn.Sequential that runs it in regions of consecutive modules."""
+    children = list(sequence)  # type: ignore[call-overload]  # nn.Sequential iterates over its modules
+
+    def run_of(part: list[torch.nn.Module]) -> Callable[[Any], Any]:
+        def run(value: Any) -> Any:
+            for module in part:
+                value = module(value)
+            return value
+
+        return run
+
+    parts = [children[first:last] for first, last in split(len(children), segments)]
+    regions = [_region(root, name, part, run_of(part), keep) for part in parts]
+
+    def forward(value: Any) -> Any:
+        for region in regions:
+            value = region(value)
+        return value
+
+    return forward
+
+
+def _region(
+    root: torch.nn.Module,
+    name: str,
+    modules: list[torch.nn.Module],
+    forward: Callable[..., Any],
+    keep: frozenset[str],
+) -> Callable[..., Any]:
+    """Returns a forward that saves nothing and runs again in backward.
+
+    Args:
+        root: The model: in eval mode nothing is done.
+        name: The module's qualified name, for sentences.
+        modules: What the forward calls, for their buffers.
+        forward: The forward as it is.
+        keep: Operators whose outputs stay.
+    """
+    inside = [part for module in modules for part in module.modules()]
+    statistics = [part for part in inside if isinstance(part, _NormBase) and part.track_running_stats]
+
+    def contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+        before, again = _selective(keep) if keep else (nullcontext(), nullcontext())
+        return before, _together(again, _frozen(statistics)) if statistics else again
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not (torch.is_grad_enabled() and root.training):
+            return forward(*args, **kwargs)
+        # Tensors go in one by one, wherever they are in the arguments: torch keeps those as saved tensors, which a
+        # region around this one can drop and make again; what is inside containers or keywords it would hold.
+        leaves, structure = _pytree.tree_flatten((args, kwargs))
+        is_tensor = [isinstance(leaf, torch.Tensor) for leaf in leaves]
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        others = [None if known else leaf for known, leaf in zip(is_tensor, leaves, strict=True)]
+        # The first run gets the very containers it was given, which it may change; a later one gets new ones.
+        pending = [(args, kwargs)]
+
+        def run(*values: torch.Tensor) -> Any:
+            if pending:
+                own_args, own_kwargs = pending.pop()
+            else:
+                remaining = iter(values)
+                all_leaves = [next(remaining) if known else leaf for known, leaf in zip(is_tensor, others, strict=True)]
+                own_args, own_kwargs = _pytree.tree_unflatten(all_leaves, structure)
+            return forward(*own_args, **own_kwargs)
+
+        watched = [tensor for tensor in (*tensors, *_plain_buffers(inside)) if not tensor.is_inference()]
+        versions = [tensor._version for tensor in watched]
+        result = checkpoint(run, *tensors, use_reentrant=False, context_fn=contexts)
+        if versions != [tensor._version for tensor in watched]:
+            raise PolicyError(
+                f"{name or 'The model'} changes an input or a buffer of its own in place, so its forward cannot run "
+                "again; choose modules inside or around it that do not."
+            )
+        return result
+
+    return call
+
+
+def _plain_buffers(modules: Iterable[torch.nn.Module]) -> list[torch.Tensor]:
+    """Lists the buffers that nobody restores after a second run."""
+    return [
+        buffer
+        for module in modules
+        if not isinstance(module, _NormBase)
+        for buffer in module._buffers.values()
+        if buffer is not None
+    ]
+
+
+@contextmanager
+def _frozen(modules: list[_NormBase]) -> Iterator[None]:
+    """Keeps running statistics as they are while a forward runs again.
+
+    BatchNorm's kernel computes (1 - momentum) x old + momentum x new: with momentum 0 it writes the old value, and
+    without num_batches_tracked there is nothing to count. InstanceNorm averages over copies, which would round: it
+    writes into copies. Either way the forward saves as many tensors as before, as torch checks.
+    """
+    before = [(module, module.momentum, dict(module._buffers)) for module in modules]
+    try:
+        for module in modules:
+            if isinstance(module, _BatchNorm):
+                module.momentum = 0.0
+                module._buffers["num_batches_tracked"] = None
+            else:
+                module._buffers.update(
+                    {name: buffer.clone() for name, buffer in module._buffers.items() if buffer is not None}
+                )
+        yield
+    finally:
+        for module, momentum, buffers in before:
+            module.momentum = momentum
+            module._buffers.update(buffers)
+
+
+@contextmanager
+def _together(*contexts: AbstractContextManager[Any]) -> Iterator[None]:
+    with ExitStack() as stack:
+        for context in contexts:
+            stack.enter_context(context)
+        yield
+
+
+def _selective(keep: frozenset[str]) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+    """Returns the contexts of the first and of the second run."""
+
+    def decide(_: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        # An operator that drew random numbers must draw them again: those after it would get others otherwise.
+        if str(operator) in keep and not _drops_out(operator, args, kwargs):
+            return CheckpointPolicy.MUST_SAVE
+        return CheckpointPolicy.PREFER_RECOMPUTE
+
+    contexts: Any = create_selective_checkpoint_contexts
+    before, again = contexts(decide)
+    return before, again
+
+
+def _drops_out(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Tells whether a call of an attention operator applies dropout."""
+    for position, argument in enumerate(operator._schema.arguments):
+        if argument.name == "dropout_p":
+            value = args[position] if position < len(args) else kwargs.get("dropout_p", argument.default_value)
+            return bool(value)
+    return False

@@ -1,0 +1,108 @@
+"""Drops what chosen modules save for backward, and runs their forward again when backward needs it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Self
+
+from memprof.errors import PolicyError
+from memprof.policies.base import Policy
+from memprof.policies.checkpoint.kinds import check_kinds
+
+if TYPE_CHECKING:
+    from memprof.policies.job import Job
+    from memprof.trace.step import Step
+
+
+@dataclass(frozen=True)
+class Checkpoint(Policy):
+    """Drops what chosen modules save for backward, and runs their forward again when backward needs it.
+
+    Attributes:
+        modules: Patterns of qualified names; each call of a module that matches is a region of its own. ``""`` is the
+            root.
+        segments: Number of regions into which one nn.Sequential is divided, the one that ``modules`` names or the
+            longest of the model; 0 to make every chosen module a region.
+        keep: Kinds of operators (``matmul``, ``conv``, ``attention``) or names (``aten.mm.default``) whose outputs
+            stay, so that they need not run again.
+    """
+
+    name: ClassVar[str] = "checkpoint"
+    flag_help: ClassVar[str] = (
+        "Run the forward of modules again in backward instead of keeping what they save. PATTERNS are qualified "
+        "names; add keep=matmul,attention to keep outputs of some operators, or segments=4 to divide an nn.Sequential."
+    )
+    flag_example: ClassVar[str] = "'layers.*'"
+    numerics: ClassVar[str] = "none"
+    source: ClassVar[str] = "replayed"
+
+    modules: tuple[str, ...] = ()
+    segments: int = 0
+    keep: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Checks the settings.
+
+        Raises:
+            PolicyError: They make no sense.
+        """
+        for setting, value in (("modules", self.modules), ("keep", self.keep)):
+            if not isinstance(value, tuple) or not all(isinstance(item, str) for item in value):
+                raise PolicyError(
+                    f"checkpoint takes {setting} as a list of texts, such as ['layers.*'], not {value!r}."
+                )
+        if isinstance(self.segments, bool) or not isinstance(self.segments, int) or self.segments < 0:
+            raise PolicyError(f"checkpoint takes segments as a whole number from 1, not {self.segments!r}.")
+        if not self.modules and not self.segments:
+            raise PolicyError("checkpoint needs modules, such as 'layers.*', or segments, such as segments=4.")
+        check_kinds(self.keep)
+
+    @classmethod
+    def from_flag(cls, text: str) -> Self:
+        """Reads ``layers.*``, ``layers.*,head keep=matmul,attention``, ``segments=4`` or ``stages segments=2``.
+
+        Raises:
+            PolicyError: A word makes no sense.
+        """
+        modules: list[str] = []
+        settings = {"keep": "", "segments": ""}
+        for word in text.split():
+            setting, equals, value = word.partition("=")
+            if not equals:
+                modules += [part for part in re.split(r",(?![^\[]*\])", word) if part]
+            elif setting in settings:
+                settings[setting] = value
+            else:
+                raise PolicyError(f"checkpoint has no setting {setting!r}; write keep=matmul,attention or segments=4.")
+        if settings["segments"] and not re.fullmatch(r"[0-9]+", settings["segments"]):
+            raise PolicyError(f"segments is a whole number from 1, such as segments=4, not {settings['segments']!r}.")
+        keep = tuple(kind for kind in settings["keep"].split(",") if kind)
+        return cls(modules=tuple(modules), segments=int(settings["segments"] or 0), keep=keep)
+
+    def transform(self, step: Step) -> Step:
+        """Rewrites a step into the one with the chosen regions run again; see ``transform.py``.
+
+        Raises:
+            PolicyError: The regions cannot be run again, or there are none.
+        """
+        from memprof.policies.checkpoint.transform import transform_checkpoint
+
+        return transform_checkpoint(step, self)
+
+    def apply(self, job: Job) -> None:
+        """Wraps the chosen forwards; see ``apply.py``.
+
+        Raises:
+            PolicyError: The job has no such modules.
+        """
+        from memprof.policies.checkpoint.apply import apply_checkpoint
+
+        apply_checkpoint(job, self)
+
+    def describe(self) -> str:
+        """Says what it does: ``checkpoint layers.* (keep matmul)``."""
+        what = ", ".join(pattern or "the whole model" for pattern in self.modules)
+        if self.segments:
+            what = f"{what} in {self.segments} segments" if what else f"{self.segments} segments"
+        return f"checkpoint {what}" + (f" (keep {', '.join(self.keep)})" if self.keep else "")

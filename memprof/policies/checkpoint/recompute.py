@@ -1,0 +1,200 @@
+"""What runs again, where, and which copy of a storage everybody reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from memprof.policies.checkpoint.nodes import Nodes
+from memprof.policies.checkpoint.regions import Regions
+from memprof.trace.schema import NONE, Bools, Ints
+from memprof.trace.step import Step
+
+#: Later than every operator: the end of the step.
+NEVER = np.iinfo(np.int64).max
+
+
+@dataclass(frozen=True, eq=False)
+class Recompute:
+    """Which operators run again and which storages are made again.
+
+    Ids of copies follow those of the step, as in a Draft.
+
+    Attributes:
+        starts: Operator in backward before which each region runs again, NEVER where it does not; ``(regions,)``.
+        stops: First forward operator of each region that does not run again; ``(regions,)``.
+        op_region: Region of each copied operator, in the order of their ids.
+        op_source: The operator it copies.
+        storage_region: Region of each copied storage, in the order of their ids.
+        storage_source: The storage it copies.
+        storage_op: The copied operator that makes it.
+    """
+
+    starts: Ints
+    stops: Ints
+    op_region: Ints
+    op_source: Ints
+    storage_region: Ints
+    storage_source: Ints
+    storage_op: Ints
+    _regions: Regions
+    _op_base: Ints
+    _op_slots: Ints
+    _storage_base: Ints
+    _storage_slots: Ints
+    _created: Ints
+    _cast_keys: Ints
+    _cast_copies: Ints
+
+    def copy_of(self, region: Ints, op_id: Ints) -> Ints:
+        """Returns the copy of an operator in a region's second run: of the last one up to it that has one."""
+        last = np.minimum(op_id, self._regions.last[region])
+        copies: Ints = self._op_slots[self._op_base[region] + last - self._regions.first[region]]
+        return copies
+
+    def storage_read(self, region: Ints, storage_id: Ints) -> tuple[Ints, Ints]:
+        """Tells which storage somebody in a region's second run, or in its backward, reads.
+
+        Args:
+            region: The region, NONE where it is outside of all.
+            storage_id: The storage in the recorded step.
+
+        Returns:
+            The region whose copy it is, NONE where it is the storage itself, and the id.
+        """
+        found = self._regions.made_in(region, self._created[storage_id])
+        slot = np.where(found != NONE, self._storage_base[found] + storage_id, 0)
+        copy = np.where(found != NONE, self._storage_slots[slot], NONE)
+        if len(self._cast_keys):
+            key = region * len(self._created) + storage_id
+            place = np.minimum(np.searchsorted(self._cast_keys, key), len(self._cast_keys) - 1)
+            is_cast = (region != NONE) & (self._cast_keys[place] == key)
+            found, copy = np.where(is_cast, region, found), np.where(is_cast, self._cast_copies[place], copy)
+        return np.where(copy != NONE, found, NONE), np.where(copy != NONE, copy, storage_id)
+
+
+def plan_recompute(
+    step: Step, regions: Regions, nodes: Nodes, is_kept: Bools, casts: tuple[Ints, Ints, Ints]
+) -> Recompute:
+    """Decides where every region runs again and how far.
+
+    A region runs again when the first thing it keeps is needed: before the first node that reads something saved in
+    it, or before a region inside it runs again, whose inputs it keeps. torch stops the second run as soon as the last
+    saved tensor was packed: an operator packs what it takes before its kernel runs and what it returns after it.
+
+    Args:
+        step: The step.
+        regions: The regions.
+        nodes: Moments of the backward nodes.
+        is_kept: Operators whose outputs are kept, shape ``(ops,)``.
+        casts: Region, storage and first operator that reads it, of each parameter in another type that a region finds
+            in autocast's cache. The cache is empty when the region runs again, so it casts for itself.
+    """
+    saved, storages, ops = step.saved, step.storages, step.ops
+    count = len(regions)
+    row_region = regions.innermost[saved.forward_op_id]
+    is_inside = (row_region != NONE) & (nodes.first[saved.forward_op_id] != NONE)
+    rows, owner = np.flatnonzero(is_inside), row_region[is_inside]
+
+    starts = np.full(count, NEVER, dtype=np.int64)
+    np.minimum.at(starts, owner, nodes.first[saved.forward_op_id[rows]])
+    is_output = _writes(step, saved.forward_op_id[rows], saved.storage_id[rows])
+    stops = np.full(count, NONE, dtype=np.int64)
+    np.maximum.at(stops, owner, saved.forward_op_id[rows] + is_output)
+    # The operator that packs last has its arguments cast, even where its kernel does not run.
+    last_packing = np.full(count, NONE, dtype=np.int64)
+    np.maximum.at(last_packing, owner, saved.forward_op_id[rows])
+    for region in range(count - 1, -1, -1):
+        parent = regions.parent[region]
+        if parent != NONE and starts[region] != NEVER:
+            starts[parent] = min(starts[parent], starts[region])
+            stops[parent] = max(stops[parent], regions.first[region])
+
+    counts_batches = _counts_batches(step)
+    op_region, op_source, op_slots = [], [], []
+    cast_keys, cast_ops = [], []
+    op_base = np.zeros(count, dtype=np.int64)
+    total = slots = 0
+    for region in range(count):
+        first, last = int(regions.first[region]), int(regions.last[region])
+        span = np.arange(first, last + 1)
+        is_copied = (span < stops[region]) & ~is_kept[span] & ~counts_batches[span]
+        own = span[is_copied]
+        source, place = own, np.arange(len(own)) + len(ops) + total
+        mine = np.flatnonzero(casts[0] == region) if len(casts[0]) else casts[0]
+        mine = mine[(casts[2][mine] < stops[region]) | (casts[2][mine] <= last_packing[region])]
+        if len(mine):
+            order = np.argsort(np.append(own, casts[2][mine] - 0.5), kind="stable")
+            source = np.append(own, storages.created_op_id[casts[1][mine]])[order]
+            place = np.empty(len(order), dtype=np.int64)
+            place[order] = np.arange(len(order)) + len(ops) + total
+        cast_keys.append(region * len(storages) + casts[1][mine])
+        cast_ops.append(place[len(own) :])
+        op_base[region] = slots
+        # An operator without a copy stands for the last copy before it, the first ones for the first.
+        if len(own):
+            op_slots.append(place[np.maximum(np.cumsum(is_copied) - 1, 0)])
+        else:
+            op_slots.append(np.full(len(span), NONE))
+        op_region.append(np.full(len(source), region))
+        op_source.append(source)
+        total += len(source)
+        slots += len(span)
+
+    # Storages are in order of birth: those of a region are consecutive.
+    storage_region, storage_source, storage_slots = [], [], []
+    storage_base = np.zeros(count, dtype=np.int64)
+    total = slots = 0
+    for region in range(count):
+        low = int(np.searchsorted(storages.created_op_id, regions.first[region]))
+        high = int(np.searchsorted(storages.created_op_id, regions.last[region], side="right"))
+        made = storages.created_op_id[low:high]
+        is_copied = (made < stops[region]) & ~is_kept[made] & ~counts_batches[made]
+        storage_base[region] = slots - low
+        storage_slots.append(np.where(is_copied, len(storages) + total + np.cumsum(is_copied) - 1, NONE))
+        storage_region.append(np.full(int(is_copied.sum()), region))
+        storage_source.append(np.arange(low, high)[is_copied])
+        total += int(is_copied.sum())
+        slots += high - low
+    regions_of, sources = np.concatenate(storage_region), np.concatenate(storage_source)
+    slots_of_ops = np.concatenate(op_slots)
+    made_by = slots_of_ops[op_base[regions_of] + storages.created_op_id[sources] - regions.first[regions_of]]
+    keys = np.concatenate(cast_keys)
+    by_key = np.argsort(keys)
+    cast_copies = len(storages) + total + np.arange(len(keys))
+    return Recompute(
+        starts=starts,
+        stops=stops,
+        op_region=np.concatenate(op_region),
+        op_source=np.concatenate(op_source),
+        storage_region=np.append(regions_of, keys // len(storages)),
+        storage_source=np.append(sources, keys % len(storages)),
+        storage_op=np.append(made_by, np.concatenate(cast_ops)),
+        _regions=regions,
+        _op_base=op_base,
+        _op_slots=slots_of_ops,
+        _storage_base=storage_base,
+        _storage_slots=np.append(np.concatenate(storage_slots), NONE),
+        _created=storages.created_op_id,
+        _cast_keys=keys[by_key],
+        _cast_copies=cast_copies[by_key],
+    )
+
+
+def _writes(step: Step, op_ids: Ints, storage_ids: Ints) -> Bools:
+    """Tells which operators make or change which storages."""
+    uses = step.uses
+    is_write = uses.role != "read"
+    key = uses.op_id[is_write] * len(step.storages) + uses.storage_id[is_write]
+    return np.isin(op_ids * len(step.storages) + storage_ids, key)
+
+
+def _counts_batches(step: Step) -> Bools:
+    """Marks the operators that count BatchNorm's batches, which ``apply`` leaves out of the second run."""
+    is_count = np.zeros(len(step.storages), dtype=np.bool_)
+    for row in np.flatnonzero(step.storages.category == "buffer"):
+        is_count[row] = str(step.storages.name[row]).endswith("num_batches_tracked")
+    counts = np.zeros(len(step.ops), dtype=np.bool_)
+    counts[step.uses.op_id[is_count[step.uses.storage_id]]] = True
+    return counts

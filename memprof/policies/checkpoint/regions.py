@@ -1,0 +1,162 @@
+"""The parts of a recorded step that are run again: every call of a chosen module, or every segment of a sequence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from memprof.errors import PolicyError
+from memprof.policies.checkpoint.policy import Checkpoint
+from memprof.policies.checkpoint.segments import longest_sequence, split
+from memprof.policies.patterns import match_modules
+from memprof.trace.schema import NONE, Ints
+from memprof.trace.step import Step
+
+
+@dataclass(frozen=True, eq=False)
+class Regions:
+    """Regions in order of entry, so that one comes after the one around it; columns of shape ``(regions,)``.
+
+    Attributes:
+        first: First operator.
+        last: Last operator.
+        parent: The region around it, NONE where there is none.
+        outermost: The outermost region around it, itself where there is none.
+        module_id: The module whose call it is.
+        innermost: The innermost region of each operator, NONE outside, shape ``(ops,)``.
+    """
+
+    first: Ints
+    last: Ints
+    parent: Ints
+    outermost: Ints
+    module_id: Ints
+    innermost: Ints
+
+    def __len__(self) -> int:
+        """Returns the number of regions."""
+        return len(self.first)
+
+    def made_in(self, region: Ints, created_op_id: Ints) -> Ints:
+        """Returns the innermost region, from ``region`` outwards, in which a storage is made, NONE where in none.
+
+        Args:
+            region: Where to start, NONE allowed; one for each storage.
+            created_op_id: The operators that make the storages.
+        """
+        found = region.copy()
+        while True:
+            outside = (found != NONE) & ((created_op_id < self.first[found]) | (created_op_id > self.last[found]))
+            if not outside.any():
+                return found
+            found[outside] = self.parent[found[outside]]
+
+
+def find_regions(step: Step, policy: Checkpoint) -> Regions:
+    """Finds what a policy runs again in a recorded step.
+
+    Raises:
+        PolicyError: No module matches, none of the matching is called, or the sequence cannot be divided.
+    """
+    spans = _segments(step, policy) if policy.segments else _calls(step, policy)
+    first, last, module_id = (np.array(column, dtype=np.int64) for column in zip(*spans, strict=True))
+    parent = np.full(len(first), NONE, dtype=np.int64)
+    outermost = np.arange(len(first))
+    innermost = np.full(len(step.ops), NONE, dtype=np.int64)
+    for region in range(len(first)):
+        parent[region] = innermost[first[region]]
+        if parent[region] != NONE:
+            outermost[region] = outermost[parent[region]]
+        innermost[first[region] : last[region] + 1] = region
+    return Regions(first, last, parent, outermost, module_id, innermost)
+
+
+def _forward_calls(step: Step) -> Ints:
+    """Returns the calls that ran operators, without those that repeat one."""
+    calls = step.module_calls
+    return np.flatnonzero(~calls.is_recompute & (calls.first_op_id != NONE) & (calls.last_op_id != NONE))
+
+
+def _matching(step: Step, policy: Checkpoint) -> set[str]:
+    return set(match_modules(policy.modules, [str(name) for name in _names(step)]))
+
+
+def _names(step: Step) -> list[str]:
+    """Returns qualified names as each model's own named_modules() has them: a root is "".
+
+    In a job with several models the trace puts the root's type in front.
+    """
+    modules = step.modules
+    roots = [str(name) for name in modules.name[modules.parent_id == NONE] if name]
+    names = []
+    for parent, name in zip(modules.parent_id, modules.name, strict=True):
+        root = next((root for root in roots if str(name).startswith(root + ".")), "")
+        names.append("" if parent == NONE else str(name).removeprefix(root + "."))
+    return names
+
+
+def _calls(step: Step, policy: Checkpoint) -> list[tuple[int, int, int]]:
+    names, matching, calls = _names(step), _matching(step, policy), step.module_calls
+    is_leaf = ~np.isin(step.modules.module_id, step.modules.parent_id)
+    changing_ops, made = _changes(step)
+    spans: list[tuple[int, int, int]] = []
+    left_alone = ""
+    end_of_kept = NONE
+    for call in _forward_calls(step):
+        module = int(calls.module_id[call])
+        span = (int(calls.first_op_id[call]), int(calls.last_op_id[call]), module)
+        if names[module] not in matching:
+            continue
+        changing = slice(*np.searchsorted(changing_ops, (span[0], span[1] + 1)))
+        if is_leaf[module] and np.any(made[changing] < span[0]):
+            left_alone = names[module]
+        elif not policy.keep or span[0] > end_of_kept:
+            # With operators to keep only the outermost are regions: what one keeps the other would run again.
+            spans.append(span)
+            end_of_kept = span[1]
+    if left_alone and not spans:
+        raise PolicyError(f"{left_alone} changes its input in place and cannot run again; choose the module around it.")
+    if not spans:
+        name = next(name for name in names if name in matching)
+        raise PolicyError(f"{name} is never called in the step; choose what it holds, such as '{name}.*'.")
+    return spans
+
+
+def _changes(step: Step) -> tuple[Ints, Ints]:
+    """Finds the operators that change a storage in place, and when it was made; states of the model left out."""
+    uses = step.uses
+    rows = np.flatnonzero(uses.role == "mutate")
+    is_state = np.isin(step.storages.category, ("buffer", "parameter"))
+    rows = rows[~is_state[uses.storage_id[rows]]]
+    return uses.op_id[rows], step.storages.created_op_id[uses.storage_id[rows]]
+
+
+def _segments(step: Step, policy: Checkpoint) -> list[tuple[int, int, int]]:
+    names, calls = _names(step), step.module_calls
+    children = np.bincount(step.modules.parent_id[step.modules.parent_id != NONE], minlength=len(names))
+    if policy.modules:
+        matching = _matching(step, policy)
+        if len(matching) > 1:
+            raise PolicyError(f"segments divide one nn.Sequential, and {len(matching)} modules match; name one.")
+        name = matching.pop()
+    else:
+        is_sequence = step.modules.type == "Sequential"
+        name = longest_sequence([(names[row], int(children[row])) for row in np.flatnonzero(is_sequence)])
+    module = names.index(name)
+    if children[module] < policy.segments:
+        raise PolicyError(f"{name} has {children[module]} modules, fewer than {policy.segments} segments.")
+    spans: list[tuple[int, int, int]] = []
+    for call in np.flatnonzero((calls.module_id == module) & ~calls.is_recompute):
+        inner = np.flatnonzero(calls.parent_call_id == call)
+        # A sequence runs nothing but its modules; only the name of a module's class is recorded.
+        span = slice(calls.first_op_id[call], calls.last_op_id[call] + 1)
+        if len(inner) != children[module] or np.any(step.ops.module_id[span] == module):
+            raise PolicyError(f"{name} does not call its modules one after the other, and segments divide such only.")
+        for begin, end in split(len(inner), policy.segments):
+            ran = [int(one) for one in inner[begin:end] if calls.first_op_id[one] != NONE]
+            if ran:
+                spans.append((int(calls.first_op_id[ran[0]]), int(calls.last_op_id[ran[-1]]), module))
+    if not spans:
+        raise PolicyError(f"{name} is not called in the step.")
+    return spans

@@ -1,0 +1,1 @@
+"""Compiles chosen modules, with a budget for the activations they save."""

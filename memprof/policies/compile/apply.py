@@ -1,0 +1,57 @@
+"""Compiles modules in place, with PyTorch's budget for what they keep for backward."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from memprof.errors import PolicyError
+from memprof.policies.patterns import match_modules, outermost
+
+if TYPE_CHECKING:
+    from memprof.policies.compile.policy import Compile
+    from memprof.policies.job import Job
+
+
+def apply_compile(job: Job, policy: Compile) -> None:
+    """Compiles the chosen modules; each is compiled when it is first called.
+
+    Raises:
+        PolicyError: A pattern matches nothing, or this machine has no C++ compiler for code on the CPU.
+    """
+    modules = job.modules_named()
+    names = outermost(match_modules(policy.modules, modules))
+    compiler = os.environ.get("CXX") or "g++"
+    if job.device.type == "cpu" and not (shutil.which(compiler) or shutil.which("clang++")):
+        raise PolicyError("torch.compile needs a C++ compiler on the CPU, and there is none; install g++.")
+    backend = _backend(policy.activation_budget)
+    for name in names:
+        job.wrap_forward(modules[name], lambda before: torch.compile(before, backend=backend))
+    job.notes.append(
+        f"{len(names)} module{'s are' if len(names) > 1 else ' is'} compiled in the first steps, which take longer; "
+        "compiled dropout draws other random numbers."
+    )
+
+
+def _backend(budget: float) -> Callable[..., Any]:
+    """Returns torch's compiler under a budget: a new one each time, for code compiled by another is not used again.
+
+    Raises:
+        PolicyError: This torch knows no such budget.
+    """
+    import torch._functorch.config as settings
+    from torch._inductor.compile_fx import compile_fx
+
+    if not hasattr(settings, "activation_memory_budget"):
+        raise PolicyError("This torch has no activation_memory_budget; it came with torch 2.4.")
+
+    def compile_under_budget(graph: Any, inputs: Any) -> Any:
+        # What is kept for backward is settled while forward is compiled.
+        with settings.patch(activation_memory_budget=budget):
+            return compile_fx(graph, inputs)
+
+    return compile_under_budget

@@ -1,0 +1,82 @@
+"""Compiles chosen modules, with a budget for the activations they save."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Self
+
+from memprof.errors import PolicyError
+from memprof.policies.base import Policy
+
+if TYPE_CHECKING:
+    from memprof.policies.job import Job
+    from memprof.trace.step import Step
+
+
+@dataclass(frozen=True)
+class Compile(Policy):
+    """Compiles chosen modules, with a budget for the activations they save.
+
+    What a compiler keeps and what it computes again is known when it has run, not before: a plan that compiles is
+    predicted from a recording of itself.
+
+    Attributes:
+        modules: Patterns of the modules to compile; "" is the whole model.
+        activation_budget: Share of the saved bytes of its usual plan that the compiler may keep, 0 to 1.
+        measured: Path of a recording made under the whole plan, "" where there is none.
+    """
+
+    name: ClassVar[str] = "compile"
+    flag_help: ClassVar[str] = (
+        "Compile the modules that match, comma separated ('.' is the whole model); a budget of 0 to 1 for what they "
+        "save follows an @."
+    )
+    flag_example: ClassVar[str] = "'layers.*@0.5'"
+    numerics: ClassVar[str] = "rounding"
+    source: ClassVar[str] = "measured"
+
+    modules: tuple[str, ...] = ("",)
+    activation_budget: float = 1.0
+    measured: str = ""
+
+    def __post_init__(self) -> None:
+        """Checks the settings."""
+        if not isinstance(self.modules, tuple) or not self.modules:
+            raise PolicyError("Compile is given no modules; write patterns such as 'layers.*', or '' for the model.")
+        budget = self.activation_budget
+        if isinstance(budget, bool) or not isinstance(budget, int | float) or not 0 <= budget <= 1:
+            raise PolicyError(f"The activation budget of compile cannot be {budget!r}; write a share from 0 to 1.")
+
+    @classmethod
+    def from_flag(cls, text: str) -> Self:
+        """Reads ``layers.*@0.5``.
+
+        Raises:
+            PolicyError: What follows the @ is no number from 0 to 1.
+        """
+        patterns, has_budget, budget = text.partition("@")
+        try:
+            share = float(budget) if has_budget else 1.0
+        except ValueError:
+            raise PolicyError(
+                f"The activation budget of compile cannot be {budget!r}; write a share from 0 to 1."
+            ) from None
+        modules = tuple(part.strip() for part in patterns.split(",") if part.strip())
+        return cls(tuple("" if part == "." else part for part in modules) or ("",), share)
+
+    def transform(self, step: Step) -> Step:
+        """Returns the measured step."""
+        from memprof.policies.compile.transform import transform_compile
+
+        return transform_compile(step, self)
+
+    def apply(self, job: Job) -> None:
+        """Compiles the modules in place."""
+        from memprof.policies.compile.apply import apply_compile
+
+        apply_compile(job, self)
+
+    def describe(self) -> str:
+        """Says what it does: ``compile layers.* at 0.5``."""
+        names = ", ".join(name or "the model" for name in self.modules)
+        return f"compile {names}" + (f" at {self.activation_budget:g}" if self.activation_budget < 1 else "")

@@ -1,0 +1,42 @@
+"""Answers for a compiled step with one that was measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from memprof.errors import PolicyError
+from memprof.trace.step import Step
+from memprof.trace.store import Trace
+
+if TYPE_CHECKING:
+    from memprof.policies.compile.policy import Compile
+
+
+def transform_compile(step: Step, policy: Compile) -> Step:
+    """Returns the steady step of the measured run.
+
+    Nothing is calculated: what a compiler fuses, keeps and computes again is its own affair, and the peak does not
+    even fall evenly with the budget. The measured run is one of the whole plan, so what the policies before did to
+    the step is in it already.
+
+    Raises:
+        PolicyError: There is no measured run, or it is one of another model.
+    """
+    if not policy.measured:
+        patterns = ",".join(name or "." for name in policy.modules)
+        budget = f"@{policy.activation_budget:g}" if policy.activation_budget < 1 else ""
+        raise PolicyError(
+            "What torch.compile keeps for backward cannot be predicted, only measured: run `memprof record --compile "
+            f"'{patterns}{budget}' train.py` with the other policies of the plan, and name its file as `measured`."
+        )
+    if not Path(policy.measured).exists():
+        raise PolicyError(f"The measured run {policy.measured} is not there; write the path of a recording.")
+    measured = Trace.open(Path(policy.measured)).steady_step()
+    expected, found = (int(one.modules.parameter_bytes.sum()) for one in (step, measured))
+    if expected != found:
+        raise PolicyError(
+            f"The measured run {policy.measured} is one of another model: its parameters have {found:,} bytes, these "
+            f"{expected:,}."
+        )
+    return measured

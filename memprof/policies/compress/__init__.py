@@ -1,0 +1,1 @@
+"""Keeps saved activations of chosen modules in 8 bits."""

@@ -1,0 +1,81 @@
+"""Keeps saved activations of chosen modules in 8 bits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Self
+
+from memprof.errors import PolicyError
+from memprof.policies.base import Policy
+from memprof.units import format_bytes
+
+if TYPE_CHECKING:
+    from memprof.policies.job import Job
+    from memprof.trace.step import Step
+
+#: Elements that share a scale.
+BLOCK = 256
+#: Elements turned at a time, so that the temporaries stay small: 1 MiB of float32.
+CHUNK = 1 << 18
+
+
+@dataclass(frozen=True)
+class Compress(Policy):
+    """Keeps saved activations of chosen modules in 8 bits: gradients become approximate.
+
+    Attributes:
+        modules: Patterns of module names; floating point tensors saved while these run forward are packed.
+        minimum_bytes: Smaller storages stay as they are.
+    """
+
+    name: ClassVar[str] = "compress"
+    flag_help: ClassVar[str] = (
+        "keeps what these modules save for backward in 8 bits with a scale for every 256 values (approximate)"
+    )
+    flag_example: ClassVar[str] = "'layers.*'"
+    numerics: ClassVar[str] = "approximate"
+    source: ClassVar[str] = "modelled"
+
+    modules: tuple[str, ...] = ("**",)
+    minimum_bytes: int = 1 << 12
+
+    def __post_init__(self) -> None:
+        """Checks the settings."""
+        if not self.modules or not all(self.modules):
+            raise PolicyError("compress needs patterns of module names: write modules = ['layers.*'].")
+        if self.minimum_bytes < 0:
+            raise PolicyError(
+                f"compress cannot pack storages of {self.minimum_bytes} bytes; write minimum_bytes = 4096."
+            )
+
+    @classmethod
+    def from_flag(cls, text: str) -> Self:
+        """Reads ``layers.*,head``.
+
+        Raises:
+            PolicyError: There is no pattern.
+        """
+        parts = tuple(part.strip() for part in text.split(",") if part.strip())
+        if not parts:
+            raise PolicyError(f"compress needs patterns of module names; write --compress {cls.flag_example}.")
+        return cls(modules=parts)
+
+    def transform(self, step: Step) -> Step:
+        """Puts 8 bits in the place of what is saved, between packing and unpacking."""
+        from memprof.policies.compress.transform import transform_compress
+
+        return transform_compress(step, self)
+
+    def apply(self, job: Job) -> None:
+        """Installs hooks around the chosen modules' forward."""
+        from memprof.policies.compress.apply import apply_compress
+
+        apply_compress(job, self)
+
+    def describe(self) -> str:
+        """Names what is packed."""
+        chosen = "everything saved" if self.modules == ("**",) else f"what {', '.join(self.modules)} save"
+        small = (
+            "" if self.minimum_bytes == type(self).minimum_bytes else f", from {format_bytes(self.minimum_bytes)} on"
+        )
+        return f"compress {chosen} to 8 bits{small}"

@@ -1,0 +1,164 @@
+"""A step being rewritten: operators and storages are added, changed and taken out, and numbered anew at the end."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TypeVar
+
+import numpy as np
+
+from memprof.trace.schema import NONE, Bools, Floats, Ints, Memory, ModuleCalls, Ops, Saved, Storages, Table, Uses
+from memprof.trace.step import Step
+
+T = TypeVar("T", bound=Table)
+
+
+class Draft:
+    """A step being rewritten.
+
+    While it is a draft, ids are those of the step it began with; what is inserted takes the next free ones. ``build``
+    puts everything in order and numbers it anew. The tables may be replaced as a whole (``draft.storages =
+    draft.storages.replace(...)``), but rows are added with the ``insert`` methods and removed with ``remove_ops`` only.
+
+    Attributes:
+        ops: Operators; ``op_id`` is the row.
+        storages: Storages; ``storage_id`` is the row.
+        uses: Which operator touches which storage.
+        saved: What forward keeps for backward.
+        module_calls: Calls of modules; those made inside inserted operators need not be stated.
+        duration_us: How long the step takes.
+    """
+
+    def __init__(self, step: Step) -> None:
+        """Starts from a step, which stays as it is."""
+        self._step = step
+        self.ops: Ops = step.ops
+        self.storages: Storages = step.storages
+        self.uses: Uses = step.uses
+        self.saved: Saved = step.saved
+        self.module_calls: ModuleCalls = step.module_calls
+        self.duration_us = step.duration_us
+        self._place: Floats = np.arange(len(step.ops), dtype=np.float64)
+        self._is_removed: Bools = np.zeros(len(step.ops), dtype=np.bool_)
+        self._gone_storages: list[Ints] = []
+
+    def insert_ops(self, rows: Ops, before: int | Ints) -> Ints:
+        """Inserts operators, in their order, each directly before an operator of the original step.
+
+        What was inserted there earlier stays in front of them.
+
+        Args:
+            rows: The operators; their ``op_id`` is ignored. ``forward_op_id`` speaks in ids of the draft.
+            before: Original operator before which they run, one for all or one each; the number of original
+                operators stands for the end of the step.
+
+        Returns:
+            Their ids in the draft, shape ``(rows,)``.
+        """
+        ids = np.arange(len(self.ops), len(self.ops) + len(rows))
+        self.ops = _joined(self.ops, rows.replace(op_id=ids))
+        self._place = np.append(self._place, np.broadcast_to(np.asarray(before) - 0.5, len(rows)))
+        self._is_removed = np.append(self._is_removed, np.zeros(len(rows), dtype=np.bool_))
+        return ids
+
+    def insert_storages(self, rows: Storages) -> Ints:
+        """Inserts storages, whose ``created_op_id`` and ``freed_op_id`` speak in ids of the draft.
+
+        Returns:
+            Their ids in the draft, shape ``(rows,)``.
+        """
+        ids = np.arange(len(self.storages), len(self.storages) + len(rows))
+        self.storages = _joined(self.storages, rows.replace(storage_id=ids))
+        return ids
+
+    def insert_uses(self, rows: Uses) -> None:
+        """Inserts uses, in ids of the draft."""
+        self.uses = _joined(self.uses, rows)
+
+    def insert_saved(self, rows: Saved) -> None:
+        """Inserts rows of what is saved for backward, in ids of the draft."""
+        self.saved = _joined(self.saved, rows)
+
+    def remove_ops(self, op_ids: Ints) -> None:
+        """Takes operators out, with their uses and what they save.
+
+        Storages they make or are freed after must be changed by the caller first. Module calls that begin or end
+        with one of them shrink.
+        """
+        self._is_removed[op_ids] = True
+
+    def remove_storages(self, storage_ids: Ints) -> None:
+        """Takes storages out, with every use of them and what was saved of them."""
+        self._gone_storages.append(np.asarray(storage_ids, dtype=np.int64))
+
+    def build(self) -> Step:
+        """Puts everything in order and numbers it anew; the step has no recorded counters any more.
+
+        Raises:
+            InvariantError: The step contradicts itself, such as a storage freed before it is made.
+        """
+        order = np.argsort(self._place, kind="stable")
+        order = order[~self._is_removed[order]]
+        new_op = np.full(len(self.ops) + 1, NONE, dtype=np.int64)  # the last stands for NONE
+        new_op[order] = np.arange(len(order))
+        ops = self.ops.take(order)
+        ops = ops.replace(op_id=np.arange(len(order)), forward_op_id=new_op[ops.forward_op_id])
+
+        created = new_op[self.storages.created_op_id]
+        storage_order = np.argsort(created, kind="stable")
+        gone = np.concatenate([np.empty(0, dtype=np.int64), *self._gone_storages])
+        storage_order = storage_order[~np.isin(storage_order, gone)]
+        new_storage = np.full(len(self.storages), NONE, dtype=np.int64)
+        new_storage[storage_order] = np.arange(len(storage_order))
+        storages = self.storages.take(storage_order)
+        storages = storages.replace(
+            storage_id=np.arange(len(storages)),
+            created_op_id=created[storage_order],
+            freed_op_id=new_op[storages.freed_op_id],
+        )
+        more = len(self.storages) - len(self._step.storage_ids)
+        known = np.append(self._step.storage_ids, np.full(more, NONE))
+
+        uses = self.uses.take((new_op[self.uses.op_id] != NONE) & (new_storage[self.uses.storage_id] != NONE))
+        uses = uses.replace(op_id=new_op[uses.op_id], storage_id=new_storage[uses.storage_id])
+        uses = uses.take(np.argsort(uses.op_id, kind="stable"))
+        is_kept = (new_op[self.saved.forward_op_id] != NONE) & (new_storage[self.saved.storage_id] != NONE)
+        saved = self.saved.take(is_kept)
+        saved = saved.replace(
+            storage_id=new_storage[saved.storage_id],
+            forward_op_id=new_op[saved.forward_op_id],
+            released_op_id=new_op[saved.released_op_id],
+        )
+        saved = saved.take(np.argsort(saved.forward_op_id, kind="stable"))
+        step = dataclasses.replace(
+            self._step,
+            duration_us=self.duration_us,
+            module_calls=self._calls(new_op, order),
+            ops=ops,
+            storages=storages,
+            uses=uses,
+            saved=saved,
+            memory=Memory.empty(),
+            storage_ids=known[storage_order],
+        )
+        step.check()
+        return step
+
+    def _calls(self, new_op: Ints, order: Ints) -> ModuleCalls:
+        """Renumbers the module calls; what is inserted or removed at their edges stays outside or makes them shrink."""
+        calls = self.module_calls
+        # Ids above those of the original step have no place among its calls: they are their own.
+        places = self._place[order]
+        first, last = calls.first_op_id, calls.last_op_id
+        is_empty = (first == NONE) | (last == NONE)
+        new_first = np.searchsorted(places, self._place[first], side="left")
+        new_last = np.searchsorted(places, self._place[last], side="right") - 1
+        is_empty |= new_last < new_first
+        return calls.replace(
+            first_op_id=np.where(is_empty, NONE, new_first), last_op_id=np.where(is_empty, NONE, new_last)
+        )
+
+
+def _joined(table: T, more: T) -> T:
+    names = [field.name for field in dataclasses.fields(table)]
+    return type(table)(**{name: np.concatenate([getattr(table, name), getattr(more, name)]) for name in names})

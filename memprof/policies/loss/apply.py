@@ -1,0 +1,186 @@
+"""Puts chunked cross-entropy in the place of torch's while a plan is applied."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+from types import FunctionType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn import functional as F
+
+from memprof.errors import PolicyError
+from memprof.policies.loss.cross_entropy import ChunkedCrossEntropy, ChunkedHead, Terms
+from memprof.policies.loss.lazy import LazyLogits, lazy_logits
+from memprof.policies.patterns import match_modules
+
+if TYPE_CHECKING:
+    from memprof.policies.job import Job
+    from memprof.policies.loss.policy import ChunkedLoss
+
+Tensor = torch.Tensor
+
+_REPLACEMENT = "__memprof_cross_entropy__"
+
+_PARAMETERS = (
+    "input",
+    "target",
+    "weight",
+    "size_average",
+    "ignore_index",
+    "reduce",
+    "reduction",
+    "label_smoothing",
+)
+
+
+def apply_loss(job: Job, policy: ChunkedLoss) -> None:
+    """Replaces torch.nn.functional.cross_entropy, and makes the chosen head's output lazy.
+
+    Raises:
+        PolicyError: The head is not one Linear, or this torch's cross_entropy is not the known one.
+    """
+    heads = _heads(job, policy)
+    function = F.cross_entropy
+    _check_known(function)
+    loss = _Loss(job, policy, _copy(function))
+    _replace_code(job, function, loss.cross_entropy)
+    for head in heads:
+        job.wrap_forward(head, partial(loss.head_forward, head))
+
+
+class _Loss:
+    """Cross-entropy as a policy wants it."""
+
+    def __init__(self, job: Job, policy: ChunkedLoss, original: Any) -> None:
+        self._job = job
+        self._policy = policy
+        self._original = original
+
+    def head_forward(self, head: torch.nn.Linear, before: Any) -> Any:
+        """Returns a forward that makes no logits where they are for training."""
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            hidden: Any = args[0] if args else kwargs.get("input")
+            is_plain = type(hidden) in (torch.Tensor, torch.nn.Parameter) and hidden.dim() > 1
+            if not is_plain or not torch.is_grad_enabled() or torch.compiler.is_compiling() or _in_transform():
+                return before(*args, **kwargs)
+            if hidden.numel() // hidden.shape[-1] * head.out_features * 4 < self._policy.minimum_bytes:
+                return before(*args, **kwargs)
+            return lazy_logits(head, hidden)
+
+        return forward
+
+    def cross_entropy(
+        self,
+        logits: Tensor,
+        target: Tensor,
+        weight: Tensor | None = None,
+        size_average: bool | None = None,
+        ignore_index: int = -100,
+        reduce: bool | None = None,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
+    ) -> Tensor:
+        """Computes cross-entropy by chunks where the call is one it knows and large; else asks torch."""
+        others = (size_average, ignore_index, reduce, reduction, label_smoothing)
+        reason = self._reason_against(logits, target, weight, others)
+        if reason is not None:
+            if reason:
+                self._note(f"A cross-entropy was left to torch: {reason}.")
+            if isinstance(logits, LazyLogits):
+                logits = logits.logits()
+            return self._original(logits, target, weight, *others)  # type: ignore[no-any-return]
+        terms = Terms(
+            self._original, -(-len(logits) // self._policy.chunks), ignore_index, reduction, float(label_smoothing)
+        )
+        if not isinstance(logits, LazyLogits):
+            return self._chunked(logits, target, weight, terms)
+        if logits.made is None and logits.dim() == 2:
+            apply: Callable[..., Tensor] = ChunkedHead.apply
+            return apply(logits.hidden, logits.matrix, logits.bias, target, weight, terms, logits.make)
+        return self._chunked(logits.logits(), target, weight, terms)
+
+    def _chunked(self, *args: Any) -> Tensor:
+        apply: Callable[..., Tensor] = ChunkedCrossEntropy.apply
+        return apply(*args)
+
+    def _reason_against(
+        self, logits: Tensor, target: Tensor, weight: Tensor | None, others: tuple[Any, ...]
+    ) -> str | None:
+        """Says why a call is left to torch; "" where that is nothing to tell, None where it is not left."""
+        size_average, _, reduce, reduction, _ = others
+        if torch.compiler.is_compiling() or _in_transform():
+            return "it runs compiled or under torch.func"
+        for tensor, kinds in ((logits, (torch.Tensor, torch.nn.Parameter, LazyLogits)), (target, (torch.Tensor,))):
+            if type(tensor) not in kinds:
+                return "it is given a tensor subclass"
+        if not logits.requires_grad or not torch.is_grad_enabled():
+            return ""
+        if logits.numel() * logits.element_size() < self._policy.minimum_bytes or logits.dim() < 2:
+            return ""
+        if len(logits) < 2 or len(logits) != len(target):
+            return "it has one row only" if len(logits) == len(target) else ""
+        if size_average is not None or reduce is not None or reduction not in ("mean", "sum", "none"):
+            return "it is called with size_average or reduce"
+        if target.requires_grad or (weight is not None and weight.requires_grad):
+            return "its targets or weights need gradients"
+        if not target.is_floating_point() and target.dtype != torch.int64:
+            return f"its targets are {target.dtype}"
+        return None
+
+    def _note(self, sentence: str) -> None:
+        if sentence not in self._job.notes:
+            self._job.notes.append(sentence)
+
+
+def _heads(job: Job, policy: ChunkedLoss) -> list[torch.nn.Linear]:
+    if not policy.head:
+        return []
+    modules = job.modules_named()
+    names = match_modules([policy.head], modules)
+    heads = []
+    for name in names:
+        module = modules[name]
+        if type(module) is not torch.nn.Linear:
+            raise PolicyError(
+                f"The head {name!r} is a {type(module).__name__}, not a Linear; name the Linear that makes the logits."
+            )
+        heads.append(module)
+    return heads
+
+
+def _in_transform() -> bool:
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def _check_known(function: Any) -> None:
+    if not isinstance(function, FunctionType) or tuple(inspect.signature(function).parameters) != _PARAMETERS:
+        raise PolicyError("torch.nn.functional.cross_entropy has been replaced already; the loss policy cannot.")
+
+
+def _copy(function: Any) -> Any:
+    copy = FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__)
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
+
+
+def _replace_code(job: Job, function: Any, replacement: Any) -> None:
+    """Makes the function run the replacement, for those, too, who imported it before: only its code is exchanged."""
+    scope: dict[str, Any] = {}
+    arguments = ", ".join(_PARAMETERS)
+    exec(f"def cross_entropy({arguments}):\n    return {_REPLACEMENT}({arguments})\n", scope)  # noqa: S102 - our own text
+    before, held = function.__code__, function.__globals__.get(_REPLACEMENT)
+    function.__globals__[_REPLACEMENT] = replacement
+    function.__code__ = scope["cross_entropy"].__code__
+
+    def restore() -> None:
+        function.__code__ = before
+        if held is None:
+            function.__globals__.pop(_REPLACEMENT, None)
+        else:
+            function.__globals__[_REPLACEMENT] = held
+
+    job.on_undo(restore)

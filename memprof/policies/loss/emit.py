@@ -1,0 +1,382 @@
+"""Writes down the operators of a chunked cross-entropy, as memprof.policies.loss.cross_entropy runs them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from memprof.policies.insertion import Insertion
+from memprof.trace.schema import NONE
+from memprof.trace.step import Step
+
+if TYPE_CHECKING:
+    from memprof.policies.loss.policy import ChunkedLoss
+    from memprof.policies.loss.transform import CrossEntropy, Head
+
+_LOW = ("float16", "bfloat16")
+
+
+class Emitter:
+    """Writes forward and backward of one chunked cross-entropy.
+
+    Attributes:
+        made: Storages of the step that are made by new operators from now on, and by which.
+        kept: Storages that the node keeps for backward.
+        first_forward: The operator that backward operators belong to: the first that ran after the node was made.
+    """
+
+    def __init__(
+        self, insertion: Insertion, step: Step, policy: ChunkedLoss, one: CrossEntropy, head: Head | None
+    ) -> None:
+        """Works out the sizes of a chunk."""
+        self.made: dict[int, int] = {}
+        self._insertion = insertion
+        self._step = step
+        self._one = one
+        self._head = head
+        storages, ops = step.storages, step.ops
+        self.rows = _first_size(str(storages.shape[one.gradient]) or str(storages.shape[one.logits]))
+        at_a_time = -(-self.rows // policy.chunks)
+        self.parts = [min(at_a_time, self.rows - start) for start in range(0, self.rows, at_a_time)]
+        self._target = int(one.targets[np.argmax(storages.allocated_bytes[one.targets])])
+        self._target_bytes = int(storages.allocated_bytes[self._target])
+        self._is_low = str(storages.dtype[one.logits]) in _LOW
+        self._logit_bytes = int(storages.allocated_bytes[one.logits])
+        # Softmax and gradient of a chunk are kept in 32 bits: twice the bytes of 16-bit logits.
+        self._wide_bytes = self._logit_bytes * (2 if self._is_low else 1)
+        self._share_bytes = self._target_bytes // 2  # one number of 4 bytes for each index of 8
+        durations = np.nan_to_num(ops.duration_us)
+        self._softmax_us = float(durations[one.log_softmax])
+        self._likelihood_us = float(durations[one.likelihood])
+        # A small operator costs what the recorded small ones do: their launch.
+        small = durations[(ops.written_bytes > 0) & (ops.written_bytes <= 4096) & (ops.kind == "compute")]
+        self._small_us = float(np.median(small)) if len(small) else 0.0
+        self.first_forward = insertion.next_op
+        self.kept: list[int] = [int(storage) for storage in one.targets]
+        self._divisor = NONE
+        self._hidden = NONE
+
+    def forward(self) -> None:
+        """Writes the loss of each chunk, and their sum."""
+        one, insertion = self._one, self._insertion
+        like = before = one.log_softmax
+        if self._head is None:
+            self.kept.append(one.logits)
+        else:
+            self._take_hidden()
+            self.kept += [self._hidden, *(int(storage) for storage in self._head.parameters)]
+        self.first_forward = insertion.next_op
+        losses = []
+        for rows in self.parts:
+            share = rows / self.rows
+            logits, held = (one.logits, ()) if self._head is None else self._chunk_logits(like, before, share)
+            source = logits
+            if self._was_cast():
+                cast = insertion.op("aten._to_copy.default", like=like, before=before, reads=[logits])
+                source = insertion.storage(int(self._wide_bytes * share), cast)
+                held = (*held, source)
+            op = insertion.op(
+                "aten._log_softmax.default",
+                like=like,
+                before=before,
+                reads=[source],
+                writes=[insertion.next_storage],
+                duration_us=self._softmax_us * share,
+                workspace_bytes=int(self._step.ops.workspace_bytes[one.log_softmax] * share),
+            )
+            softmax_bytes = self._wide_bytes if self._was_cast() else self._logit_bytes
+            softmax = insertion.storage(int(softmax_bytes * share), op)
+            op = insertion.op(
+                str(self._step.ops.name[one.likelihood]),
+                like=like,
+                before=before,
+                reads=[softmax, *(int(storage) for storage in one.targets)],
+                writes=[insertion.next_storage, insertion.next_storage + 1],
+                duration_us=max(self._likelihood_us * share, self._small_us),
+            )
+            losses.append(insertion.storage(4, op))
+            insertion.storage(4, op, op)  # the summed weight, which nobody takes
+            for storage in (softmax, *held):
+                insertion.free(storage, op)
+        self._reduce(losses, like, before)
+
+    def backward(self) -> None:
+        """Writes the gradient of each chunk."""
+        one, insertion, head = self._one, self._insertion, self._head
+        like = before = int(one.backward[0])
+        forward = self.first_forward
+        if head is None:
+            whole = [one.gradient]
+        else:
+            whole = [storage for storage in (head.of_hidden, *head.of_parameters) if storage != NONE]
+        for storage in whole:
+            op = insertion.op("aten.empty_like.default", like=like, before=before, forward_op_id=forward)
+            self.made[int(storage)] = op
+        scale_op = insertion.op(
+            "aten.div.Tensor",
+            like=like,
+            before=before,
+            reads=[storage for storage in (one.upstream, self._divisor) if storage != NONE],
+            writes=[insertion.next_storage],
+            duration_us=self._small_us,
+            forward_op_id=forward,
+        )
+        scale = insertion.storage(4, scale_op)
+        last = scale_op
+        for rows in self.parts:
+            share = rows / self.rows
+            last = self._chunk_gradient(like, before, share, scale)
+        insertion.free(scale, last)
+
+    def _was_cast(self) -> bool:
+        """Whether autocast made 32-bit logits of all of them, which chunks do one by one."""
+        return self._is_low and len(self._one.backward) > 0 and self._one.logits != self._softmax_input()
+
+    def _softmax_input(self) -> int:
+        uses = self._step.uses
+        rows = slice(*np.searchsorted(uses.op_id, [self._one.log_softmax, self._one.log_softmax + 1]))
+        return int(uses.storage_id[rows][uses.role[rows] == "read"][0])
+
+    def _take_hidden(self) -> None:
+        """Lays out the rows of the head's input one after another, where they are not."""
+        head, insertion = self._head, self._insertion
+        assert head is not None
+        self._hidden = head.hidden
+        if head.copied != NONE:
+            self._hidden = head.copied
+            self.made[head.copied] = insertion.op(
+                "aten.clone.default",
+                like=self._one.log_softmax,
+                before=self._one.log_softmax,
+                reads=[head.hidden],
+                writes=[head.copied],
+                duration_us=self._small_us,
+            )
+
+    def _chunk_logits(self, like: int, before: int, share: float, forward: int = NONE) -> tuple[int, tuple[int, ...]]:
+        """Writes the product that makes a chunk's logits."""
+        head, insertion = self._head, self._insertion
+        assert head is not None
+        op = insertion.op(
+            "aten.mm.default" if len(head.parameters) == 1 else "aten.addmm.default",
+            like=like,
+            before=before,
+            reads=[self._hidden, *(int(storage) for storage in head.parameters)],
+            writes=[insertion.next_storage],
+            duration_us=head.forward_us * share,
+            flops=int(head.flops * share),
+            forward_op_id=forward,
+        )
+        logits = insertion.storage(int(self._logit_bytes * share), op)
+        return logits, (logits,)
+
+    def _reduce(self, losses: list[int], like: int, before: int) -> None:
+        """Writes how the chunks' losses become one."""
+        insertion, small = self._insertion, self._small_us
+        rows_bytes = self._target_bytes // 8
+        op = insertion.op(
+            "aten.ne.Scalar",
+            like=like,
+            before=before,
+            reads=[self._target],
+            writes=[insertion.next_storage],
+            workspace_bytes=8,
+            duration_us=small,
+        )
+        counts = insertion.storage(rows_bytes, op)
+        op = insertion.op(
+            "aten.sum.default",
+            like=like,
+            before=before,
+            reads=[counts],
+            writes=[insertion.next_storage],
+            workspace_bytes=8 * rows_bytes,  # truth values are summed as whole numbers of 8 bytes
+            duration_us=small,
+        )
+        insertion.free(counts, op)
+        self._divisor = insertion.storage(8, op, category="activation")
+        self.kept.append(self._divisor)
+        op = insertion.op(
+            "aten.stack.default",
+            like=like,
+            before=before,
+            reads=losses,
+            writes=[insertion.next_storage],
+            duration_us=small,
+        )
+        stacked = insertion.storage(4 * len(losses), op)
+        op = insertion.op(
+            "aten.sum.default",
+            like=like,
+            before=before,
+            reads=[stacked],
+            writes=[insertion.next_storage],
+            duration_us=small,
+        )
+        total = insertion.storage(4, op)
+        op = insertion.op(
+            "aten.div.Tensor",
+            like=like,
+            before=before,
+            reads=[total, self._divisor],
+            writes=[self._one.loss],
+            workspace_bytes=4,
+            duration_us=small,
+        )
+        self.made[self._one.loss] = op
+        for storage in (*losses, stacked, total):
+            insertion.free(storage, op)
+
+    def _chunk_gradient(self, like: int, before: int, share: float, scale: int) -> int:
+        """Writes the gradient of a chunk: its softmax, scaled in place, less its targets' share."""
+        one, insertion, head, forward = self._one, self._insertion, self._head, self.first_forward
+        wide = int(self._wide_bytes * share)
+        held: list[int] = []
+        if head is None and not self._is_low:
+            work = one.gradient  # softmax writes into its rows
+            insertion.op(
+                "aten.softmax.int_out",
+                like=like,
+                before=before,
+                reads=[one.logits],
+                mutates=[work],
+                duration_us=self._softmax_us * share,
+                forward_op_id=forward,
+            )
+        else:
+            logits = one.logits
+            if head is not None:
+                logits, _ = self._chunk_logits(like, before, share, forward)
+            converted = NONE
+            if self._is_low:  # softmax with another dtype converts its input first
+                op = insertion.op(
+                    "aten._to_copy.default", like=like, before=before, reads=[logits], forward_op_id=forward
+                )
+                converted = insertion.storage(wide, op)
+            op = insertion.op(
+                "aten._softmax.default",
+                like=like,
+                before=before,
+                reads=[logits if converted == NONE else converted],
+                writes=[insertion.next_storage],
+                duration_us=self._softmax_us * share,
+                forward_op_id=forward,
+            )
+            work = insertion.storage(wide, op)
+            held.append(work)
+            for storage in (converted, logits if head is not None else NONE):
+                if storage != NONE:
+                    insertion.free(storage, op)
+        last = self._subtract_targets(work, like, before, share, scale)
+        if head is not None:
+            return self._products(work, held, like, before, share)
+        if self._is_low:
+            last = insertion.op(
+                "aten.copy_.default",
+                like=like,
+                before=before,
+                reads=held,
+                mutates=[one.gradient],
+                duration_us=self._small_us,
+                forward_op_id=forward,
+            )
+            insertion.free(work, last)
+        return last
+
+    def _subtract_targets(self, work: int, like: int, before: int, share: float, scale: int) -> int:
+        """Writes the small operators on one number for each row."""
+        insertion, forward, small = self._insertion, self.first_forward, self._small_us
+        index_bytes, share_bytes = int(self._target_bytes * share), int(self._share_bytes * share)
+        held: list[int] = []
+        for name, size, workspace in (
+            ("aten.ne.Scalar", index_bytes // 8, 8),
+            ("aten.where.self", index_bytes, 0),
+            ("aten.mul.Tensor", share_bytes, share_bytes),  # the truth values as floats
+            ("aten.neg.default", share_bytes, 0),
+        ):
+            if name == "aten.neg.default":
+                insertion.op(
+                    "aten.mul_.Tensor",
+                    like=like,
+                    before=before,
+                    reads=held[-1:],
+                    mutates=[work],
+                    duration_us=small,
+                    forward_op_id=forward,
+                )
+            op = insertion.op(
+                name,
+                like=like,
+                before=before,
+                reads=[self._target, *([scale] if name == "aten.mul.Tensor" else [])],
+                writes=[insertion.next_storage],
+                workspace_bytes=workspace,
+                duration_us=small,
+                forward_op_id=forward,
+            )
+            held.append(insertion.storage(size, op))
+        last = insertion.op(
+            "aten.scatter_add_.default",
+            like=like,
+            before=before,
+            reads=held[1:],
+            mutates=[work],
+            duration_us=small,
+            forward_op_id=forward,
+        )
+        for storage in held:
+            insertion.free(storage, last)
+        return last
+
+    def _products(self, work: int, held: list[int], like: int, before: int, share: float) -> int:
+        """Writes the products that give the head's gradients."""
+        head, insertion = self._head, self._insertion
+        assert head is not None
+        outputs = [int(storage) for storage in (head.of_hidden, *head.of_parameters) if storage != NONE]
+        matrix = int(head.parameters[0])
+        last = insertion.next_op
+        products = [storage for storage in outputs if storage != head.of_hidden][:1]
+        count = len(products) + (head.of_hidden != NONE)
+        for output in outputs:
+            is_product = output == head.of_hidden or output in products
+            if is_product:
+                last = insertion.op(
+                    "aten.mm.out" if output == head.of_hidden else "aten.addmm_.default",
+                    like=like,
+                    before=before,
+                    reads=[work, matrix if output == head.of_hidden else self._hidden],
+                    mutates=[output],
+                    duration_us=head.backward_us * share / count,
+                    flops=int(head.flops * share),
+                    forward_op_id=self.first_forward,
+                )
+                continue
+            op = insertion.op(
+                "aten.sum.dim_IntList",
+                like=like,
+                before=before,
+                reads=[work],
+                writes=[insertion.next_storage],
+                duration_us=self._small_us,
+                forward_op_id=self.first_forward,
+            )
+            row = insertion.storage(int(self._step.storages.allocated_bytes[output]), op)
+            last = insertion.op(
+                "aten.add_.Tensor",
+                like=like,
+                before=before,
+                reads=[row],
+                mutates=[output],
+                duration_us=self._small_us,
+                forward_op_id=self.first_forward,
+            )
+            insertion.free(row, last)
+        for storage in held:
+            insertion.free(storage, last)
+        return last
+
+
+def _first_size(shape: str) -> int:
+    """Returns the first size of a shape such as ``768x512``."""
+    return int(shape.partition("x")[0])

@@ -1,0 +1,189 @@
+"""Logits that are not made until somebody looks at them: cross-entropy takes them chunk by chunk instead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+from torch.nn import functional as F
+from torch.utils._pytree import tree_map
+
+Tensor = torch.Tensor
+
+
+def make_logits(rows: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
+    """Makes the logits of some rows."""
+    return F.linear(rows, matrix, bias)
+
+
+def make_float_logits(rows: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
+    """Makes the logits of some rows as 32-bit numbers, as ``logits.float()`` would."""
+    return F.linear(rows, matrix, bias).float()
+
+
+def lazy_logits(layer: torch.nn.Linear, hidden: Tensor) -> LazyLogits:
+    """Returns what a Linear would return for an input, not made yet; casts as autocast would."""
+    matrix: Tensor = layer.weight
+    bias: Tensor | None = layer.bias
+    kind = hidden.device.type
+    if torch.is_autocast_enabled(kind):
+        to = torch.get_autocast_dtype(kind)
+        hidden, matrix, bias = hidden.to(to), matrix.to(to), None if bias is None else bias.to(to)
+    return _lazy(hidden, matrix, bias, make_logits)
+
+
+class LazyLogits(torch.Tensor):
+    """A tensor of the logits' shape that knows how to make them.
+
+    Its sizes and type are answered, its rows viewed and sliced, without making anything. Whatever else touches it
+    gets the logits, made once. For autograd it is the output of the Linear, whichever way it is used.
+    """
+
+    hidden: Tensor
+    matrix: Tensor
+    bias: Tensor | None
+    make: Callable[..., Tensor]
+    made: Tensor | None
+
+    _known: ClassVar[frozenset[Any]] = frozenset(
+        {getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "layout", "ndim", "is_cuda", "is_cpu")}
+        | {getattr(Tensor, name).__get__ for name in ("requires_grad", "is_leaf", "grad_fn", "is_sparse", "is_meta")}
+        | {getattr(Tensor, name) for name in ("size", "dim", "numel", "nelement", "ndimension", "stride", "__len__")}
+        | {getattr(Tensor, name) for name in ("is_floating_point", "is_complex", "is_contiguous", "element_size")}
+        | {torch.is_floating_point, torch.is_complex, torch.numel}
+    )
+
+    @staticmethod
+    def around(hidden: Tensor, matrix: Tensor, bias: Tensor | None, make: Callable[..., Tensor]) -> LazyLogits:
+        """Makes one outside of autograd."""
+        shape = (*hidden.shape[:-1], matrix.shape[0])
+        dtype = torch.float32 if make is make_float_logits else matrix.dtype
+        lazy: LazyLogits = torch.Tensor._make_wrapper_subclass(LazyLogits, shape, dtype=dtype, device=hidden.device)
+        lazy.hidden, lazy.matrix, lazy.bias, lazy.make, lazy.made = hidden, matrix, bias, make, None
+        return lazy
+
+    def logits(self) -> Tensor:
+        """Makes the logits, once."""
+        if self.made is None:
+            self.made = self.make(self.hidden, self.matrix, self.bias)
+        return self.made
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Answers what needs no logits, views rows, and gives all others the logits."""
+        kwargs = kwargs or {}
+        if func in cls._known:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs)
+        view = _VIEWS.get(func)
+        if view is not None and isinstance(args[0], cls) and args[0].made is None:
+            viewed = view(args[0], *args[1:], **kwargs)
+            if viewed is not None:
+                return viewed
+
+        def real(value: Any) -> Any:
+            return value.logits() if isinstance(value, LazyLogits) else value
+
+        return func(*tree_map(real, args), **tree_map(real, kwargs))
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        """Gives the logits to what reaches them below Python's functions; autograd has its node above."""
+
+        def real(value: Any) -> Any:
+            return value.logits().detach() if isinstance(value, LazyLogits) else value
+
+        return func(*tree_map(real, args), **tree_map(real, kwargs or {}))
+
+
+class _Link(torch.autograd.Function):
+    """Ties lazy logits into autograd's graph, for uses that Python's functions do not see."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, matrix: Tensor, bias: Tensor | None, make: Callable[..., Tensor]
+    ) -> LazyLogits:
+        ctx.save_for_backward(hidden, matrix, bias)
+        ctx.make = make
+        return LazyLogits.around(hidden, matrix, bias, make)
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        with torch.enable_grad():
+            inputs = [None if x is None else x.detach().requires_grad_() for x in ctx.saved_tensors]
+            logits = ctx.make(*inputs)
+        wanted = [x for x in inputs if x is not None]
+        gradients = iter(torch.autograd.grad(logits, wanted, upstream))
+        return (*(None if x is None else next(gradients) for x in inputs), None)
+
+
+def _lazy(hidden: Tensor, matrix: Tensor, bias: Tensor | None, make: Callable[..., Tensor]) -> LazyLogits:
+    apply: Callable[..., LazyLogits] = _Link.apply
+    lazy = apply(hidden, matrix, bias, make)
+    # What the node hands out is made inside it, where gradients are off: the logits need the tensors outside.
+    lazy.hidden, lazy.matrix, lazy.bias, lazy.make, lazy.made = hidden, matrix, bias, make, None
+    return lazy
+
+
+def _with_rows(lazy: LazyLogits, hidden: Tensor) -> LazyLogits:
+    return _lazy(hidden, lazy.matrix, lazy.bias, lazy.make)
+
+
+def _flatten(lazy: LazyLogits, start_dim: int = 0, end_dim: int = -1) -> LazyLogits | None:
+    dims = lazy.hidden.dim()
+    start, end = start_dim % dims, end_dim % dims
+    return _with_rows(lazy, lazy.hidden.flatten(start, end)) if start <= end < dims - 1 else None
+
+
+def _reshape(lazy: LazyLogits, *shape: Any, **named: Any) -> LazyLogits | None:
+    if named or not shape:
+        return None
+    sizes = list(shape[0] if isinstance(shape[0], list | tuple) else shape)
+    if not all(isinstance(size, int) for size in sizes):
+        return None  # view(dtype)
+    classes, features = lazy.matrix.shape
+    rows = lazy.hidden.numel() // max(features, 1)
+    if sizes.count(-1) == 1 and sizes[-1] == -1:
+        known = 1
+        for size in sizes[:-1]:
+            known *= size
+        if known != rows:
+            return None
+    elif sizes[-1] != classes:
+        return None
+    return _with_rows(lazy, lazy.hidden.reshape(*sizes[:-1], features))
+
+
+def _slice(lazy: LazyLogits, key: Any) -> LazyLogits | None:
+    """Slices rows, as in ``logits[..., :-1, :]``; what touches the classes needs the logits."""
+    keys = key if isinstance(key, tuple) else (key,)
+    dims = lazy.hidden.dim()
+    if not all(isinstance(one, slice | int) or one is Ellipsis for one in keys):
+        return None
+    if keys.count(Ellipsis) > 1 or len(keys) - keys.count(Ellipsis) > dims:
+        return None
+    reaches_classes = keys[-1] is not Ellipsis and (Ellipsis in keys or len(keys) == dims)
+    if reaches_classes and keys[-1] != slice(None):
+        return None
+    return _with_rows(lazy, lazy.hidden[key])
+
+
+def _same(lazy: LazyLogits, **named: Any) -> LazyLogits | None:
+    return None if named else lazy
+
+
+def _float(lazy: LazyLogits, **named: Any) -> LazyLogits | None:
+    return None if named else _lazy(lazy.hidden, lazy.matrix, lazy.bias, make_float_logits)
+
+
+_VIEWS: dict[Any, Callable[..., LazyLogits | None]] = {
+    Tensor.flatten: _flatten,
+    torch.flatten: _flatten,
+    Tensor.view: _reshape,
+    Tensor.reshape: _reshape,
+    torch.reshape: _reshape,
+    Tensor.__getitem__: _slice,
+    Tensor.contiguous: _same,
+    Tensor.float: _float,
+}

@@ -1,0 +1,78 @@
+"""Computes cross-entropy over a few rows of the logits at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Self
+
+from memprof.errors import PolicyError
+from memprof.policies.base import Policy
+
+if TYPE_CHECKING:
+    from memprof.policies.job import Job
+    from memprof.trace.step import Step
+
+
+@dataclass(frozen=True)
+class ChunkedLoss(Policy):
+    """Computes cross-entropy over a few rows of the logits at a time.
+
+    Attributes:
+        chunks: Into how many parts the rows are cut.
+        head: Pattern of the Linear that makes the logits, to make them chunk by chunk, too; "" where they stay whole.
+        minimum_bytes: Logits smaller than this are left alone.
+    """
+
+    name: ClassVar[str] = "loss"
+    flag_help: ClassVar[str] = (
+        "Compute cross-entropy in so many chunks of rows; name the Linear that makes the logits behind a comma, "
+        "and they are never made whole."
+    )
+    flag_example: ClassVar[str] = "8,head"
+    numerics: ClassVar[str] = "rounding"
+    source: ClassVar[str] = "modelled"
+
+    chunks: int = 8
+    head: str = ""
+    minimum_bytes: int = 1 << 20
+
+    def __post_init__(self) -> None:
+        """Checks the settings."""
+        if type(self.chunks) is not int or self.chunks < 2:
+            raise PolicyError(f"A loss cannot be computed in {self.chunks!r} chunks; write a whole number from 2 on.")
+        if not isinstance(self.head, str):
+            raise PolicyError(f"The head of a loss cannot be {self.head!r}; write the name of a Linear.")
+        if type(self.minimum_bytes) is not int or self.minimum_bytes < 0:
+            raise PolicyError(f"minimum_bytes of a loss cannot be {self.minimum_bytes!r}; write a number of bytes.")
+
+    @classmethod
+    def from_flag(cls, text: str) -> Self:
+        """Reads ``8`` or ``8,lm_head``.
+
+        Raises:
+            PolicyError: It does not begin with a number of chunks.
+        """
+        number, _, head = text.partition(",")
+        try:
+            chunks = int(number)
+        except ValueError:
+            raise PolicyError(
+                f"The loss policy cannot read {text!r}; write a number of chunks, such as 8, or 8,lm_head."
+            ) from None
+        return cls(chunks=chunks, head=head.strip())
+
+    def transform(self, step: Step) -> Step:
+        """Rewrites the step's large cross-entropies."""
+        from memprof.policies.loss.transform import transform_loss
+
+        return transform_loss(step, self)
+
+    def apply(self, job: Job) -> None:
+        """Replaces cross-entropy while the plan is applied."""
+        from memprof.policies.loss.apply import apply_loss
+
+        apply_loss(job, self)
+
+    def describe(self) -> str:
+        """Says what it does: ``loss in 8 chunks with head``."""
+        return f"loss in {self.chunks} chunks" + (f" with {self.head}" if self.head else "")

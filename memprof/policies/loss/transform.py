@@ -1,0 +1,289 @@
+"""Rewrites the cross-entropies of a recorded step into chunked ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from memprof.errors import PolicyError
+from memprof.policies.draft import Draft
+from memprof.policies.insertion import Insertion
+from memprof.policies.loss.emit import Emitter
+from memprof.policies.patterns import match_modules
+from memprof.trace.schema import NONE, Ints, Saved
+from memprof.trace.step import Step
+
+if TYPE_CHECKING:
+    from memprof.policies.loss.policy import ChunkedLoss
+
+_LOG_SOFTMAX = "aten._log_softmax.default"
+_NLL = ("aten.nll_loss_forward.default", "aten.nll_loss2d_forward.default")
+_OF_SOFTMAX = {
+    _LOG_SOFTMAX,
+    *_NLL,
+    "aten.detach.default",
+    "aten.nll_loss_backward.default",
+    "aten.nll_loss2d_backward.default",
+    "aten._log_softmax_backward_data.default",
+}
+_VIEWS = {f"aten.{name}" for name in ("view.default", "_unsafe_view.default", "t.default", "transpose.int")}
+_VIEWS |= {f"aten.{name}" for name in ("detach.default", "slice.Tensor", "alias.default", "permute.default")}
+
+
+@dataclass(frozen=True)
+class CrossEntropy:
+    """A cross-entropy as torch runs it: a log-softmax and a negative log-likelihood, and the backward of both.
+
+    Attributes:
+        log_softmax: Forward operator.
+        likelihood: Forward operator.
+        backward: Backward operators of both, in order.
+        logits: Storage of the logits.
+        whole: Storages as large as the logits that chunks need not: the log-softmax, its gradient, a cast of autocast.
+        gradient: Storage of the logits' gradient.
+        targets: Storages of targets and class weights.
+        loss: Storage of the loss.
+        upstream: Storage of the loss's gradient.
+        removed: Every operator of it.
+    """
+
+    log_softmax: int
+    likelihood: int
+    backward: Ints
+    logits: int
+    whole: Ints
+    gradient: int
+    targets: Ints
+    loss: int
+    upstream: int
+    removed: Ints
+
+
+@dataclass(frozen=True)
+class Head:
+    """The Linear that makes the logits.
+
+    Attributes:
+        removed: Its operators, forward and backward, and the views of the logits and of their gradient.
+        hidden: Storage of its input.
+        copied: Storage of a copy of the input that makes its rows contiguous, else NONE.
+        parameters: Storages of its matrix and, maybe, its bias.
+        of_hidden: Storage of its input's gradient, NONE where it needs none.
+        of_parameters: Storages of the parameters' gradients as it makes them.
+        whole: Storages that are not made any more.
+        flops: Operations of the forward product.
+        forward_us: What its forward takes.
+        module_id: The module.
+    """
+
+    removed: Ints
+    hidden: int
+    copied: int
+    parameters: Ints
+    of_hidden: int
+    of_parameters: Ints
+    whole: Ints
+    flops: int
+    forward_us: float
+    backward_us: float
+    module_id: int
+
+
+def transform_loss(step: Step, policy: ChunkedLoss) -> Step:
+    """Replaces every cross-entropy on large logits by a chunked one.
+
+    Raises:
+        PolicyError: There is none, or the head does not make the logits of any.
+    """
+    found = [
+        one
+        for likelihood in np.flatnonzero(np.isin(step.ops.name, _NLL) & (step.ops.phase == "forward"))
+        if (one := _cross_entropy(step, int(likelihood))) is not None
+        and step.storages.allocated_bytes[one.logits] >= policy.minimum_bytes
+    ]
+    if not found:
+        raise PolicyError(
+            f"The step has no cross-entropy on logits of {policy.minimum_bytes:,} bytes or more that is differentiated "
+            "in it; the loss policy would change nothing (minimum_bytes sets the limit)."
+        )
+    heads = [_head(step, one, policy) if policy.head else None for one in found]
+    if policy.head and not any(heads):
+        raise PolicyError(
+            f"{policy.head!r} does not make the logits of a cross-entropy, or something else looks at them; name the "
+            "Linear whose output goes into it, or leave the head out."
+        )
+    draft = Draft(step)
+    for one, head in zip(found, heads, strict=True):
+        _rewrite(draft, step, policy, one, head)
+    return draft.build()
+
+
+def _rewrite(draft: Draft, step: Step, policy: ChunkedLoss, one: CrossEntropy, head: Head | None) -> None:
+    """Takes a cross-entropy out and writes the chunked one in its place."""
+    removed = one.removed if head is None else np.union1d(one.removed, head.removed)
+    durations = np.nan_to_num(step.ops.duration_us)
+    pace = max(1.0, step.duration_us / max(durations.sum(), 1e-9))
+    insertion = Insertion(draft)
+    emitter = Emitter(insertion, step, policy, one, head)
+    emitter.forward()
+    last_forward = insertion.next_op - 1
+    emitter.backward()
+    last_backward = insertion.next_op - 1
+    insertion.write()
+    draft.duration_us += pace * (insertion.duration_us - durations[removed].sum())
+
+    storages = draft.storages
+    created, freed = storages.created_op_id.copy(), storages.freed_op_id.copy()
+    known = slice(0, len(step.storages))
+    # What died with an operator of the old form dies with the new form's last operator in that phase: frames of
+    # Python hold it until cross_entropy returns, the node until it has run.
+    dies = np.isin(freed[known], removed)
+    in_backward = step.ops.phase[np.where(dies, freed[known], 0)] == "backward"
+    freed[known][dies] = np.where(in_backward, last_backward, last_forward)[dies]
+    for storage, op_id in emitter.made.items():
+        created[storage] = op_id
+    for storage in emitter.kept:  # kept for backward, by the node alone from now on
+        dies_early = freed[storage] == last_forward or NONE < freed[storage] < one.backward[-1]
+        freed[storage] = last_backward if dies_early else freed[storage]
+    draft.storages = storages.replace(created_op_id=created, freed_op_id=freed)
+    kept = np.asarray(emitter.kept, dtype=np.int64)
+    draft.insert_saved(
+        Saved.of(
+            storage_id=kept,
+            forward_op_id=np.maximum(emitter.first_forward, created[kept]),
+            module_id=np.full(len(kept), NONE),
+            released_op_id=np.full(len(kept), last_backward),
+        )
+    )
+    draft.remove_ops(removed)
+    draft.remove_storages(one.whole if head is None else np.union1d(one.whole, head.whole))
+
+
+def _cross_entropy(step: Step, likelihood: int) -> CrossEntropy | None:
+    """Recognises a cross-entropy by its likelihood; None where it is another loss, or is not differentiated."""
+    uses, storages, ops = step.uses, step.storages, step.ops
+    read, written = _touched(step, likelihood)
+    by_softmax = read[ops.name[storages.created_op_id[read]] == _LOG_SOFTMAX]
+    by_softmax = by_softmax[storages.created_op_id[by_softmax] != NONE]
+    if len(by_softmax) != 1:
+        return None
+    softmax = int(by_softmax[0])
+    log_softmax = int(storages.created_op_id[softmax])
+    users = np.unique(uses.op_id[uses.storage_id == softmax])
+    if not set(ops.name[users]) <= _OF_SOFTMAX:
+        return None  # something else looks at it: label smoothing, or the user's own loss
+    backward = np.flatnonzero((ops.forward_op_id == likelihood) | (ops.forward_op_id == log_softmax))
+    if not len(backward):
+        return None
+    logits = int(_touched(step, log_softmax)[0][0])
+    made = np.flatnonzero(np.isin(storages.created_op_id, backward))
+    gradient = made[storages.created_op_id[made] == backward[-1]]
+    if not len(gradient):
+        return None
+    used = np.unique(uses.storage_id[np.isin(uses.op_id, backward)])
+    earlier = used[~np.isin(used, made)]
+    loss = written[storages.freed_op_id[written] != storages.created_op_id[written]]
+    upstream = [s for s in earlier if storages.created_op_id[s] > likelihood]
+    saved_weight = [s for s in written if s in earlier]
+    losses = [s for s in loss if s not in saved_weight]
+    whole = np.concatenate([[softmax], made[~np.isin(made, gradient)], saved_weight]).astype(np.int64)
+    removed = np.concatenate([users, [log_softmax, likelihood], backward])
+    source = _cast_of(step, logits, log_softmax)
+    if source is not None:
+        cast = int(storages.created_op_id[logits])
+        cast_backward = np.flatnonzero(ops.forward_op_id == cast)
+        narrow = np.flatnonzero(np.isin(storages.created_op_id, cast_backward))
+        if len(narrow):
+            whole = np.concatenate([whole, [logits], gradient])
+            removed = np.concatenate([removed, [cast], cast_backward])
+            backward = np.concatenate([backward, cast_backward])
+            logits, gradient = source, narrow
+    return CrossEntropy(
+        log_softmax=log_softmax,
+        likelihood=likelihood,
+        backward=np.sort(backward),
+        logits=logits,
+        whole=whole,
+        gradient=int(gradient[-1]),
+        targets=np.setdiff1d(read, by_softmax),
+        loss=int(losses[0]) if losses else int(written[0]),
+        upstream=int(upstream[0]) if upstream else NONE,
+        removed=np.unique(removed),
+    )
+
+
+def _cast_of(step: Step, logits: int, log_softmax: int) -> int | None:
+    """Returns what autocast cast to make the logits: it does so directly before the log-softmax, and for it alone."""
+    created = int(step.storages.created_op_id[logits])
+    if created != log_softmax - 1 or step.ops.name[created] != "aten._to_copy.default":
+        return None
+    return int(_touched(step, created)[0][0])
+
+
+def _head(step: Step, one: CrossEntropy, policy: ChunkedLoss) -> Head | None:
+    """Recognises the Linear that makes the logits; None where another module does, or others look at the logits."""
+    uses, storages, ops, calls = step.uses, step.storages, step.ops, step.module_calls
+    chosen = match_modules([policy.head], [str(name) for name in step.modules.name])
+    inside = np.isin(step.modules.name[calls.module_id], chosen) & (calls.first_op_id != NONE)
+    maker = int(storages.created_op_id[one.logits])
+    around = np.flatnonzero(inside & (calls.first_op_id <= maker) & (calls.last_op_id >= maker))
+    if maker == NONE or not len(around):
+        return None
+    call = int(around[-1])
+    forward = np.arange(calls.first_op_id[call], calls.last_op_id[call] + 1)
+    made = np.flatnonzero(np.isin(storages.created_op_id, forward))
+    users = np.unique(uses.op_id[np.isin(uses.storage_id, [one.logits, one.gradient])])
+    views = users[np.isin(ops.name[users], list(_VIEWS)) & ~np.isin(users, forward)]
+    chain = np.union1d(forward, views)
+    backward = np.flatnonzero(np.isin(ops.forward_op_id, chain))
+    others = np.setdiff1d(users, np.concatenate([chain, backward, one.removed]))
+    if len(others):
+        return None
+    # Of what it copies or keeps beside the logits, only a copy of its input outlives it.
+    inputs = np.unique(uses.storage_id[np.isin(uses.op_id, forward)])
+    inputs = inputs[~np.isin(inputs, made)]
+    is_parameter = storages.category[inputs] == "parameter"
+    born = np.flatnonzero(np.isin(storages.created_op_id, backward))
+    outside = np.unique(uses.storage_id[~np.isin(uses.op_id, backward)])
+    is_lasting = np.isin(born, outside) | (storages.category[born] == "gradient")
+    lasting = born[is_lasting]
+    parameters = inputs[is_parameter]
+    parameters = parameters[np.argsort(-storages.allocated_bytes[parameters], kind="stable")]
+    sizes = storages.allocated_bytes
+    is_of_parameter = np.isin(sizes[lasting], sizes[parameters]) & (
+        (storages.category[lasting] == "gradient") | ~np.isin(sizes[lasting], sizes[inputs[~is_parameter]])
+    )
+    of_parameters = lasting[is_of_parameter]
+    of_parameters = of_parameters[np.argsort(-sizes[of_parameters], kind="stable")]
+    of_hidden = lasting[~is_of_parameter]
+    hidden = inputs[~is_parameter]
+    copied = made[np.isin(ops.name[storages.created_op_id[made]], ("aten.clone.default",))]
+    if len(hidden) != 1 or not len(parameters) or len(of_hidden) > 1:
+        return None
+    detached = np.flatnonzero((ops.forward_op_id == NONE) & (ops.phase == "backward"))
+    removed = np.concatenate([chain, backward])
+    return Head(
+        removed=np.setdiff1d(removed, detached),
+        hidden=int(hidden[0]),
+        copied=int(copied[0]) if len(copied) else NONE,
+        parameters=parameters,
+        of_hidden=int(of_hidden[0]) if len(of_hidden) else NONE,
+        of_parameters=of_parameters,
+        whole=np.concatenate(
+            [np.setdiff1d(made, copied), np.setdiff1d(born, lasting), [one.gradient, one.logits]]
+        ).astype(np.int64),
+        flops=int(ops.flops[forward].sum()),
+        forward_us=float(np.nansum(ops.duration_us[forward])),
+        backward_us=float(np.nansum(ops.duration_us[backward])),
+        module_id=int(calls.module_id[call]),
+    )
+
+
+def _touched(step: Step, op_id: int) -> tuple[Ints, Ints]:
+    """Returns what an operator reads and what it makes."""
+    rows = slice(*np.searchsorted(step.uses.op_id, [op_id, op_id + 1]))
+    storages, roles = step.uses.storage_id[rows], step.uses.role[rows]
+    made = np.flatnonzero(step.storages.created_op_id == op_id)
+    return np.unique(storages[(roles == "read") & ~np.isin(storages, made)]), made

@@ -1,0 +1,204 @@
+"""Changes the optimizers of a job: their state, their loop, and when they update."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn.utils import clip_grad
+
+from memprof.errors import PolicyError
+from memprof.policies.optimizer.updates import EightBitUpdates, HostUpdates, Updates
+
+if TYPE_CHECKING:
+    from memprof.policies.job import Job
+    from memprof.policies.optimizer.policy import OptimizerPolicy
+
+_FLAGS = {
+    "loop": {"foreach": False, "fused": False},
+    "foreach": {"foreach": True, "fused": False},
+    "fused": {"foreach": False, "fused": True},
+}
+
+
+def apply_optimizer(job: Job, policy: OptimizerPolicy) -> None:
+    """Changes every optimizer of the job.
+
+    Raises:
+        PolicyError: There is none, or one of them cannot do what is asked.
+    """
+    if not job.optimizers:
+        raise PolicyError("The job has no optimizer yet; apply the optimizer policy when it has been made.")
+    for optimizer in job.optimizers:
+        _check(job, optimizer, policy)
+    kind = {"": Updates, "host": HostUpdates, "8bit": EightBitUpdates}[policy.state]
+    updates = [kind(optimizer) for optimizer in job.optimizers]
+    for one in updates:
+        one.prepare(job)
+        if policy.loop:
+            _set_loop(job, one.optimizer, policy.loop)
+    if policy.in_backward:
+        _InBackward(updates).start(job)
+        job.notes.append("Gradients are gone when backward returns: each parameter is updated inside it.")
+
+
+def _check(job: Job, optimizer: torch.optim.Optimizer, policy: OptimizerPolicy) -> None:
+    kind = type(optimizer).__name__
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if policy.state == "host" and all(parameter.device.type == "cpu" for parameter in parameters):
+        raise PolicyError("The parameters are in host memory, and so is the optimizer's state; host changes nothing.")
+    if policy.loop and not all(key in group for group in optimizer.param_groups for key in _needed(policy.loop)):
+        raise PolicyError(f"{kind} has no {policy.loop} form; leave the loop out.")
+    if policy.loop == "fused" and any(not parameter.is_floating_point() for parameter in parameters):
+        raise PolicyError(f"The fused form of {kind} updates floating point parameters only; write foreach.")
+    if policy.in_backward or policy.state == "host":
+        closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+        if closure is not None and closure.default is inspect.Parameter.empty:
+            raise PolicyError(
+                f"{kind} computes the loss again inside its step and needs all parameters there; it cannot update one "
+                "parameter at a time."
+            )
+    if policy.in_backward:
+        if any(not parameter.is_leaf for parameter in parameters):
+            raise PolicyError(f"{kind} updates tensors that are computed; it cannot update them inside backward.")
+        if any(isinstance(m, torch.nn.parallel.DistributedDataParallel) for m in job.model.modules()):
+            raise PolicyError(
+                "DistributedDataParallel sums gradients after they are complete; a step inside backward would be taken "
+                "before. Use sharding, or leave in_backward out."
+            )
+
+
+def _needed(loop: str) -> tuple[str, ...]:
+    return ("foreach",) if loop in ("foreach", "loop") else ("fused",)
+
+
+def _set_loop(job: Job, optimizer: torch.optim.Optimizer, loop: str) -> None:
+    """Sets the form of the update in every group; a fused one wants its step counters on the device."""
+    flags = _FLAGS[loop]
+    for group in (*optimizer.param_groups, optimizer.defaults):
+        before = {key: group[key] for key in flags if key in group}
+        group.update({key: value for key, value in flags.items() if key in group})
+        job.on_undo(partial(group.update, before))
+    if loop == "fused":
+        had = optimizer.__dict__.get("_need_device_dtype_check_for_fused")
+        optimizer._need_device_dtype_check_for_fused = True  # type: ignore[attr-defined]  # its own, set at construction
+        if had is None:
+            job.on_undo(lambda: optimizer.__dict__.pop("_need_device_dtype_check_for_fused", None))
+    _place_counters(optimizer)
+    job.on_undo(lambda: _place_counters(optimizer))
+
+
+def _place_counters(optimizer: torch.optim.Optimizer) -> None:
+    """Moves the step counters to where the form of the update looks for them."""
+    for group in optimizer.param_groups:
+        is_on_device = bool(group.get("fused") or group.get("capturable"))
+        for parameter in group["params"]:
+            counter = optimizer.state[parameter].get("step") if parameter in optimizer.state else None
+            if isinstance(counter, torch.Tensor):
+                place = parameter.device if is_on_device else torch.device("cpu")
+                optimizer.state[parameter]["step"] = counter.to(place)
+
+
+class _InBackward:
+    """Updates each parameter when backward has completed its gradient.
+
+    The optimizers' own steps find no gradients afterwards and change nothing, so that hooks, schedulers and counters
+    around them work as before.
+    """
+
+    def __init__(self, updates: list[Updates]) -> None:
+        self._updates = updates
+        self._updated: set[int] = set()
+        self._settings: dict[int, list[dict[str, Any]]] = {}
+        self._watched: set[int] = set()
+
+    def start(self, job: Job) -> None:
+        """Puts the hooks in place."""
+        for one in self._updates:
+            for number, group in enumerate(one.optimizer.param_groups):
+                for parameter in group["params"]:
+                    if parameter.requires_grad:
+                        self._watched.add(id(parameter))
+                        hook = self._hook(one, number)
+                        job.on_undo(parameter.register_post_accumulate_grad_hook(hook).remove)
+            job.on_undo(one.optimizer.register_step_pre_hook(self._before_step(one)).remove)
+            job.on_undo(one.optimizer.register_step_post_hook(self._after_step(one)).remove)
+        for name in ("clip_grad_norm_", "clip_grad_value_"):
+            self._refuse_clipping(job, name)
+        self._refuse_scaling(job)
+
+    def _hook(self, one: Updates, number: int) -> Callable[[torch.Tensor], None]:
+        def update(parameter: torch.Tensor) -> None:
+            if id(parameter) in self._updated:
+                raise PolicyError(
+                    "A second backward came before optimizer.step(): step-in-backward cannot accumulate gradients, for "
+                    "it has used them already. Leave in_backward out, or accumulate nothing."
+                )
+            if id(one) not in self._settings:
+                self._settings[id(one)] = _settings(one.optimizer)
+            self._updated.add(id(parameter))
+            one.single(number, parameter)
+            parameter.grad = None
+
+        return update
+
+    def _before_step(self, one: Updates) -> Callable[..., None]:
+        def check(*_: Any) -> None:
+            used = self._settings.pop(id(one), None)
+            if used is not None and used != _settings(one.optimizer):
+                raise PolicyError(
+                    "The optimizer's settings (such as the learning rate) were changed between backward and "
+                    "optimizer.step(); step-in-backward has updated with the old ones. Change them before backward."
+                )
+
+        return check
+
+    def _after_step(self, one: Updates) -> Callable[..., None]:
+        own = {id(parameter) for group in one.optimizer.param_groups for parameter in group["params"]}
+
+        def forget(*_: Any) -> None:
+            self._updated -= own
+
+        return forget
+
+    def _refuse_clipping(self, job: Job, name: str) -> None:
+        """Refuses a call on gradients that are gone, also of those who imported the function before."""
+        function = getattr(clip_grad, name)
+        cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+        before = cells["func"].cell_contents
+
+        def clip(parameters: Any, *args: Any, **kwargs: Any) -> Any:
+            given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+            if any(id(parameter) in self._watched for parameter in given):
+                raise PolicyError(
+                    f"torch.nn.utils.{name} was called: step-in-backward cannot clip gradients, for it has used them "
+                    "already. Leave in_backward out, or do not clip."
+                )
+            return before(given, *args, **kwargs)
+
+        cells["func"].cell_contents = clip
+        job.on_undo(lambda: setattr(cells["func"], "cell_contents", before))
+
+    def _refuse_scaling(self, job: Job) -> None:
+        scaler = torch.amp.GradScaler
+        before = scaler.scale
+
+        def scale(self: Any, outputs: Any) -> Any:
+            if self.is_enabled():
+                raise PolicyError(
+                    "A GradScaler scales the loss: step-in-backward would update with scaled gradients. Use bf16, "
+                    "which needs no scaling, or leave in_backward out."
+                )
+            return before(self, outputs)
+
+        scaler.scale = scale  # type: ignore[method-assign]
+        job.on_undo(lambda: setattr(scaler, "scale", before))
+
+
+def _settings(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """Returns the settings an update reads: plain ones, for comparing tensors would wait for the device."""
+    plain = (bool, int, float, str, tuple)
+    return [{k: v for k, v in group.items() if isinstance(v, plain)} for group in optimizer.param_groups]

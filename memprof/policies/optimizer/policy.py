@@ -1,0 +1,94 @@
+"""Changes how the optimizer works: its state in 8 bits or in host memory, its loop over parameters, when it updates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Self
+
+from memprof.errors import PolicyError
+from memprof.policies.base import Policy
+
+if TYPE_CHECKING:
+    from memprof.policies.job import Job
+    from memprof.trace.step import Step
+
+STATES = ("8bit", "host")
+LOOPS = ("foreach", "fused", "loop")
+_IN_BACKWARD = "in-backward"
+
+
+@dataclass(frozen=True)
+class OptimizerPolicy(Policy):
+    """Changes how the optimizer works.
+
+    Attributes:
+        state: "" as it is; "8bit" keeps state in 8 bits (torchao or bitsandbytes); "host" keeps it in host memory and
+            brings one parameter's at a time.
+        loop: "" as it is; "foreach" updates all parameters at once, "fused" in one kernel, "loop" one after another.
+        in_backward: Update each parameter as soon as backward has completed its gradient, which then goes at once.
+    """
+
+    name: ClassVar[str] = "optimizer"
+    flag_help: ClassVar[str] = (
+        "Change the optimizer: in-backward, foreach, fused or loop, 8bit or host, separated by commas."
+    )
+    flag_example: ClassVar[str] = "in-backward,foreach"
+    numerics: ClassVar[str] = "rounding"  # fused kernels round otherwise; in 8 bits the state itself is rounded
+    source: ClassVar[str] = "modelled"
+
+    state: str = ""
+    loop: str = ""
+    in_backward: bool = False
+
+    def __post_init__(self) -> None:
+        """Checks the settings."""
+        if self.state not in ("", *STATES):
+            raise PolicyError(f"The optimizer's state cannot be {self.state!r}; write one of {', '.join(STATES)}.")
+        if self.loop not in ("", *LOOPS):
+            raise PolicyError(f"The optimizer's loop cannot be {self.loop!r}; write one of {', '.join(LOOPS)}.")
+        if not isinstance(self.in_backward, bool):
+            raise PolicyError(f"The optimizer's in_backward cannot be {self.in_backward!r}; write true or false.")
+        if not (self.state or self.loop or self.in_backward):
+            words = ", ".join((_IN_BACKWARD, *LOOPS, *STATES))
+            raise PolicyError(f"The optimizer policy changes nothing; write at least one of {words}.")
+        if self.state and self.loop:
+            raise PolicyError(
+                f"The optimizer cannot have its state in {self.state} and a {self.loop} loop: its state decides how it "
+                "loops; write one of them."
+            )
+
+    @classmethod
+    def from_flag(cls, text: str) -> Self:
+        """Reads ``in-backward,foreach``.
+
+        Raises:
+            PolicyError: A word is unknown, or two contradict each other.
+        """
+        words = [word.strip() for word in text.split(",") if word.strip()]
+        known = (_IN_BACKWARD, *LOOPS, *STATES)
+        for word in words:
+            if word not in known:
+                raise PolicyError(f"The optimizer policy does not know {word!r}; write some of {', '.join(known)}.")
+        states = [word for word in words if word in STATES]
+        loops = [word for word in words if word in LOOPS]
+        for chosen in (states, loops):
+            if len(chosen) > 1:
+                raise PolicyError(f"The optimizer cannot be {' and '.join(chosen)} at once; write one of them.")
+        return cls(state="".join(states), loop="".join(loops), in_backward=_IN_BACKWARD in words)
+
+    def transform(self, step: Step) -> Step:
+        """Rewrites the step's updates."""
+        from memprof.policies.optimizer.transform import transform_optimizer
+
+        return transform_optimizer(step, self)
+
+    def apply(self, job: Job) -> None:
+        """Changes the job's optimizers."""
+        from memprof.policies.optimizer.apply import apply_optimizer
+
+        apply_optimizer(job, self)
+
+    def describe(self) -> str:
+        """Says what it does: ``optimizer in-backward, foreach``."""
+        words = [_IN_BACKWARD] if self.in_backward else []
+        return "optimizer " + ", ".join(word for word in (*words, self.loop, self.state) if word)

@@ -1,0 +1,217 @@
+"""How one optimizer updates: all parameters or one of them, with its state as it is, in 8 bits, or in host memory."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from memprof.errors import PolicyError
+
+if TYPE_CHECKING:
+    from memprof.policies.job import Job
+
+_EIGHT_BIT = (
+    ("torchao.optim", {torch.optim.Adam: "Adam8bit", torch.optim.AdamW: "AdamW8bit"}),
+    (
+        "bitsandbytes.optim",
+        {torch.optim.Adam: "Adam8bit", torch.optim.AdamW: "AdamW8bit", torch.optim.SGD: "SGD8bit"},
+    ),
+)
+
+
+class Updates:
+    """The updates of one optimizer, through its own step, state and parameter groups."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        """Takes the optimizer; changes nothing."""
+        self.optimizer = optimizer
+        self._stepping = optimizer
+        self._step = unhooked_step(optimizer)  # taken now: the optimizer's own may be replaced
+        self._lock = threading.RLock()  # backward runs a thread for each device
+
+    def prepare(self, job: Job) -> None:
+        """Puts itself in the place of the optimizer's step, where it must."""
+
+    def all_of(self) -> None:
+        """Updates every parameter that has a gradient."""
+        for number, group in enumerate(self.optimizer.param_groups):
+            for parameter in list(group["params"]):
+                if parameter.grad is not None:
+                    self.single(number, parameter)
+
+    def single(self, number: int, parameter: torch.Tensor) -> None:
+        """Updates one parameter of a group, by the number of the group."""
+        optimizer = self._stepping
+        with self._lock:
+            groups = optimizer.param_groups
+            group = groups[number]
+            parameters = group["params"]
+            # The group itself, not a copy: what a step writes into it stays.
+            group["params"], optimizer.param_groups = [parameter], [group]
+            try:
+                self._step(optimizer)
+            finally:
+                group["params"], optimizer.param_groups = parameters, groups
+
+
+class HostUpdates(Updates):
+    """Keeps state in host memory, and brings that of one parameter at a time."""
+
+    def prepare(self, job: Job) -> None:
+        """Moves the state that is there, and updates one parameter after another from now on."""
+        for parameter in list(self.optimizer.state):
+            self._send(parameter)
+        job.on_undo(self._bring_all)
+        replace_step(job, self.optimizer, self.all_of)
+
+    def single(self, number: int, parameter: torch.Tensor) -> None:
+        """Brings a parameter's state, updates it, and sends its state back."""
+        with self._lock:
+            homes = self._bring(parameter)
+            try:
+                super().single(number, parameter)
+            finally:
+                self._send(parameter, homes)
+
+    def _bring(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Brings state to the parameter's device; returns the host memory it lies in."""
+        state = self.optimizer.state.get(parameter, {})
+        homes = {key: value for key, value in state.items() if _is_away(value, parameter)}
+        for key, home in homes.items():
+            state[key] = home.to(parameter.device, non_blocking=True)
+        return homes
+
+    def _send(self, parameter: torch.Tensor, homes: dict[str, torch.Tensor] | None = None) -> None:
+        for key, value in self.optimizer.state.get(parameter, {}).items():
+            if not isinstance(value, torch.Tensor) or value.device.type == "cpu" or value.dim() == 0:
+                continue
+            home = (homes or {}).get(key)
+            if home is None or home.shape != value.shape or home.dtype != value.dtype:
+                home = torch.empty_like(value, device="cpu", pin_memory=value.device.type == "cuda")
+            self.optimizer.state[parameter][key] = home.copy_(value)
+
+    def _bring_all(self) -> None:
+        for parameter in list(self.optimizer.state):
+            self._bring(parameter)
+
+
+class EightBitUpdates(Updates):
+    """Keeps state in 8 bits, through an optimizer of torchao or bitsandbytes that has the same settings."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        """Makes the other optimizer.
+
+        Raises:
+            PolicyError: Neither library is installed or has such an optimizer, or there is state already.
+        """
+        super().__init__(optimizer)
+        kind = _eight_bit_type(optimizer)
+        if any(len(state) for state in optimizer.state.values()):
+            raise PolicyError("The optimizer has state of 32 bits already; apply 8-bit state before the first step.")
+        known = inspect.signature(kind).parameters
+        groups = [
+            {key: value for key, value in group.items() if key in known or key == "params"}
+            for group in optimizer.param_groups
+        ]
+        self._inner: torch.optim.Optimizer = kind(groups, lr=optimizer.param_groups[0]["lr"])
+        # Its steps are the optimizer's: hooks, a recorder's among them, are not to count them a second time.
+        made = type(self._inner)
+        self._step = unhooked_step(self._inner)
+        self._inner.__class__ = type(made.__name__, (made,), {"step": self._step})
+        self._stepping = self._inner
+
+    def prepare(self, job: Job) -> None:
+        """Steps through the other optimizer from now on, whose state is the optimizer's."""
+        before = self.optimizer.state
+        self.optimizer.state = self._inner.state
+        job.on_undo(lambda: setattr(self.optimizer, "state", before))
+        replace_step(job, self.optimizer, self._all_at_once)
+
+    def single(self, number: int, parameter: torch.Tensor) -> None:
+        """Updates one parameter."""
+        self._take_settings()
+        super().single(number, parameter)
+
+    def _all_at_once(self) -> None:
+        self._take_settings()
+        self._step(self._inner)
+
+    def _take_settings(self) -> None:
+        """Takes what schedulers have changed."""
+        for own, group in zip(self._inner.param_groups, self.optimizer.param_groups, strict=True):
+            for key in own.keys() & group.keys() - {"params"}:
+                if isinstance(own[key], torch.Tensor) and not isinstance(group[key], torch.Tensor):
+                    own[key].fill_(group[key])
+                else:
+                    own[key] = group[key]
+
+
+def unhooked_step(optimizer: torch.optim.Optimizer) -> Callable[..., Any]:
+    """Returns an optimizer's step without the hooks around it: they run once a step, not once a parameter."""
+    step = type(optimizer).step
+    inner: Callable[..., Any] = step.__wrapped__ if getattr(step, "hooked", False) else step  # type: ignore[attr-defined]
+    return inner
+
+
+def replace_step(job: Job, optimizer: torch.optim.Optimizer, update: Callable[[], None]) -> None:
+    """Replaces what an optimizer's step does, leaving its hooks, its schedulers and its type's name as they are."""
+    before = type(optimizer)
+    own_step = optimizer.__dict__.get("step")
+
+    def step(self: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        update()
+        return loss
+
+    hooked = torch.optim.Optimizer.profile_hook_step(step)
+    hooked.hooked = True  # type: ignore[attr-defined]
+    optimizer.__class__ = type(before.__name__, (before,), {"step": hooked, "__module__": before.__module__})
+    if own_step is not None:  # a scheduler's wrapper, which counts calls and would call the old step
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            optimizer._opt_called = True  # type: ignore[attr-defined]
+            return hooked(optimizer, *args, **kwargs)
+
+        counted._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+        optimizer.__dict__["step"] = counted
+
+    def restore() -> None:
+        optimizer.__class__ = before
+        if own_step is not None:
+            optimizer.__dict__["step"] = own_step
+
+    job.on_undo(restore)
+
+
+def _is_away(value: Any, parameter: torch.Tensor) -> bool:
+    return (
+        isinstance(value, torch.Tensor)
+        and value.device.type == "cpu"
+        and value.dim() > 0
+        and parameter.device.type != "cpu"
+    )
+
+
+def _eight_bit_type(optimizer: torch.optim.Optimizer) -> Any:
+    kind = type(optimizer)
+    is_installed = False
+    for library, types in _EIGHT_BIT:
+        try:
+            module = importlib.import_module(library)
+        except ImportError:
+            continue
+        is_installed = True
+        found = getattr(module, types.get(kind, ""), None)
+        if found is not None:
+            return found
+    if is_installed:
+        raise PolicyError(f"There is no 8-bit form of {kind.__name__}; it is there for Adam and AdamW.")
+    raise PolicyError("8-bit optimizer state needs torchao or bitsandbytes; pip install torchao.")

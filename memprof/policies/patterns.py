@@ -1,0 +1,72 @@
+"""Chooses modules by patterns of their qualified names."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import re
+from collections.abc import Iterable, Sequence
+
+from memprof.errors import PolicyError
+
+
+def match_modules(patterns: Sequence[str], names: Iterable[str]) -> list[str]:
+    """Returns the names that match a pattern, in the order given.
+
+    A pattern is a shell pattern whose ``*`` and ``?`` stay within one part of a dotted name and whose ``**`` spans
+    parts: ``layers.*``, ``layers.[0-3]``, ``**.mlp``, ``encoder.**``. Without wildcards it is a name.
+
+    Args:
+        patterns: The patterns.
+        names: Qualified names, as in named_modules(); the root is "".
+
+    Raises:
+        PolicyError: A pattern matches nothing; the sentence lists names that are near.
+    """
+    known = list(names)
+    chosen: set[str] = set()
+    for pattern in patterns:
+        expression = re.compile(_translate(pattern))
+        found = [name for name in known if expression.fullmatch(name)]
+        if not found:
+            raise PolicyError(_no_match(pattern, known))
+        chosen.update(found)
+    return [name for name in known if name in chosen]
+
+
+def outermost(names: Iterable[str]) -> list[str]:
+    """Leaves out the names that lie inside another of them."""
+    known = set(names)
+
+    def is_inside(name: str) -> bool:
+        parts = name.split(".")
+        return any(".".join(parts[:length]) in known for length in range(1, len(parts))) or (name != "" and "" in known)
+
+    return [name for name in names if not is_inside(name)]
+
+
+def _translate(pattern: str) -> str:
+    """Turns a pattern into a regular expression: of fnmatch's, with stars that know of dots."""
+    pieces = []
+    for piece in re.split(r"(\*\*\.|\*\*|\*|\?)", pattern):
+        if piece == "**.":
+            pieces.append(r"(?:.*\.)?")
+        elif piece == "**":
+            pieces.append(r".*")
+        elif piece == "*":
+            pieces.append(r"[^.]*")
+        elif piece == "?":
+            pieces.append(r"[^.]")
+        elif piece:
+            # fnmatch.translate gives (?s:...)\Z, which is spelled differently from version to version.
+            pieces.append(re.sub(r"^\(\?s:(.*)\)\\[zZ]$", r"\1", fnmatch.translate(piece), flags=re.DOTALL))
+    return "".join(pieces)
+
+
+def _no_match(pattern: str, names: Sequence[str]) -> str:
+    near = difflib.get_close_matches(pattern, [name for name in names if name], n=3, cutoff=0.4)
+    # Few and telling: the names highest up, numbered ones as their pattern.
+    shapes = dict.fromkeys(re.sub(r"\.\d+(?=\.|$)", ".*", name) for name in names if name)
+    highest = sorted(shapes, key=lambda name: name.count("."))
+    hint = f"near are {', '.join(near)}" if near else f"it has {', '.join(highest[:5])}"
+    return f"No module of the model matches {pattern!r}; {hint}." if names else "The model has no modules."

@@ -1,0 +1,193 @@
+"""A plan as a TOML file: one table a policy, and what they are predicted to lead to.
+
+It is read with Python's own parser, so that the job's Python needs nothing more, and written with tomlkit, which keeps
+what somebody wrote by hand. Reading one runs nothing: a table names a policy of ``registry.policy_types``, its keys
+are that policy's settings.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from memprof.errors import BadInputError, PolicyError
+from memprof.policies.base import Policy
+from memprof.policies.place import Place
+from memprof.policies.plan import Plan
+from memprof.policies.plan_tables import (
+    NUMERICS_IN_WORDS,
+    PREDICTION,
+    SOURCES_IN_WORDS,
+    plan_from_tables,
+    settings_of,
+)
+from memprof.policies.prediction import Prediction
+
+if TYPE_CHECKING:
+    from tomlkit import TOMLDocument
+    from tomlkit.items import Table
+
+
+def read_plan(path: str | os.PathLike[str]) -> Plan:
+    """Reads a plan.
+
+    Raises:
+        BadInputError: There is no such file, it cannot be read, or it is not TOML.
+        PolicyError: A table, a key or a value in it makes no sense.
+    """
+    path = Path(path)
+    try:
+        text = path.read_bytes().decode()
+    except FileNotFoundError:
+        raise BadInputError(f"There is no plan {path}. Write one with memprof predict RUN --write {path}") from None
+    except UnicodeDecodeError:
+        raise BadInputError(f"{path} is not a plan: it is no text in UTF-8.") from None
+    except OSError as error:
+        raise BadInputError(f"{path} cannot be read: {error.strerror or error}.") from None
+    return parse_plan(text, str(path))
+
+
+def parse_plan(text: str, name: str = "the plan") -> Plan:
+    """Reads a plan from its text.
+
+    Args:
+        text: The TOML.
+        name: What sentences about mistakes call it.
+
+    Raises:
+        BadInputError: It is not TOML.
+        PolicyError: A table, a key or a value in it makes no sense.
+    """
+    try:
+        tables = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise BadInputError(f"{name} is not TOML: {error}.") from None
+    return plan_from_tables(tables, Place(name, text))
+
+
+def format_plan(plan: Plan, before: str = "") -> str:
+    """Writes a plan as TOML, with comments that say what each policy does and where the prediction is from.
+
+    Args:
+        plan: The plan.
+        before: TOML of the same policies, whose lines and comments are kept; only the prediction is written anew.
+    """
+    import tomlkit
+
+    kept = _document_kept(plan, before) if before else None
+    is_kept = kept is not None
+    document = _document_of(plan) if kept is None else kept
+    if plan.prediction is not None:
+        if document.body:
+            document.add(tomlkit.nl())
+        document.add(PREDICTION, _prediction_table(plan.prediction))
+    # tomlkit leaves a line too many behind an array of tables.
+    text = tomlkit.dumps(document)
+    return text.lstrip("\n") if is_kept else re.sub(r"\n{3,}", "\n\n", text)
+
+
+def write_plan(path: str | os.PathLike[str], plan: Plan, before: str = "") -> None:
+    """Writes a plan to a file, whole or not at all.
+
+    Args:
+        path: The file to write or replace.
+        plan: The plan.
+        before: See ``format_plan``.
+
+    Raises:
+        BadInputError: It cannot be written there.
+    """
+    path = Path(path)
+    temporary = path.with_name(f".memprof-{secrets.token_hex(6)}.part")
+    try:
+        temporary.write_bytes(format_plan(plan, before).encode())
+        temporary.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise BadInputError(f"{path} cannot be written: {error.strerror or error}.") from None
+
+
+def _document_of(plan: Plan) -> TOMLDocument:
+    import tomlkit
+
+    document = tomlkit.document()
+    if not plan.policies:
+        document.add(tomlkit.comment("a plan without policies: the job as it is"))
+    counts: dict[str, int] = {}
+    for policy in plan.policies:
+        counts[policy.name] = counts.get(policy.name, 0) + 1
+    arrays: dict[str, Any] = {}
+    for policy in plan.policies:
+        if document.body:
+            document.add(tomlkit.nl())
+        table = tomlkit.table()
+        for line in _comments(policy):
+            table.add(tomlkit.comment(line))
+        for name, value in settings_of(policy).items():
+            table.add(name, value)
+        if counts[policy.name] == 1:
+            document.add(policy.name, table)
+        elif policy.name in arrays:
+            arrays[policy.name].append(table)
+        else:
+            arrays[policy.name] = tomlkit.aot()
+            arrays[policy.name].append(table)
+            document.add(policy.name, arrays[policy.name])
+    return document
+
+
+def _comments(policy: Policy) -> list[str]:
+    lines = [_one_line(policy.describe())]
+    if policy.numerics != "none":
+        lines.append(NUMERICS_IN_WORDS[policy.numerics])
+    return lines
+
+
+def _document_kept(plan: Plan, before: str) -> TOMLDocument | None:
+    """Returns the document that somebody wrote, without its prediction; None where it holds other policies."""
+    import tomlkit
+    from tomlkit.exceptions import TOMLKitError
+
+    try:
+        if parse_plan(before).policies != plan.policies:
+            return None
+        document = tomlkit.parse(before)
+        document.pop(PREDICTION, None)
+        # What was left in front of the old prediction would grow by a line each time.
+        kept = tomlkit.dumps(document).rstrip("\n")
+        return tomlkit.parse(f"{kept}\n") if kept else tomlkit.document()
+    except (BadInputError, PolicyError, TOMLKitError):
+        return None
+
+
+def _prediction_table(prediction: Prediction) -> Table:
+    import tomlkit
+
+    table = tomlkit.table()
+    words = SOURCES_IN_WORDS.get(prediction.how, prediction.how)
+    table.add(tomlkit.comment(f"made by memprof predict from {_one_line(prediction.trace) or 'a recording'}"))
+    table.add(tomlkit.comment(f"{words}; bytes and microseconds"))
+    for name, value in vars(prediction).items():
+        if not isinstance(value, dict):
+            table.add(name, value)
+    for name, comment in (
+        ("phases", "most bytes in each phase"),
+        ("categories", "bytes at the peak"),
+    ):
+        inner = tomlkit.table()
+        inner.add(tomlkit.comment(comment))
+        for key, count in getattr(prediction, name).items():
+            inner.add(key, count)
+        table.add(name, inner)
+    return table
+
+
+def _one_line(text: str) -> str:
+    """Makes a text fit for a comment, which knows no escapes."""
+    return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())

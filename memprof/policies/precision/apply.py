@@ -1,0 +1,163 @@
+"""Makes a job compute in a shorter floating point type, its script unchanged."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from memprof.errors import PolicyError
+from memprof.policies.precision.scaling import LossScaling
+
+if TYPE_CHECKING:
+    from memprof.policies.job import Job
+    from memprof.policies.precision.policy import Precision
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+Forward = Callable[..., Any]
+
+
+def apply_precision(job: Job, policy: Precision) -> None:
+    """Runs the root module in the shorter type from now on; what it returns is in float32 as before.
+
+    Raises:
+        PolicyError: The model or the machine cannot; nothing has been changed.
+    """
+    dtype = DTYPES[policy.dtype]
+    _refuse(job, policy)
+    if policy.is_pure:
+        originals = _shorten_weights(job, dtype)
+        job.wrap_forward(job.model, lambda forward: _in_pure(forward, dtype, originals))
+        job.notes.append(
+            "precision: parameters, gradients and optimizer state are bfloat16; updates smaller than 1/256 of a weight "
+            "are rounded away, so compare the loss curve."
+        )
+        return
+    scaling = LossScaling(job) if policy.dtype == "fp16" else None
+    leave: Callable[[torch.Tensor], torch.Tensor] = scaling.leave if scaling else _to_float32
+    enter = scaling.enter if scaling else None
+    device = job.device.type
+    job.wrap_forward(job.model, lambda forward: _in_autocast(forward, device, dtype, enter, leave))
+
+
+def _refuse(job: Job, policy: Precision) -> None:
+    if not any(p.dtype == torch.float32 for p in job.model.parameters()):
+        raise PolicyError(
+            f"precision: {type(job.model).__name__} has no parameters in float32 to shorten; leave the policy out."
+        )
+    device = job.device.type
+    if not torch.amp.autocast_mode.is_autocast_available(device):
+        raise PolicyError(f"precision: this torch has no autocast for {device}; leave the policy out.")
+    if device == "cuda" and policy.dtype == "bf16" and not torch.cuda.is_bf16_supported():
+        raise PolicyError("precision: this GPU does not compute in bf16; write dtype = 'fp16'.")
+    if policy.dtype != "fp16":
+        return
+    if device == "cpu" and any(isinstance(module, torch.nn.RNNBase) for module in job.model.modules()):
+        # oneDNN has no fp16 training primitive for them on common CPUs, and torch has no other path in autocast.
+        raise PolicyError("precision: torch cannot train recurrent layers in fp16 on a CPU; write dtype = 'bf16'.")
+    if any(isinstance(optimizer, torch.optim.LBFGS) for optimizer in job.optimizers):
+        raise PolicyError(
+            "precision: LBFGS runs the model several times a step, which loss scaling for fp16 does not allow; "
+            "write dtype = 'bf16'."
+        )
+
+
+def _in_autocast(
+    forward: Forward,
+    device: str,
+    dtype: torch.dtype,
+    enter: Callable[[torch.Tensor], torch.Tensor] | None,
+    leave: Callable[[torch.Tensor], torch.Tensor],
+) -> Forward:
+    @functools.wraps(forward)
+    def in_autocast(*args: Any, **kwargs: Any) -> Any:
+        if enter is not None:
+            args, kwargs = map_tensors(enter, (args, kwargs))
+        with torch.autocast(device, dtype=dtype):
+            outputs = forward(*args, **kwargs)
+        return map_tensors(leave, outputs)
+
+    return in_autocast
+
+
+def _in_pure(forward: Forward, dtype: torch.dtype, originals: list[Any]) -> Forward:
+    def shorten(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(dtype) if tensor.dtype == torch.float32 else tensor
+
+    @functools.wraps(forward)
+    def in_pure(*args: Any, **kwargs: Any) -> Any:
+        originals.clear()
+        args, kwargs = map_tensors(shorten, (args, kwargs))
+        return map_tensors(_to_float32, forward(*args, **kwargs))
+
+    return in_pure
+
+
+def _to_float32(tensor: torch.Tensor) -> torch.Tensor:
+    # float64, whole numbers and what is float32 already go through untouched.
+    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
+
+
+def map_tensors(change: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
+    """Changes every tensor in nested tuples, lists, dicts, dataclasses and whatever else pytree knows."""
+    leaves, spec = pytree.tree_flatten(value)
+    return pytree.tree_unflatten([_map_leaf(change, leaf) for leaf in leaves], spec)
+
+
+def _map_leaf(change: Callable[[torch.Tensor], torch.Tensor], leaf: Any) -> Any:
+    if isinstance(leaf, torch.Tensor):
+        return change(leaf)
+    if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
+        fields = {f.name: getattr(leaf, f.name) for f in dataclasses.fields(leaf) if f.init}
+        changed = {name: map_tensors(change, value) for name, value in fields.items()}
+        # A dataclass that holds no tensors goes through as the very object it was.
+        if any(changed[name] is not value for name, value in fields.items() if not _is_container(value)) or any(
+            _holds_tensor(value) for value in fields.values()
+        ):
+            return dataclasses.replace(leaf, **changed)
+    return leaf
+
+
+def _is_container(value: Any) -> bool:
+    return isinstance(value, (tuple, list, dict))
+
+
+def _holds_tensor(value: Any) -> bool:
+    return any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(value))
+
+
+def _shorten_weights(job: Job, dtype: torch.dtype) -> list[Any]:
+    """Makes parameters, buffers, gradients and optimizer state short, each parameter staying the same object.
+
+    Returns:
+        What restores the exact values: emptied by the first forward, after which training has moved on from them.
+    """
+    model = job.model
+    tensors = [t for t in (*model.parameters(), *model.buffers()) if t.dtype == torch.float32]
+    originals: list[Any] = [(tensor, tensor.data) for tensor in tensors]
+
+    def convert(wanted: torch.dtype, given: torch.dtype) -> None:
+        for tensor in tensors:
+            tensor.data = tensor.data.to(wanted)
+            if tensor.grad is not None:
+                tensor.grad.data = tensor.grad.data.to(wanted)
+        for optimizer in job.optimizers:
+            for parameter, state in optimizer.state.items():
+                for key, value in state.items():
+                    # Adam's step count is a scalar and stays: bfloat16 cannot count beyond 256.
+                    if torch.is_tensor(value) and value.dtype == given and value.shape == parameter.shape:
+                        state[key] = value.to(wanted)
+
+    def restore() -> None:
+        convert(torch.float32, dtype)
+        for tensor, data in originals:
+            tensor.data = data
+
+    convert(dtype, torch.float32)
+    job.on_undo(restore)
+    return originals

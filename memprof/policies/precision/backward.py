@@ -1,0 +1,265 @@
+"""Gradients: their types, and the casts between a node and the next.
+
+A gradient has the type of the forward tensor it belongs to. Where a matrix product read a cast, its gradients leave the
+node short and the cast's own backward makes them float32; where a float32 sum had a short operand, the engine casts the
+gradient to what that operand's producer expects. Gradients of a weight cast once are summed short, then cast once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from memprof.policies.precision.flow import LASTING
+from memprof.policies.precision.operators import FIRST, VIEW, is_one_of
+from memprof.trace.schema import NONE, Bools, Ints
+
+if TYPE_CHECKING:
+    from memprof.policies.precision.casts import Casts
+
+
+@dataclass(frozen=True, eq=False)
+class _Backward:
+    """Columns of the backward, as recorded.
+
+    Attributes:
+        forward: Forward operator of each operator, ``(ops,)``.
+        is_sum: Whether it adds up the gradients of a tensor used several times, ``(ops,)``.
+        is_made: Whether a float32 storage is made by the backward of an operator, ``(storages,)``.
+        owner: The forward operator it is made for, ``(storages,)``.
+        is_gradient: Whether it becomes a parameter's gradient, ``(storages,)``.
+        target: What a sum is written to, ``(ops,)``.
+    """
+
+    forward: Ints
+    is_sum: Bools
+    is_made: Bools
+    owner: Ints
+    is_gradient: Bools
+    target: Ints
+
+
+def _read_backward(casts: Casts) -> _Backward:
+    step, types = casts.step, casts.types
+    storages, uses = step.storages, step.uses
+    forward = types.forward
+    is_sum = is_one_of(types.names, ("add", "add_")) & (forward != NONE)
+    owner = np.where(storages.created_op_id != NONE, forward[storages.created_op_id], NONE)
+    is_made = types.is_float & (owner != NONE)
+    target = np.full(len(step.ops), NONE, dtype=np.int64)
+    writes = np.flatnonzero((uses.role != "read") & is_sum[uses.op_id])
+    target[uses.op_id[writes]] = uses.storage_id[writes]
+    return _Backward(
+        forward=forward,
+        is_sum=is_sum,
+        is_made=is_made,
+        owner=owner,
+        is_gradient=is_made & (storages.category == "gradient"),
+        target=target,
+    )
+
+
+def short_gradients(casts: Casts) -> Bools:
+    """Tells which storages of the backward leave their node in the short type, shape ``(storages,)``."""
+    step, types = casts.step, casts.types
+    backward = _read_backward(casts)
+    owner = np.maximum(backward.owner, 0)
+    is_short = backward.is_made & types.is_short_out[owner]
+    # A norm's gradients of float32 weights are float32 whatever its input.
+    is_short &= (types.rule[owner] != FIRST) | types.is_primary
+    is_short &= ~made_whole(casts)
+    # A sum into memory of its own has the type that what comes next expects: the widest.
+    made_by_sum = backward.is_made & backward.is_sum[np.maximum(step.storages.created_op_id, 0)]
+    uses = step.uses
+    reader = backward.forward[uses.op_id]
+    is_read = made_by_sum[uses.storage_id] & (reader != NONE) & ~backward.is_sum[uses.op_id]
+    is_read &= uses.op_id != step.storages.created_op_id[uses.storage_id]
+    is_wide = np.zeros(len(is_short), dtype=np.bool_)
+    is_wide[uses.storage_id[is_read & ~types.is_short_out[reader]]] = True
+    has_reader = np.zeros(len(is_short), dtype=np.bool_)
+    has_reader[uses.storage_id[is_read]] = True
+    short: Bools = np.where(made_by_sum & has_reader, ~is_wide, is_short)
+    return short
+
+
+def made_whole(casts: Casts) -> Bools:
+    """Finds gradients that oneDNN's recurrent layers make in float32 whatever they run in, ``(storages,)``."""
+    types, created = casts.types, casts.step.storages.created_op_id
+    whole: Bools = types.is_float & (created != NONE)
+    whole[whole] = types.names[created[whole]] == "mkldnn_rnn_layer_backward"
+    return whole
+
+
+def cast_gradients(casts: Casts, is_short: Bools, *, is_pure: bool, is_scaled: bool) -> None:
+    """Inserts the casts of the backward.
+
+    Args:
+        casts: The step being rewritten.
+        is_short: Which recorded storages leave their operator short, ``(storages,)``.
+        is_pure: Whether weights and their gradients are short: they are not cast.
+        is_scaled: Whether gradients are scaled where they enter the model, and unscaled where they leave it.
+    """
+    backward = _read_backward(casts)
+    _cast_between_nodes(casts, backward, is_short, is_pure=is_pure, is_scaled=is_scaled)
+    due = made_whole(casts) if is_pure else is_short
+    _cast_weight_gradients(casts, backward, due, to_short=is_pure, is_scaled=is_scaled)
+
+
+def _cast_between_nodes(casts: Casts, backward: _Backward, is_short: Bools, *, is_pure: bool, is_scaled: bool) -> None:
+    step, types, nodes = casts.step, casts.types, casts.nodes
+    uses, storages = step.uses, step.storages
+    op, storage = uses.op_id, uses.storage_id
+    reader = backward.forward[op]
+    is_sum = backward.is_sum[op]
+    target = backward.target[op]
+    # What is there to be cast: a gradient between nodes, read by another node than the one that makes it.
+    is_between = backward.is_made[storage] & ~backward.is_gradient[storage] & (op > storages.created_op_id[storage])
+    is_between &= (reader != backward.owner[storage]) | is_sum
+    is_between &= (uses.role == "read") | is_sum
+    into_gradient = is_sum & ((storages.category == "gradient")[np.maximum(target, 0)])
+    is_between &= ~into_gradient & ~_is_view_of_weight(casts)[np.maximum(reader, 0)]
+    is_outside = types.region[np.maximum(backward.owner[storage], 0)] == NONE
+    if is_pure:
+        is_between &= reader != NONE
+    # The sum of gradients has the type of the tensor they belong to, which is what its readers expect.
+    expected = np.where(reader == NONE, False, types.is_short_out[np.maximum(reader, 0)])
+    sum_is_short = _summed_type(casts, backward, is_between, expected, is_short)
+    expected = np.where(is_sum, sum_is_short[np.maximum(target, 0)], expected)
+    if is_pure:
+        # Inside everything is short; only what comes from the loss is not.
+        is_between &= is_outside & (types.region[np.maximum(reader, 0)] != NONE)
+        expected = np.ones(len(op), dtype=np.bool_)
+    rows = np.flatnonzero(is_between & (expected != is_short[storage]) & (types.region[op] == NONE))
+    if not len(rows):
+        return
+    sources, cast_of = np.unique(storage[rows], return_inverse=True)
+    readers = op[rows]
+    begin = np.full(len(sources), len(step.ops), dtype=np.int64)
+    np.minimum.at(begin, cast_of, readers)
+    last = np.full(len(sources), NONE, dtype=np.int64)
+    np.maximum.at(last, cast_of, readers)
+    other = np.full(len(storages), NONE, dtype=np.int64)
+    is_other = np.ones(len(op), dtype=np.bool_)
+    is_other[rows] = False
+    np.maximum.at(other, storage[is_other], op[is_other])
+    other = other[sources]
+    recorded = storages.freed_op_id[sources]
+    is_last = last >= other
+    freed = np.where(is_last & (recorded != NONE), np.maximum(recorded, last), nodes.end[last])
+    order = np.argsort(begin, kind="stable")
+    rank = np.empty_like(order)
+    rank[order] = np.arange(len(order))
+    sources, begin, freed, other = (column[order] for column in (sources, begin, freed, other))
+    is_last = is_last[order]
+    made_ops, made = casts.insert(
+        sources, begin, storages.created_op_id[sources], to_short=~is_short[sources], freed=freed, category="temporary"
+    )
+    casts.redirect(rows, made[rank[cast_of]])
+    # What was cast goes with the cast, unless it is read in its own type later.
+    casts.free(sources, np.where(is_last, np.where(other >= begin, nodes.end[other], made_ops), casts.freed[sources]))
+    if is_scaled:
+        # Scaling makes a float32 copy on the way.
+        enters = types.region[np.maximum(backward.owner[sources], 0)] == NONE
+        workspace = casts.draft.ops.workspace_bytes.copy()
+        workspace[made_ops[enters]] = storages.requested_bytes[sources[enters]]
+        casts.draft.ops = casts.draft.ops.replace(workspace_bytes=workspace)
+
+
+def _summed_type(casts: Casts, backward: _Backward, is_between: Bools, expected: Bools, is_short: Bools) -> Bools:
+    """Tells the type of each sum of gradients: short where all that read the whole sum expect it."""
+    uses = casts.step.uses
+    is_target = np.zeros(len(is_short), dtype=np.bool_)
+    is_target[backward.target[backward.target != NONE]] = True
+    is_reader = is_between & ~backward.is_sum[uses.op_id] & is_target[uses.storage_id]
+    result = is_short.copy()
+    result[uses.storage_id[is_reader]] = True
+    result[uses.storage_id[is_reader & ~expected]] = False
+    return result
+
+
+def _is_view_of_weight(casts: Casts) -> Bools:
+    """Tells which forward operators are views of weights, ``(ops,)``: their backward carries weight gradients."""
+    step, types = casts.step, casts.types
+    uses = step.uses
+    is_weight = is_one_of(step.storages.category, LASTING)[uses.storage_id] & (uses.role == "read")
+    views = np.zeros(len(step.ops), dtype=np.bool_)
+    views[uses.op_id[is_weight & (types.rule[uses.op_id] == VIEW)]] = True
+    return views
+
+
+def _cast_weight_gradients(
+    casts: Casts, backward: _Backward, is_short: Bools, *, to_short: bool, is_scaled: bool
+) -> None:
+    """Casts the gradients of weights to the weights' type once all of a region's are summed, and unscales them.
+
+    Args:
+        casts: The step being rewritten.
+        backward: Columns of its backward.
+        is_short: Which storages are in another type than the weights.
+        to_short: Whether the weights are short.
+        is_scaled: Whether gradients are unscaled.
+    """
+    step, nodes = casts.step, casts.nodes
+    uses, storages = step.uses, step.storages
+    gradients = np.flatnonzero(backward.is_gradient & (is_short | is_scaled))
+    if not len(gradients):
+        return
+    # The last operator that adds something short.
+    last = np.full(len(storages), NONE, dtype=np.int64)
+    last[gradients] = storages.created_op_id[gradients]
+    target = backward.target[uses.op_id]
+    is_added = backward.is_sum[uses.op_id] & (target != NONE) & (uses.storage_id != target)
+    is_added &= backward.is_made[uses.storage_id] & (is_short[uses.storage_id] | is_scaled)
+    np.maximum.at(last, target[is_added], uses.op_id[is_added])
+    last = last[gradients]
+    place = nodes.next_start[last]
+    order = np.lexsort((last, place))
+    gradients, last, place = gradients[order], last[order], place[order]
+    like = storages.created_op_id[gradients]
+    current = gradients.copy()
+    holders: list[tuple[Ints, Ints]] = []
+    for is_due, name in (
+        (is_short[gradients], "aten._to_copy.default"),
+        (np.full(len(gradients), is_scaled), "aten.mul.Tensor"),
+    ):
+        due = np.flatnonzero(is_due)
+        if not len(due):
+            continue
+        ops, made = casts.insert(
+            gradients[due],
+            place[due],
+            like[due],
+            to_short=np.full(len(due), to_short),
+            freed=np.full(len(due), NONE),
+            category="temporary",
+            name=name,
+            read=current[due],
+        )
+        holders.append((current[due], ops))
+        current[due] = made
+    # What was there before is gone with the operator that reads it; the last of the chain is the gradient.
+    lives = casts.draft.storages.freed_op_id.copy()
+    kinds = casts.draft.storages.category.copy()
+    names = casts.draft.storages.name.copy()
+    modules = casts.draft.storages.module_id.copy()
+    for holder, ops in holders:
+        recorded = holder < len(storages)
+        casts.free(holder[recorded], ops[recorded])
+        lives[holder[~recorded]] = ops[~recorded]
+        kinds[holder] = "temporary"
+        names[holder] = ""
+    lives[current] = storages.freed_op_id[gradients]
+    kinds[current] = "gradient"
+    names[current] = storages.name[gradients]
+    modules[current] = storages.module_id[gradients]
+    casts.draft.storages = casts.draft.storages.replace(
+        freed_op_id=lives, category=kinds, name=names, module_id=modules
+    )
+    became = np.full(len(storages), NONE, dtype=np.int64)
+    became[gradients] = current
+    until = np.full(len(storages), len(step.ops), dtype=np.int64)
+    until[gradients] = place
+    rows = np.flatnonzero((became[uses.storage_id] != NONE) & (uses.op_id >= until[uses.storage_id]))
+    casts.redirect(rows, became[uses.storage_id[rows]])

@@ -1,0 +1,289 @@
+"""Casts: operators that autocast adds, and the storages they make, with what is then kept and let go."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+from memprof.policies.precision.operators import FLOAT32, PROMOTE, SHORT, VIEW, is_one_of
+from memprof.trace.schema import NONE, Bools, Ints, Ops, Texts, Uses
+
+if TYPE_CHECKING:
+    from memprof.policies.draft import Draft
+    from memprof.policies.precision.flow import Types
+    from memprof.policies.precision.lives import Nodes
+    from memprof.policies.precision.times import Rates
+    from memprof.trace.step import Step
+
+
+@dataclass(eq=False)
+class Casts:
+    """A step being rewritten, and the casts it has got so far.
+
+    Attributes:
+        step: The recorded step.
+        types: The types in it.
+        nodes: Where its backward nodes and module calls end.
+        draft: The step being rewritten.
+        short: What the trace calls the short type.
+        rates: How fast memory is moved.
+        freed: When each recorded storage is freed, in ids of the draft.
+    """
+
+    step: Step
+    types: Types
+    nodes: Nodes
+    draft: Draft
+    short: str
+    rates: Rates
+    freed: Ints = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Starts with the lives as recorded."""
+        self.freed = self.step.storages.freed_op_id.copy()
+
+    def insert(
+        self,
+        sources: Ints,
+        before: Ints,
+        like: Ints,
+        *,
+        to_short: Bools,
+        freed: Ints,
+        category: str,
+        name: str = "aten._to_copy.default",
+        read: Ints | None = None,
+        sizes: Ints | None = None,
+    ) -> tuple[Ints, Ints]:
+        """Inserts one cast for each source.
+
+        Args:
+            sources: Recorded storages to cast, which give shape and size.
+            before: Recorded operators before which the casts run.
+            like: Recorded operators whose module, phase and node the casts belong to.
+            to_short: Whether they cast to the short type, else to float32.
+            freed: When what they make is freed; NONE for after the cast itself.
+            category: What it is for.
+            name: The operator.
+            read: What they read instead of the sources, in ids of the draft.
+            sizes: Bytes of what is cast in its float32 form, where that is not the whole source.
+
+        Returns:
+            The operators and the storages, in ids of the draft.
+        """
+        step = self.step
+        whole = step.storages.requested_bytes[sources] if sizes is None else sizes
+        written = np.where(to_short, whole // 2, whole)
+        rows = step.ops.take(like)
+        moved = whole + whole // 2
+        ops = self.draft.insert_ops(
+            Ops(
+                **{
+                    **vars(rows),
+                    "name": np.full(len(rows), name, dtype=object),
+                    "kind": np.full(len(rows), "compute", dtype=object),
+                    "duration_us": self.rates.cast_us(moved),
+                    "flops": np.zeros(len(rows), dtype=np.int64),
+                    "read_bytes": moved - written,
+                    "written_bytes": written,
+                    "uses_rng": np.zeros(len(rows), dtype=np.bool_),
+                    "mutates": np.zeros(len(rows), dtype=np.bool_),
+                    "workspace_bytes": np.zeros(len(rows), dtype=np.int64),
+                }
+            ),
+            before,
+        )
+        like_storages = step.storages.take(sources)
+        storages = self.draft.insert_storages(
+            like_storages.replace(
+                category=np.full(len(ops), category, dtype=object),
+                name=np.full(len(ops), "", dtype=object),
+                module_id=rows.module_id,
+                requested_bytes=written,
+                allocated_bytes=rounded(written, like_storages.device),
+                created_op_id=ops,
+                freed_op_id=np.where(freed == NONE, ops, freed),
+                dtype=np.where(to_short, self.short, "float32").astype(object),
+            )
+        )
+        self.use(ops, sources if read is None else read, "read")
+        self.use(ops, storages, "write")
+        return ops, storages
+
+    def use(self, ops: Ints, storages: Ints, role: str) -> None:
+        """Notes that operators touch storages."""
+        self.draft.insert_uses(Uses(op_id=ops, storage_id=storages, role=np.full(len(ops), role, dtype=object)))
+
+    def redirect(self, rows: Ints, storages: Ints) -> None:
+        """Makes uses, given by their rows in the recorded step, touch other storages."""
+        changed = self.draft.uses.storage_id.copy()
+        changed[rows] = storages
+        self.draft.uses = self.draft.uses.replace(storage_id=changed)
+
+    def free(self, storages: Ints, after: Ints) -> None:
+        """Changes when recorded storages of the step are freed."""
+        self.freed[storages] = after
+
+    def settle(self) -> None:
+        """Writes the lives of the recorded storages into the draft."""
+        freed = self.draft.storages.freed_op_id.copy()
+        freed[: len(self.freed)] = self.freed
+        self.draft.storages = self.draft.storages.replace(freed_op_id=freed)
+
+
+def rounded(sizes: Ints, devices: Texts) -> Ints:
+    """Rounds sizes as the device's allocator does: to 512 bytes on CUDA, not at all on a CPU."""
+    on_cuda = np.zeros(len(sizes), dtype=np.bool_)
+    place, distinct = pd.factorize(devices)
+    for number, device in enumerate(distinct):
+        on_cuda[place == number] = str(device).startswith("cuda")
+    return np.where(on_cuda, -(-sizes // 512) * 512, sizes)
+
+
+def cast_reads(casts: Casts) -> None:
+    """Casts what autocast casts: to the short type for matrix products, to float32 for what needs it."""
+    step, types = casts.step, casts.types
+    uses, storages = step.uses, step.storages
+    rule = types.rule[uses.op_id]
+    is_read = (uses.role == "read") & types.is_float[uses.storage_id] & (types.region[uses.op_id] != NONE)
+    is_short = types.is_short[uses.storage_id]
+    # What attention spelled out in float32 returns is cast for whoever reads it, by whatever rule.
+    is_handed_on = types.is_recast[uses.storage_id] & (types.attention[uses.op_id] == NONE) & (rule != VIEW)
+    to_short = is_read & ((rule == SHORT) | is_handed_on) & ~is_short
+    to_float = is_read & is_short & ((rule == FLOAT32) | ((rule == PROMOTE) & ~types.is_short_out[uses.op_id]))
+    rows = np.flatnonzero(to_short | to_float)
+    # A weight is cast once in a region and kept until it ends; anything else at every operator that reads it.
+    is_weight = (storages.category == "parameter")[uses.storage_id[rows]]
+    _insert_read_casts(casts, rows, is_weight, to_short[rows])
+
+
+def cast_inputs(casts: Casts) -> None:
+    """Casts what comes into a model whose weights are short, once a call."""
+    step, types = casts.step, casts.types
+    uses, storages = step.uses, step.storages
+    created = storages.created_op_id[uses.storage_id]
+    region = types.region[uses.op_id]
+    is_outside = created == NONE
+    is_outside[~is_outside] = types.region[created[~is_outside]] == NONE
+    is_data = ~is_one_of(storages.category, ("parameter", "buffer"))[uses.storage_id]
+    is_read = (uses.role == "read") & types.is_float[uses.storage_id] & (region != NONE) & is_outside & is_data
+    rows = np.flatnonzero(is_read)
+    _insert_read_casts(casts, rows, np.ones(len(rows), dtype=np.bool_), np.ones(len(rows), dtype=np.bool_))
+
+
+def _insert_read_casts(casts: Casts, rows: Ints, is_kept: Bools, to_short: Bools) -> None:
+    """Inserts the casts of forward reads.
+
+    Args:
+        casts: The step being rewritten.
+        rows: Uses that read a cast instead.
+        is_kept: Whether one cast serves the whole region, else each operator has its own.
+        to_short: Whether it casts to the short type.
+    """
+    step, types, nodes = casts.step, casts.types, casts.nodes
+    uses, storages, saved = step.uses, step.storages, step.saved
+    if not len(rows):
+        return
+    ops, sources = uses.op_id[rows], uses.storage_id[rows]
+    region = types.region[ops]
+    # The key of a cast: source and, unless it is kept, the reader.
+    places = len(step.ops) + len(types.region_end)
+    keys = sources * places + np.where(is_kept, len(step.ops) + region, ops)
+    _, first, cast_of = np.unique(keys, return_index=True, return_inverse=True)
+    # Arguments are cast from the last to the first: bias, weight, input. Their order shows in the sizes.
+    order = np.lexsort((storages.requested_bytes[sources[first]], ~is_kept[first], ops[first]))
+    rank = np.empty_like(order)
+    rank[order] = np.arange(len(order))
+    first, cast_of = first[order], rank[cast_of]
+
+    # What the readers save is the cast.
+    saved_cast = _find_pairs(saved.forward_op_id, saved.storage_id, ops, sources, cast_of)
+    is_saved = saved_cast != NONE
+    released = nodes.end[saved.released_op_id]
+    released = np.where(saved.released_op_id == NONE, saved.forward_op_id, released)
+    last = np.where(is_kept[first], types.region_end[region[first]], ops[first])
+    np.maximum.at(last, saved_cast[is_saved], released[is_saved])
+    category = np.zeros(len(first), dtype=np.bool_)
+    category[saved_cast[is_saved]] = True
+    _, made = casts.insert(
+        sources[first],
+        ops[first],
+        ops[first],
+        to_short=to_short[first],
+        freed=last,
+        category="temporary",
+        sizes=_cast_bytes(step, sources[first], ops[first]),
+    )
+    kinds = casts.draft.storages.category.copy()
+    kinds[made[category]] = "activation"
+    casts.draft.storages = casts.draft.storages.replace(category=kinds)
+
+    casts.redirect(rows, made[cast_of])
+    changed = casts.draft.saved.storage_id.copy()
+    changed[is_saved] = made[saved_cast[is_saved]]
+    casts.draft.saved = casts.draft.saved.replace(storage_id=changed)
+    # Backward reads of what was saved.
+    reader = types.forward[uses.op_id]
+    backward_cast = _find_pairs(reader, uses.storage_id, ops, sources, cast_of)
+    is_backward = (backward_cast != NONE) & (reader != NONE)
+    casts.redirect(np.flatnonzero(is_backward), made[backward_cast[is_backward]])
+    is_gone = is_backward.copy()
+    is_gone[rows] = False
+    _let_go(casts, np.unique(saved.storage_id[is_saved]), is_saved, is_gone)
+
+
+def _cast_bytes(step: Step, sources: Ints, readers: Ints) -> Ints:
+    """Tells how much of each source its reader takes: a view of it is cast alone.
+
+    What an operator takes is known in sum; where that is less than the storages it reads, the source's view is it.
+    """
+    uses = step.uses
+    is_read = uses.role != "write"
+    held = np.zeros(len(step.ops), dtype=np.int64)
+    np.add.at(held, uses.op_id[is_read], step.storages.requested_bytes[uses.storage_id[is_read]])
+    whole = step.storages.requested_bytes[sources]
+    excess = np.maximum(held[readers] - step.ops.read_bytes[readers], 0)
+    return np.where(excess < whole, whole - excess, whole)
+
+
+def _find_pairs(first: Ints, second: Ints, known_first: Ints, known_second: Ints, values: Ints) -> Ints:
+    """Looks up pairs: the value of the known pair equal to each, NONE where there is none."""
+    if not len(known_first):
+        return np.full(len(first), NONE, dtype=np.int64)
+    base = int(max(second.max(initial=0), known_second.max(initial=0))) + 2
+    known = known_first * base + known_second
+    order = np.argsort(known, kind="stable")
+    wanted = first * base + second
+    place = np.minimum(np.searchsorted(known[order], wanted), len(known) - 1)
+    is_found = (known[order][place] == wanted) & (first != NONE)
+    return np.where(is_found, values[order][place], NONE)
+
+
+def _let_go(casts: Casts, storages_changed: Ints, is_recast: Bools, is_redirected: Bools) -> None:
+    """Frees activations that only their saved records kept, where a cast is saved instead of them."""
+    step, types, nodes = casts.step, casts.types, casts.nodes
+    storages, uses, saved = step.storages, step.uses, step.saved
+    is_candidate = np.zeros(len(storages), dtype=np.bool_)
+    is_candidate[storages_changed] = True
+    is_candidate &= ~is_one_of(storages.category, ("parameter", "buffer"))
+    is_candidate &= storages.freed_op_id != NONE
+    # Something else kept it where it outlived every record of it.
+    released = np.full(len(storages), NONE, dtype=np.int64)
+    has_release = saved.released_op_id != NONE
+    np.maximum.at(released, saved.storage_id[has_release], nodes.next_start[saved.released_op_id[has_release]])
+    is_candidate &= storages.freed_op_id <= released
+    # What is left: other records, and uses that were not redirected.
+    kept = np.full(len(storages), NONE, dtype=np.int64)
+    left = has_release & ~is_recast
+    np.maximum.at(kept, saved.storage_id[left], nodes.end[saved.released_op_id[left]])
+    is_later = (types.forward[uses.op_id] != NONE) & ~is_redirected
+    np.maximum.at(kept, uses.storage_id[is_later], nodes.end[uses.op_id[is_later]])
+    forward_read = np.full(len(storages), NONE, dtype=np.int64)
+    is_forward = types.forward[uses.op_id] == NONE
+    np.maximum.at(forward_read, uses.storage_id[is_forward], uses.op_id[is_forward])
+    rows = np.flatnonzero(is_candidate & (forward_read != NONE))
+    ends = nodes.python_end(storages.created_op_id[rows], forward_read[rows])
+    casts.free(rows, np.minimum(casts.freed[rows], np.maximum(ends, kept[rows])))

@@ -1,0 +1,271 @@
+"""Follows the short type through the forward of a step: what computes in it, and what comes out in it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from scipy import sparse
+from scipy.sparse import csgraph
+
+from memprof.errors import PolicyError
+from memprof.policies.precision.operators import (
+    FIRST,
+    FLOAT32,
+    SHORT,
+    SIDE_RESULTS,
+    VIEW,
+    WIDEST,
+    is_one_of,
+    plain_names,
+    rules,
+)
+from memprof.trace.schema import NONE, Bools, Ints, Texts
+
+if TYPE_CHECKING:
+    from memprof.trace.step import Step
+
+#: What belongs to the model and is there before its forward.
+LASTING = ("parameter", "buffer", "gradient", "optimizer_state")
+
+
+@dataclass(frozen=True, eq=False)
+class Types:
+    """The types of a step under autocast, or with weights in the short type.
+
+    Attributes:
+        device: ``cpu`` or ``cuda``: whose lists hold.
+        forward: Forward operator of each backward operator, NONE for what is run again in backward; ``(ops,)``.
+        region: The call of the root module (or the recomputation) each operator runs in, NONE outside; ``(ops,)``.
+        region_end: Last operator of each region.
+        names: Plain operator names, ``(ops,)``.
+        rule: What autocast does to each operator, ``(ops,)``.
+        is_float: Whether a storage was recorded in float32, ``(storages,)``.
+        is_short: Whether a storage made by a forward operator comes out in the short type, ``(storages,)``.
+        is_short_out: Whether what a forward operator returns is in the short type, ``(ops,)``.
+        is_primary: Whether a storage is the largest result of the operator that makes it, ``(storages,)``.
+        has_side_results: Whether the smaller results of an operator stay in float32, ``(ops,)``.
+        is_recast: Whether a float32 storage is handed on in the short type: the result of attention spelled out.
+        attention: The spelled-out attention each operator is part of, NONE elsewhere; ``(ops,)``.
+    """
+
+    device: str
+    forward: Ints
+    region: Ints
+    region_end: Ints
+    names: Texts
+    rule: Ints
+    is_float: Bools
+    is_short: Bools
+    is_short_out: Bools
+    is_primary: Bools
+    has_side_results: Bools
+    is_recast: Bools
+    attention: Ints
+
+
+def follow_types(step: Step, *, is_pure: bool) -> Types:
+    """Follows the short type through every forward of the root module.
+
+    Raises:
+        PolicyError: The step has no call of a module with parameters, or nothing in float32.
+    """
+    ops, storages = step.ops, step.storages
+    region, region_end = _regions(step)
+    names = plain_names(ops.name)
+    device = "cuda" if any(str(name).startswith("cuda") for name in set(storages.device)) else "cpu"
+    rule = rules(names, device)
+    if is_pure:
+        # No autocast: only the norms and views keep rules of their own.
+        rule = np.where(np.isin(rule, (VIEW, FIRST)), rule, WIDEST)
+    else:
+        rule = np.where(_is_bias(step, names, region), SHORT, rule)
+    attention = _attention(step, names)
+    # torch computes attention that it has no kernel for in float32, and hands the result on in the type it got.
+    rule = np.where((attention != NONE) & (rule != VIEW), FLOAT32, rule)
+    is_float = storages.dtype == "float32"
+    created = storages.created_op_id
+    is_inside = is_float & (created != NONE)
+    is_inside[is_inside] = region[created[is_inside]] != NONE
+    if not np.any(is_float & (storages.category == "parameter")):
+        raise PolicyError("precision: the recorded model has no parameters in float32 to shorten.")
+
+    is_primary = _primary(step, is_float)
+    has_side_results = is_one_of(names, SIDE_RESULTS)
+    stays = is_inside & ~is_primary
+    stays[stays] = has_side_results[created[stays]]
+    if is_pure:
+        # With weights in the short type the norms' statistics have it too on a CPU.
+        is_norm = (rule == FIRST)[np.maximum(created, 0)] & (device == "cpu")
+        stays &= ~is_norm
+    is_recast = _handed_on(step, names, attention)
+    reached = _reached_by_float32(step, rule, is_float, is_inside, is_recast, is_pure=is_pure)
+    is_short = is_inside & ~stays & ~reached
+    return Types(
+        device=device,
+        forward=np.where(region != NONE, NONE, ops.forward_op_id),
+        region=region,
+        region_end=region_end,
+        names=names,
+        rule=rule,
+        is_float=is_float,
+        is_short=is_short,
+        is_short_out=_short_out(step, rule, region, is_float, is_short, is_primary),
+        is_primary=is_primary,
+        has_side_results=has_side_results,
+        is_recast=is_recast,
+        attention=attention,
+    )
+
+
+def _regions(step: Step) -> tuple[Ints, Ints]:
+    """Finds the calls of the root module, and recomputations in its backward: each has autocast's cache of its own."""
+    modules, calls = step.modules, step.module_calls
+    root_of = modules.module_id.copy()
+    for _ in range(len(modules)):
+        parents = modules.parent_id[root_of] if len(root_of) else root_of
+        if not np.any(parents != NONE):
+            break
+        root_of = np.where(parents != NONE, parents, root_of)
+    held = np.zeros(len(modules), dtype=np.int64)
+    np.add.at(held, root_of, modules.parameter_bytes)
+    if not held.any():
+        raise PolicyError("precision: the recorded step has no module with parameters to run in a shorter type.")
+    root = int(np.argmax(held))
+    parent_module = np.where(calls.parent_call_id != NONE, calls.module_id[calls.parent_call_id], NONE)
+    is_outer_recompute = calls.is_recompute & ~(
+        (calls.parent_call_id != NONE) & calls.is_recompute[calls.parent_call_id]
+    )
+    is_region = (calls.module_id == root) & ~calls.is_recompute & (parent_module != root)
+    is_region |= is_outer_recompute & (root_of[calls.module_id] == root)
+    rows = np.flatnonzero(is_region & (calls.first_op_id != NONE) & (calls.last_op_id != NONE))
+    if not len(rows):
+        raise PolicyError(f"precision: {modules.type[root]} is not called in the recorded step.")
+    region = np.full(len(step.ops), NONE, dtype=np.int64)
+    for number, row in enumerate(rows):
+        region[calls.first_op_id[row] : calls.last_op_id[row] + 1] = number
+    return region, calls.last_op_id[rows]
+
+
+def _primary(step: Step, is_float: Bools) -> Bools:
+    """Tells which storage is the largest of the float32 ones its operator makes."""
+    storages = step.storages
+    made = np.flatnonzero(is_float & (storages.created_op_id != NONE))
+    order = made[np.lexsort((storages.requested_bytes[made], storages.created_op_id[made]))]
+    is_primary = np.zeros(len(storages), dtype=np.bool_)
+    is_last = np.append(np.diff(storages.created_op_id[order]) != 0, True)[: len(order)]
+    is_primary[order[is_last]] = True
+    return is_primary
+
+
+def _is_bias(step: Step, names: Texts, region: Ints) -> Bools:
+    """Finds the additions that are a linear layer's bias: behind a product, in the same line of Python.
+
+    Autocast casts weight and bias of ``linear`` together, above the operators that a trace holds.
+    """
+    ops, uses, storages = step.ops, step.uses, step.storages
+    is_bias = np.zeros(len(names), dtype=np.bool_)
+    is_vector = storages.category == "parameter"
+    is_vector[is_vector] = np.char.count(storages.shape[is_vector].astype(str), "x") == 0
+    reads_vector = np.zeros(len(names), dtype=np.bool_)
+    reads_vector[uses.op_id[is_vector[uses.storage_id]]] = True
+    rows = np.flatnonzero((names == "add") & reads_vector & (region != NONE))
+    rows = rows[rows >= 2]
+    is_behind = (names[rows - 1] == "_unsafe_view") & (names[rows - 2] == "mm")
+    is_bias[rows[is_behind & (ops.stack_id[rows] == ops.stack_id[rows - 2])]] = True
+    return is_bias
+
+
+def _attention(step: Step, names: Texts) -> Ints:
+    """Finds attention that runs as single operators: scaling, a product, a safe softmax, dropout, a product.
+
+    Returns:
+        A number for each such run of operators, NONE for all others; ``(ops,)``.
+    """
+    part = np.full(len(names), NONE, dtype=np.int64)
+    softmax = np.flatnonzero(names == "_safe_softmax")
+    products = np.flatnonzero(names == "bmm")
+    scalings = np.flatnonzero(step.ops.name == "aten.mul.Scalar")
+    after = np.searchsorted(products, softmax)
+    for number, (middle, following) in enumerate(zip(softmax, after, strict=True)):
+        if following == 0 or following == len(products):
+            continue
+        begin = products[following - 1]
+        # Query and key are each multiplied by the root of the scale, a few views before their product.
+        scaled = scalings[max(0, np.searchsorted(scalings, begin) - 2) : np.searchsorted(scalings, begin)]
+        if len(scaled) == 2 and begin - scaled[0] <= 12:
+            begin = scaled[0]
+        if products[following] - middle <= 16:
+            part[begin : products[following] + 1] = number
+    return part
+
+
+def _handed_on(step: Step, names: Texts, attention: Ints) -> Bools:
+    """Finds what such attention returns: its last matrix product."""
+    is_result = np.zeros(len(step.storages), dtype=np.bool_)
+    products = np.flatnonzero((attention != NONE) & (names == "bmm"))
+    if not len(products):
+        return is_result
+    last = products[np.append(np.diff(attention[products]) != 0, True)]
+    created = step.storages.created_op_id
+    handed_on: Bools = np.isin(created, last) & (step.storages.dtype == "float32")
+    return handed_on
+
+
+def _reached_by_float32(
+    step: Step, rule: Ints, is_float: Bools, is_inside: Bools, is_recast: Bools, *, is_pure: bool
+) -> Bools:
+    """Follows float32 from its sources: one float32 tensor among those read makes the result float32.
+
+    Sources are what comes from outside and what a float32 operator or a factory makes; what a short operator makes
+    cuts the way. So a storage is float32 where it can be reached, and short where it cannot.
+    """
+    storages, uses = step.storages, step.uses
+    created = storages.created_op_id
+    made_rule = np.where(created != NONE, rule[created], NONE)
+    is_lasting = is_one_of(storages.category, LASTING)
+    # Tensors without dimensions do not widen those with some.
+    is_read = (uses.role != "write") & is_float[uses.storage_id] & (storages.shape[uses.storage_id] != "")
+    is_read &= (rule[uses.op_id] != SHORT) & ~is_recast[uses.storage_id]
+    is_read &= ~((rule[uses.op_id] == FIRST) & is_lasting[uses.storage_id])
+    reads_op, reads_storage = uses.op_id[is_read], uses.storage_id[is_read]
+    targets = np.flatnonzero(is_inside & (made_rule != SHORT) & (made_rule != FLOAT32))
+    # Edges by way of operators: storage -> operator -> storage; operators come after the storages, then the source.
+    count = len(storages)
+    has_read = np.zeros(len(step.ops), dtype=np.bool_)
+    has_read[reads_op] = True
+    reads_recast = np.zeros(len(step.ops), dtype=np.bool_)
+    reads_recast[uses.op_id[is_recast[uses.storage_id]]] = True
+    is_source = is_inside & (made_rule == FLOAT32)
+    is_factory = np.zeros(count, dtype=np.bool_)
+    if not is_pure:
+        # With short weights nothing else is float32: inputs are cast, and factories follow what they go with.
+        is_source |= is_float & ~is_inside
+        is_factory[targets] = ~has_read[created[targets]] & ~reads_recast[created[targets]]
+    sources = np.flatnonzero(is_source | is_factory)
+    start = count + len(step.ops)
+    heads = np.concatenate([reads_storage, count + created[targets], np.full(len(sources), start)])
+    tails = np.concatenate([count + reads_op, targets, sources])
+    graph = sparse.csr_array((np.ones(len(heads), dtype=np.int8), (heads, tails)), shape=(start + 1, start + 1))
+    reached = csgraph.breadth_first_order(graph, start, return_predecessors=False)
+    is_reached = np.zeros(start + 1, dtype=np.bool_)
+    is_reached[reached] = True
+    return is_reached[:count]
+
+
+def _short_out(step: Step, rule: Ints, region: Ints, is_float: Bools, is_short: Bools, is_primary: Bools) -> Bools:
+    """Tells whether what each forward operator returns is short."""
+    created, uses = step.storages.created_op_id, step.uses
+    out = np.zeros(len(step.ops), dtype=np.bool_)
+    makes = np.zeros(len(step.ops), dtype=np.bool_)
+    primary = np.flatnonzero(is_primary)
+    makes[created[primary]] = True
+    out[created[primary]] = is_short[primary]
+    # A view has the type of what it reads, an operator in place that of what it changes.
+    is_followed = is_float[uses.storage_id] & ~makes[uses.op_id]
+    is_followed &= (uses.role == "mutate") | (rule[uses.op_id] == VIEW)
+    rows = np.flatnonzero(is_followed)
+    out[uses.op_id[rows]] = is_short[uses.storage_id[rows]]
+    short: Bools = out & (region != NONE)
+    return short

@@ -1,0 +1,55 @@
+"""Casts at the exit of the root module: what the loss reads is float32 again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from memprof.trace.schema import NONE
+
+if TYPE_CHECKING:
+    from memprof.policies.precision.casts import Casts
+
+
+def cast_outputs(casts: Casts) -> None:
+    """Casts to float32 what leaves the root module short and is read outside of it."""
+    step, types, nodes = casts.step, casts.types, casts.nodes
+    uses, storages, saved = step.uses, step.storages, step.saved
+    created = storages.created_op_id
+    made_in = np.where(created != NONE, types.region[created], NONE)
+    is_out = types.is_short & (made_in != NONE)
+    forward = types.forward[uses.op_id]
+    # The loss and its backward: nothing of the region itself.
+    of_op = np.where(forward == NONE, uses.op_id, forward)
+    is_outside_read = is_out[uses.storage_id] & (types.region[of_op] == NONE)
+    is_outside_read &= uses.op_id > types.region_end[np.maximum(made_in[uses.storage_id], 0)]
+    rows = np.flatnonzero(is_outside_read)
+    if not len(rows):
+        return
+    sources, cast_of = np.unique(uses.storage_id[rows], return_inverse=True)
+    ends = types.region_end[made_in[sources]]
+    freed = storages.freed_op_id[sources]
+    ops, made = casts.insert(
+        sources, ends + 1, ends, to_short=np.zeros(len(sources), dtype=np.bool_), freed=freed, category="activation"
+    )
+    # NONE as the end of a life is "outlives the step" here, not "goes at once".
+    lives = casts.draft.storages.freed_op_id.copy()
+    lives[made[freed == NONE]] = NONE
+    casts.draft.storages = casts.draft.storages.replace(freed_op_id=lives)
+    casts.redirect(rows, made[cast_of])
+    outside = types.region[saved.forward_op_id] == NONE
+    place = np.minimum(np.searchsorted(sources, saved.storage_id), len(sources) - 1)
+    is_moved = outside & (sources[place] == saved.storage_id)
+    changed = casts.draft.saved.storage_id.copy()
+    changed[is_moved] = made[place[is_moved]]
+    casts.draft.saved = casts.draft.saved.replace(storage_id=changed)
+    # The short one stays only as long as the model itself saved it.
+    kept = np.full(len(storages), NONE, dtype=np.int64)
+    left = ~is_moved & (saved.released_op_id != NONE)
+    np.maximum.at(kept, saved.storage_id[left], nodes.end[saved.released_op_id[left]])
+    is_left = np.ones(len(uses), dtype=np.bool_)
+    is_left[rows] = False
+    is_left &= uses.op_id > types.region_end[np.maximum(made_in[uses.storage_id], 0)]
+    np.maximum.at(kept, uses.storage_id[is_left], nodes.end[uses.op_id[is_left]])
+    casts.free(sources, np.where(kept[sources] == NONE, ops, kept[sources]))

@@ -1,0 +1,83 @@
+"""Runs forward in a shorter floating point type, by autocast or with weights of that type."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Self
+
+from memprof.errors import PolicyError
+from memprof.policies.base import Policy
+
+if TYPE_CHECKING:
+    from memprof.policies.job import Job
+    from memprof.trace.step import Step
+
+#: The short forms, and the settings each stands for.
+FLAGS = {"bf16": ("bf16", "fp32"), "fp16": ("fp16", "fp32"), "pure-bf16": ("bf16", "bf16")}
+
+
+@dataclass(frozen=True)
+class Precision(Policy):
+    """Runs forward in a shorter floating point type, by autocast or with weights of that type.
+
+    Attributes:
+        dtype: Type to compute in: ``bf16`` or ``fp16``. With fp16 the gradients are scaled inside the model, as
+            ``torch.amp.GradScaler`` does, so that small ones are not lost.
+        weights: Type of parameters, gradients and optimizer state: ``fp32`` keeps them and computes under
+            ``torch.autocast``; ``bf16`` makes all of them short (pure bf16).
+    """
+
+    name: ClassVar[str] = "precision"
+    flag_help: ClassVar[str] = "compute in a shorter floating point type: bf16, fp16, or pure-bf16 (weights too)"
+    flag_example: ClassVar[str] = "bf16"
+    numerics: ClassVar[str] = "rounding"
+    source: ClassVar[str] = "modelled"
+
+    dtype: str = "bf16"
+    weights: str = "fp32"
+
+    def __post_init__(self) -> None:
+        """Checks the settings.
+
+        Raises:
+            PolicyError: A setting is unknown, or the two do not go together.
+        """
+        if self.dtype not in ("bf16", "fp16"):
+            raise PolicyError(f"precision: dtype {self.dtype!r} is not known; write 'bf16' or 'fp16'.")
+        if self.weights not in ("fp32", "bf16"):
+            raise PolicyError(f"precision: weights {self.weights!r} is not known; write 'fp32' or 'bf16'.")
+        if self.weights == "bf16" and self.dtype != "bf16":
+            raise PolicyError("precision: weights in bf16 compute in bf16; write dtype = 'bf16' with them.")
+
+    @property
+    def is_pure(self) -> bool:
+        """Whether parameters, gradients and optimizer state are short too."""
+        return self.weights != "fp32"
+
+    @classmethod
+    def from_flag(cls, text: str) -> Self:
+        """Reads ``bf16``, ``fp16`` or ``pure-bf16``.
+
+        Raises:
+            PolicyError: The text is none of them.
+        """
+        if text not in FLAGS:
+            raise PolicyError(f"--precision {text!r} is not known; write one of {', '.join(FLAGS)}.")
+        dtype, weights = FLAGS[text]
+        return cls(dtype=dtype, weights=weights)
+
+    def transform(self, step: Step) -> Step:
+        """Rewrites a step into the one that would have happened in the shorter type."""
+        from memprof.policies.precision.transform import transform_precision
+
+        return transform_precision(step, self)
+
+    def apply(self, job: Job) -> None:
+        """Runs the root module in the shorter type from now on."""
+        from memprof.policies.precision.apply import apply_precision
+
+        apply_precision(job, self)
+
+    def describe(self) -> str:
+        """Says what it does: ``precision bf16``."""
+        return f"precision {'pure-' if self.is_pure else ''}{self.dtype}"

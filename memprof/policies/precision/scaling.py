@@ -1,0 +1,147 @@
+"""Scales gradients inside a model that computes in fp16, so that the script around it never sees a scaled one.
+
+``torch.amp.GradScaler`` asks the script to scale its loss, to unscale before clipping, and to step through it. Here
+gradients are multiplied where they enter the model (its outputs) and divided where they leave it (its parameters and
+inputs), so loss, clipping and logging stay as they are; skipping a step that overflowed and moving the scale are
+GradScaler's own.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from memprof.policies.job import Job
+
+
+class LossScaling:
+    """The scale of one job's gradients."""
+
+    def __init__(self, job: Job) -> None:
+        """Takes over the job's optimizers' ``step``, and hooks its parameters."""
+        # GradScaler starts at 2**16 and skips the first steps of most models; this is where it then stays for long.
+        self.scaler = _Unscaled(job.device.type, init_scale=2.0**12)
+        self.scale = torch.ones((), device=job.device)
+        self.inverse = self.scale
+        self._refresh()
+        self._is_scaled = False
+        self._task = -1
+        for parameter in job.model.parameters():
+            if parameter.requires_grad:
+                job.on_undo(parameter.register_hook(self._unscale).remove)  # type: ignore[no-untyped-call]
+        for optimizer in job.optimizers:
+            self._take_over(job, optimizer)
+        job.notes.append(
+            "precision: gradients are scaled inside the model for fp16, and a step whose gradients overflow is skipped."
+            if job.optimizers
+            else "precision: no optimizer is known, so a step whose fp16 gradients overflow is not skipped."
+        )
+
+    def enter(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Wraps an input of the model, so that its gradient leaves unscaled."""
+        return _Enter.apply(tensor, self) if tensor.requires_grad and torch.is_grad_enabled() else tensor  # type: ignore[no-untyped-call]
+
+    def leave(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Turns an output of the model into float32, so that its gradient enters scaled."""
+        if tensor.requires_grad and torch.is_grad_enabled():
+            scaled: torch.Tensor = _Leave.apply(tensor, self)  # type: ignore[no-untyped-call]
+            return scaled
+        return tensor.float() if tensor.dtype == torch.float16 else tensor
+
+    def begin(self) -> None:
+        """Notes that the backward under way carries scaled gradients, until it ends."""
+        task = torch._C._current_graph_task_id()
+        if not self._is_scaled or task != self._task:
+            # Another task where the one before broke off with an exception.
+            self._is_scaled, self._task = True, task
+            # A backward that never passes the model's outputs (a penalty on weights alone) is not scaled.
+            torch.autograd.Variable._execution_engine.queue_callback(self._end)
+
+    def _end(self) -> None:
+        self._is_scaled = False
+
+    def _unscale(self, gradient: torch.Tensor) -> torch.Tensor | None:
+        return gradient * self.inverse if self._is_scaled else None
+
+    def _refresh(self) -> None:
+        self.scale = self.scaler.scale(torch.ones_like(self.scale))
+        self.inverse = self.scale.reciprocal()
+
+    def _take_over(self, job: Job, optimizer: torch.optim.Optimizer) -> None:
+        """Puts the check for overflow in front of ``optimizer.step``."""
+        had_own = "step" in optimizer.__dict__
+        before = optimizer.step
+        scaler = self.scaler
+        is_inside = False
+
+        @functools.wraps(before)
+        def step(_: Any, *args: Any, **kwargs: Any) -> Any:
+            nonlocal is_inside
+            if is_inside or not any(p.grad is not None for group in optimizer.param_groups for p in group["params"]):
+                return before(*args, **kwargs)
+            closure = kwargs.pop("closure", None) if "closure" in kwargs else (args[0] if args else None)
+            # torch's optimizers run a closure once, before all else; its gradients must be there to be checked.
+            loss = None
+            if closure is not None:
+                with torch.enable_grad():
+                    loss = closure()
+            is_inside = True
+            try:
+                scaler.unscale_(optimizer)
+                result = scaler.step(optimizer)
+                scaler.update()
+            finally:
+                is_inside = False
+            self._refresh()
+            return loss if closure is not None else result
+
+        # A bound method, because learning rate schedulers look for its __func__.
+        optimizer.__dict__["step"] = types.MethodType(step, optimizer)
+
+        def restore() -> None:
+            if had_own:
+                optimizer.__dict__["step"] = before
+            else:
+                optimizer.__dict__.pop("step", None)
+
+        job.on_undo(restore)
+
+
+class _Unscaled(torch.amp.GradScaler):
+    """A GradScaler for gradients that are unscaled already: it checks them, skips, and moves the scale."""
+
+    def _unscale_grads_(
+        self, optimizer: Any, inv_scale: torch.Tensor, found_inf: torch.Tensor, allow_fp16: bool
+    ) -> Any:
+        return super()._unscale_grads_(optimizer, torch.ones_like(inv_scale), found_inf, allow_fp16)
+
+
+class _Leave(torch.autograd.Function):
+    """Float32 outside; the gradient is multiplied by the scale on its way in."""
+
+    @staticmethod
+    def forward(context: Any, tensor: torch.Tensor, scaling: LossScaling) -> torch.Tensor:
+        context.scaling, context.dtype = scaling, tensor.dtype
+        return tensor.float() if tensor.dtype == torch.float16 else tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        context.scaling.begin()
+        return (gradient * context.scaling.scale).to(context.dtype), None
+
+
+class _Enter(torch.autograd.Function):
+    """The same tensor inside; its gradient is divided by the scale on its way out."""
+
+    @staticmethod
+    def forward(context: Any, tensor: torch.Tensor, scaling: LossScaling) -> torch.Tensor:
+        context.scaling = scaling
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradient * context.scaling.inverse, None

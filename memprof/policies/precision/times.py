@@ -1,0 +1,109 @@
+"""How long operators take in a shorter type: a stated rule, no measurement of the new run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from memprof.policies.precision.operators import FIRST, SHORT, WIDEST
+from memprof.trace.schema import NONE, Bools, Floats, Ints
+
+if TYPE_CHECKING:
+    from memprof.policies.draft import Draft
+    from memprof.policies.precision.flow import Types
+    from memprof.trace.step import Step
+
+#: How long an operator takes in the short type on a CPU, against float32, forward and backward. Measured with torch
+#: 2.13 on one thread of a machine with AVX-512 and bf16 instructions (AMD EPYC), best of three runs of the six sample
+#: jobs; a machine without bf16 instructions is slower. fp16 has no fast products on such a CPU.
+CPU_RATIOS: dict[str, dict[str, tuple[float, float]]] = {
+    "bf16": {
+        "mm": (0.56, 0.54),
+        "addmm": (0.57, 0.54),
+        "bmm": (0.56, 0.54),
+        "baddbmm": (0.56, 0.54),
+        "convolution": (0.62, 1.0),
+        "mkldnn_rnn_layer": (0.6, 0.28),
+        "_scaled_dot_product_flash_attention_for_cpu": (1.27, 5.0),
+        "native_batch_norm": (0.34, 0.92),
+        "native_layer_norm": (1.25, 1.65),
+        "gelu": (0.74, 0.86),
+        "silu": (1.4, 1.4),
+        "tanh": (0.57, 0.8),
+        "relu_": (1.7, 0.83),
+        "bernoulli_": (1.0, 1.0),
+    },
+    "fp16": {
+        "mm": (14.0, 15.0),
+        "addmm": (14.0, 15.0),
+        "bmm": (14.0, 15.0),
+        "convolution": (8.0, 10.0),
+        "_scaled_dot_product_flash_attention_for_cpu": (6.0, 11.0),
+    },
+}
+#: The same for pointwise operators on a CPU that are large enough to tell: they run in the cache, bytes do not decide.
+CPU_POINTWISE = 0.87
+#: Matrix products on CUDA; everything else there scales with its bytes. From the ratio of the tensor cores' peaks
+#: (TF32 to bf16 and fp16 on A100 and H100, NVIDIA data sheets); not measured here.
+CUDA_PRODUCT = 0.5
+
+#: Bytes a microsecond where the step has no operator to tell it by.
+FALLBACK_RATE = 4000.0
+#: Below this an operator's time is its start, not its bytes.
+LARGE_BYTES = 65536
+#: What an operator costs however small it is: the median of the small casts measured.
+START_US = 6.0
+
+
+class Rates:
+    """How fast the recording machine moves memory in operators that do little else."""
+
+    def __init__(self, step: Step, types: Types) -> None:
+        """Reads the rate off the step's large pointwise operators."""
+        ops = step.ops
+        moved = ops.read_bytes + ops.written_bytes
+        is_telling = (types.region != NONE) & np.isin(types.rule, (WIDEST, FIRST)) & (moved >= LARGE_BYTES)
+        is_telling &= (ops.duration_us > 0) & ~ops.uses_rng
+        times = ops.duration_us[is_telling]
+        self.bytes_per_us = float(np.median(moved[is_telling] / times)) if len(times) else FALLBACK_RATE
+
+    def cast_us(self, moved: Ints) -> Floats:
+        """Returns how long casts take that move so many bytes."""
+        return START_US + moved / self.bytes_per_us
+
+
+def retime(draft: Draft, step: Step, types: Types, is_short: Bools, dtype: str) -> None:
+    """Scales the operators' durations, and the step's with them."""
+    ops, uses, storages = step.ops, step.uses, step.storages
+    whole = np.zeros(len(ops))
+    less = np.zeros(len(ops))
+    sizes = storages.requested_bytes[uses.storage_id].astype(np.float64)
+    np.add.at(whole, uses.op_id, sizes)
+    after = draft.storages
+    np.add.at(less, uses.op_id, after.requested_bytes[draft.uses.storage_id[: len(uses)]])
+    share = np.where(whole > 0, less / np.maximum(whole, 1), 1.0)
+    forward = types.forward
+    of_op = np.where(forward != NONE, forward, np.arange(len(ops)))
+    is_inside = (types.region[of_op] != NONE) & types.is_short_out[of_op]
+    is_bound = (whole >= LARGE_BYTES) & ((less < whole) | is_inside)
+    if types.device == "cuda":
+        is_product = is_inside & (types.rule[of_op] == SHORT)
+        ratio = np.where(is_product, CUDA_PRODUCT, np.where(is_bound, share, 1.0))
+    else:
+        ratio = np.where(is_bound & is_inside, CPU_POINTWISE, 1.0)
+        is_backward = forward != NONE
+        for name, (ahead, back) in CPU_RATIOS[dtype].items():
+            rows = np.flatnonzero(is_inside & (types.names[of_op] == name))
+            ratio[rows] = np.where(is_backward[rows], back, ahead)
+    old = np.nan_to_num(ops.duration_us)
+    durations = draft.ops.duration_us.copy()
+    durations[: len(ops)] *= ratio
+    bytes_read, bytes_written = draft.ops.read_bytes.copy(), draft.ops.written_bytes.copy()
+    bytes_read[: len(ops)] = np.round(bytes_read[: len(ops)] * share)
+    bytes_written[: len(ops)] = np.round(bytes_written[: len(ops)] * share)
+    draft.ops = draft.ops.replace(duration_us=durations, read_bytes=bytes_read, written_bytes=bytes_written)
+    # The executor's share: the step takes longer than its operators.
+    total = old.sum()
+    executor = max(1.0, step.duration_us / total) if total > 0 else 1.0
+    draft.duration_us = step.duration_us + executor * (np.nan_to_num(durations).sum() - total)

@@ -1,0 +1,79 @@
+"""Rewrites a recorded float32 step into the one that runs in a shorter type."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from memprof.policies.draft import Draft
+from memprof.policies.precision.backward import cast_gradients, made_whole, short_gradients
+from memprof.policies.precision.casts import Casts, cast_inputs, cast_reads, rounded
+from memprof.policies.precision.flow import LASTING, Types, follow_types
+from memprof.policies.precision.lives import Nodes
+from memprof.policies.precision.operators import is_one_of
+from memprof.policies.precision.outputs import cast_outputs
+from memprof.policies.precision.times import Rates, retime
+from memprof.policies.precision.workspaces import short_workspaces
+from memprof.trace.schema import NONE, Bools
+
+if TYPE_CHECKING:
+    from memprof.policies.precision.policy import Precision
+    from memprof.trace.step import Step
+
+#: What the trace calls the short types.
+DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
+
+
+def transform_precision(step: Step, policy: Precision) -> Step:
+    """Rewrites a recorded float32 step into the one that runs in a shorter type.
+
+    Forward is followed operator by operator along autocast's lists; what is saved, the gradients and the temporaries
+    take the types that follow from it; casts become operators with storages of their own.
+
+    Raises:
+        PolicyError: The step has no model in float32.
+    """
+    types = follow_types(step, is_pure=policy.is_pure)
+    nodes = Nodes(step, types)
+    draft = Draft(step)
+    casts = Casts(step, types, nodes, draft, DTYPES[policy.dtype], Rates(step, types))
+    if policy.is_pure:
+        cast_inputs(casts)
+    cast_reads(casts)
+    cast_outputs(casts)
+    is_short = types.is_short | short_gradients(casts)
+    if policy.is_pure:
+        is_short |= _lasting(step, types) & ~made_whole(casts)
+    cast_gradients(casts, is_short, is_pure=policy.is_pure, is_scaled=policy.dtype == "fp16")
+    casts.settle()
+    _shorten(draft, is_short, DTYPES[policy.dtype])
+    short_workspaces(draft, step, types, is_short, policy.dtype)
+    retime(draft, step, types, is_short, policy.dtype)
+    return draft.build()
+
+
+def _lasting(step: Step, types: Types) -> Bools:
+    """Finds what has the weights' type: gradients, optimizer state but its counters, the optimizer's temporaries."""
+    storages = step.storages
+    has_shape = storages.shape != ""
+    is_lasting = is_one_of(storages.category, LASTING) & has_shape
+    created = storages.created_op_id
+    in_optimizer = (created != NONE) & (step.ops.phase[created] == "optimizer") & has_shape
+    short: Bools = types.is_float & (is_lasting | in_optimizer)
+    return short
+
+
+def _shorten(draft: Draft, is_short: Bools, dtype: str) -> None:
+    """Gives storages of the recorded step the short type."""
+    storages = draft.storages
+    rows = np.flatnonzero(is_short)
+    requested, allocated, dtypes = (
+        storages.requested_bytes.copy(),
+        storages.allocated_bytes.copy(),
+        storages.dtype.copy(),
+    )
+    requested[rows] //= 2
+    allocated[rows] = np.where(allocated[rows] > 0, rounded(requested[rows], storages.device[rows]), 0)
+    dtypes[rows] = dtype
+    draft.storages = storages.replace(requested_bytes=requested, allocated_bytes=allocated, dtype=dtypes)

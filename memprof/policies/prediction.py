@@ -1,0 +1,81 @@
+"""What a plan promises, so that a later run can be held to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from memprof.replay.live import live_bytes, live_bytes_by_category, peak_op
+from memprof.trace.schema import NONE, PHASES
+from memprof.trace.step import Step
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The step a plan leads to, in numbers.
+
+    Attributes:
+        trace: The recording it was made from.
+        model: Type of the root module there, "" where there was none.
+        parameter_bytes: Bytes of the model's parameters there.
+        recorded_peak_bytes: Peak of the recorded step.
+        recorded_step_time_us: Its duration.
+        peak_allocated_bytes: Predicted peak of the step.
+        peak_phase: Phase the peak is in.
+        peak_module: Module that runs there, "" outside of modules.
+        step_time_us: Predicted duration of the step.
+        how: The least sure of the ways its policies know: replayed, modelled, rule, measured.
+        phases: Highest bytes in each phase.
+        categories: Bytes at the peak, by category.
+    """
+
+    trace: str
+    model: str
+    parameter_bytes: int
+    recorded_peak_bytes: int
+    recorded_step_time_us: float
+    peak_allocated_bytes: int
+    peak_phase: str
+    peak_module: str
+    step_time_us: float
+    how: str
+    phases: dict[str, int] = field(default_factory=dict)
+    categories: dict[str, int] = field(default_factory=dict)
+
+    @staticmethod
+    def of(recorded: Step, predicted: Step, *, trace: str, how: str) -> Prediction:
+        """Reads the numbers off a recorded step and the one predicted from it."""
+        during = live_bytes(predicted).during
+        peak = peak_op(predicted)
+        module = int(predicted.ops.module_id[peak])
+        roots = np.flatnonzero(recorded.modules.parent_id == NONE)
+        largest = max(roots, key=lambda root: _parameter_bytes_below(recorded, int(root)), default=NONE)
+        return Prediction(
+            trace=trace,
+            model=str(recorded.modules.type[largest]) if largest != NONE else "",
+            parameter_bytes=_parameter_bytes_below(recorded, int(largest)) if largest != NONE else 0,
+            recorded_peak_bytes=int(live_bytes(recorded).during.max(initial=0)),
+            recorded_step_time_us=recorded.duration_us,
+            peak_allocated_bytes=int(during[peak]),
+            peak_phase=str(predicted.ops.phase[peak]),
+            peak_module=str(predicted.modules.name[module]) if module != NONE else "",
+            step_time_us=predicted.duration_us,
+            how=how,
+            phases={
+                phase: int(during[predicted.ops.phase == phase].max())
+                for phase in PHASES
+                if np.any(predicted.ops.phase == phase)
+            },
+            categories={name: int(values[peak]) for name, values in live_bytes_by_category(predicted).items()},
+        )
+
+
+def _parameter_bytes_below(step: Step, root: int) -> int:
+    """Sums the parameters of a root and everything in it: modules come after their parents."""
+    is_inside = np.zeros(len(step.modules), dtype=np.bool_)
+    is_inside[root] = True
+    for row in range(root + 1, len(step.modules)):
+        parent = step.modules.parent_id[row]
+        is_inside[row] = parent != NONE and is_inside[parent]
+    return int(step.modules.parameter_bytes[is_inside].sum())

@@ -1,0 +1,60 @@
+"""Moves saved tensors, optimizer state or parameters of a real job."""
+
+from __future__ import annotations
+
+import tempfile
+from typing import TYPE_CHECKING
+
+from memprof.errors import PolicyError
+from memprof.policies.job import Job
+from memprof.policies.patterns import match_modules
+from memprof.policies.swap.device import HostCarrier
+from memprof.policies.swap.disk import DiskCarrier, is_in_memory
+from memprof.policies.swap.moves import Moves
+from memprof.policies.swap.packing import SavedTensors
+
+if TYPE_CHECKING:
+    from memprof.policies.swap.policy import Swap
+
+
+def apply_swap(job: Job, policy: Swap) -> None:
+    """Installs the policy.
+
+    Raises:
+        PolicyError: The job does not run where the policy moves from, a pattern matches nothing, or the folder
+            cannot be written.
+    """
+    device = job.device
+    if policy.to == "host" and device.type != "cuda":
+        raise PolicyError("This model is in host memory already, so swap cannot move it there; write to = 'disk'.")
+    if policy.to == "disk" and device.type != "cpu":
+        raise PolicyError(
+            f"swap moves to disk what is in host memory, and this model is on {device.type}; write to = 'host'."
+        )
+    names = match_modules(policy.modules, job.modules_named())
+    if policy.what == "optimizer" and not job.optimizers:
+        raise PolicyError("swap of optimizer state needs the optimizer: hand it to memprof.apply.")
+    carrier = _carrier(job, policy)
+    job.on_undo(carrier.close)
+    if policy.what == "optimizer":
+        from memprof.policies.swap.states import swap_states
+
+        swap_states(job, carrier, policy.minimum_bytes)
+    elif policy.what == "parameters":
+        from memprof.policies.swap.parameters import swap_parameters
+
+        swap_parameters(job, names, carrier, policy.minimum_bytes)
+    else:
+        SavedTensors(job.model, Moves(carrier, policy.minimum_bytes, policy.prefetch)).install(job, names)
+
+
+def _carrier(job: Job, policy: Swap) -> DiskCarrier | HostCarrier:
+    if policy.to == "host":
+        return HostCarrier(job.device)
+    folder = policy.folder or tempfile.gettempdir()
+    if is_in_memory(folder):
+        job.notes.append(f"swap writes to {folder}, which is itself in memory: set folder to one on a disk.")
+    try:
+        return DiskCarrier(folder)
+    except OSError as error:
+        raise PolicyError(f"swap cannot write to {folder}: {error.strerror}; set folder to one it can.") from error

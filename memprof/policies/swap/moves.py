@@ -1,0 +1,174 @@
+"""Moves storages out while forward packs them and back while backward needs them, a few on their way at a time."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import torch
+
+
+class Carrier(Protocol):
+    """Where storages are moved to; it starts a copy and waits for it later.
+
+    Attributes:
+        device: The type of device it moves from.
+    """
+
+    device: str
+
+    def send(self, storage: torch.UntypedStorage) -> Any:
+        """Starts the copy out and returns the place; the storage stays untouched until `sent`."""
+        ...
+
+    def sent(self, place: Any) -> bool:
+        """Waits for the copy out; returns False where it failed and the storage must stay."""
+        ...
+
+    def fetch(self, place: Any) -> torch.UntypedStorage:
+        """Takes memory and starts the copy back into it."""
+        ...
+
+    def fetched(self, place: Any) -> None:
+        """Waits for the copy back."""
+        ...
+
+    def forget(self, place: Any, storage: torch.UntypedStorage | None) -> None:
+        """Gives the place back, when nothing is on its way between it and the storage any more."""
+        ...
+
+
+class Group:
+    """What one node of autograd packed: it leaves and comes back together.
+
+    Nothing tells in which order a node packs its tensors, so nothing may depend on it.
+    """
+
+    def __init__(self, number: int, node: int) -> None:
+        """Holds nothing yet."""
+        self.number = number
+        self.node = node
+        self.was_needed = False
+        self._members: list[weakref.ref[Moved]] = []
+
+    def add(self, moved: Moved) -> None:
+        """Adds a storage, which holds the group."""
+        self._members.append(weakref.ref(moved))
+
+    def __iter__(self) -> Iterator[Moved]:
+        """Lists those that autograd still keeps."""
+        return (moved for member in self._members if (moved := member()) is not None)
+
+
+class Moved:
+    """One storage that was moved, or is being moved.
+
+    Attributes:
+        group: What was packed by the same node.
+        original: The storage, as long as somebody holds it.
+        held: The storage, until it is out.
+        place: Where it is.
+        coming: The storage it is copied back into.
+        is_back: That copy is complete.
+    """
+
+    def __init__(self, moves: Moves, group: Group, storage: torch.UntypedStorage) -> None:
+        """Starts the copy out."""
+        self._moves = moves
+        self.group = group
+        self.original = weakref.ref(storage)
+        self.held: torch.UntypedStorage | None = storage
+        self.coming: torch.UntypedStorage | None = None
+        self.is_back = False
+        self.place = moves.carrier.send(storage)
+        group.add(self)
+
+    def restored(self) -> torch.UntypedStorage:
+        """Returns the storage, copied back where it is gone."""
+        return self._moves.restored(self)
+
+    def __del__(self) -> None:
+        if hasattr(self, "place"):
+            self._moves.carrier.forget(self.place, self.held if self.coming is None else self.coming)
+
+
+class Moves:
+    """The order of things: what is packed first leaves first and comes back last.
+
+    Every moment is one of the program, not of the disk. What a node of autograd packed is let go when the
+    ``distance``-th node after it packs, or when the outermost forward ends, and then has to be out; it takes memory
+    again when it is needed, or what one of the ``distance`` nodes after it packed is. So the memory does not depend
+    on how fast the copies are.
+    """
+
+    def __init__(self, carrier: Carrier, minimum_bytes: int, distance: int) -> None:
+        """Has moved nothing yet."""
+        self.carrier = carrier
+        self._minimum_bytes = minimum_bytes
+        self._distance = distance
+        self._count = 0
+        self._leaving: deque[list[Moved]] = deque()
+        self._groups: weakref.WeakValueDictionary[int, Group] = weakref.WeakValueDictionary()
+        self._lock = threading.RLock()  # on CUDA backward runs in a thread of its own
+
+    def takes(self, tensor: torch.Tensor) -> bool:
+        """Tells whether a tensor's storage is where the carrier moves from, and large enough."""
+        return tensor.device.type == self.carrier.device and tensor.untyped_storage().nbytes() >= max(
+            self._minimum_bytes, 1
+        )
+
+    def take(self, tensor: torch.Tensor) -> Moved:
+        """Starts moving a tensor's storage out."""
+        with self._lock:
+            # Autograd numbers its nodes as it makes them, and then has them pack.
+            node = torch._C._autograd._get_sequence_nr()
+            if not self._leaving or self._leaving[-1][0].group.node != node:
+                self._leave_room(self._distance - 1)
+                group = Group(self._count, node)
+                self._count += 1
+                self._groups[group.number] = group
+                self._leaving.append([])
+            else:
+                group = self._leaving[-1][0].group
+            moved = Moved(self, group, tensor.untyped_storage())
+            self._leaving[-1].append(moved)
+            if not self._distance:
+                self._leave_room(0)
+            return moved
+
+    def flush(self) -> None:
+        """Lets everything go that is on its way out."""
+        with self._lock:
+            self._leave_room(0)
+
+    def restored(self, moved: Moved) -> torch.UntypedStorage:
+        """Returns a storage, and starts those that backward needs next."""
+        with self._lock:
+            storage = self._start(moved)
+            group = moved.group
+            if self._distance and not group.was_needed:
+                group.was_needed = True
+                for number in range(group.number, group.number - 1 - self._distance, -1):
+                    for ahead in self._groups.get(number) or ():
+                        self._start(ahead)
+            if moved.coming is not None and not moved.is_back:
+                self.carrier.fetched(moved.place)
+                moved.is_back = True
+            return storage
+
+    def _start(self, moved: Moved) -> torch.UntypedStorage:
+        """Returns the storage a record is in, after starting the copy back where it is in none."""
+        for storage in (moved.coming, moved.held, moved.original()):
+            if storage is not None:
+                return storage
+        moved.coming = self.carrier.fetch(moved.place)
+        return moved.coming
+
+    def _leave_room(self, room: int) -> None:
+        while len(self._leaving) > max(room, 0):
+            for moved in self._leaving.popleft():
+                if self.carrier.sent(moved.place):
+                    moved.held = None

@@ -1,0 +1,173 @@
+"""Predicts a step whose optimizer state or parameters are in memory only while they are needed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from memprof.errors import PolicyError
+from memprof.policies.draft import Draft
+from memprof.policies.patterns import match_modules, outermost
+from memprof.policies.swap.copies import FETCH_US, SEND_US, copy_ops
+from memprof.policies.swap.records import Calls, node_bounds, require_untouched
+from memprof.trace.schema import NONE, Bools, Ints, Uses
+from memprof.trace.step import Step
+
+if TYPE_CHECKING:
+    from memprof.policies.swap.policy import Swap
+
+
+def transform_state(step: Step, policy: Swap) -> Step:
+    """Lets optimizer state be there during its update only.
+
+    Raises:
+        PolicyError: The step has no update, or no state of that size.
+    """
+    storages = step.storages
+    is_there = (storages.created_op_id == NONE) & (storages.freed_op_id == NONE)
+    is_large = storages.requested_bytes >= max(policy.minimum_bytes, 1)
+    moved = np.flatnonzero((storages.category == "optimizer_state") & is_there & is_large)
+    if not len(moved):
+        raise PolicyError(f"The step has no optimizer state from {policy.minimum_bytes} bytes on; there is no gain.")
+    start, end = _update_of(step, moved)
+    return _with_stays(step, policy, moved, start, end, np.ones(len(moved), dtype=np.bool_))
+
+
+def transform_parameters(step: Step, policy: Swap) -> Step:
+    """Lets parameters be there during their modules' forward, their nodes' backward, and the update.
+
+    Raises:
+        PolicyError: A pattern matches nothing, or no parameter can be moved.
+    """
+    storages, calls = step.storages, step.module_calls
+    tops = _outermost_modules(step, policy)
+    require_untouched(step, tops != NONE)
+    is_there = (storages.created_op_id == NONE) & (storages.freed_op_id == NONE)
+    is_large = storages.requested_bytes >= max(policy.minimum_bytes, 1)
+    is_parameter = (storages.category == "parameter") & is_there & is_large & (storages.module_id != NONE)
+    top_of = np.where(is_parameter, tops[storages.module_id], NONE)
+    top_of[_used_elsewhere(step, top_of, tops)] = NONE
+    moved = np.flatnonzero(top_of != NONE)
+    if not len(moved):
+        raise PolicyError(
+            f"No parameter of the chosen modules has {policy.minimum_bytes} bytes and is theirs alone; choose other "
+            "modules or a smaller minimum_bytes."
+        )
+    at, starts, ends, is_new = [moved], *([column] for column in _update_of(step, moved)), [np.ones(len(moved), bool)]
+    is_call = ~calls.is_recompute & (calls.first_op_id != NONE)
+    for call in np.flatnonzero(is_call & (tops[calls.module_id] == calls.module_id)):
+        own = moved[top_of[moved] == calls.module_id[call]]
+        at.append(own)
+        starts.append(np.full(len(own), calls.first_op_id[call]))
+        ends.append(np.full(len(own), calls.last_op_id[call]))
+        is_new.append(np.zeros(len(own), dtype=np.bool_))
+    leased, start, end = _leases(step, top_of)
+    columns = (
+        np.concatenate([*at, leased]),
+        np.concatenate([*starts, start]),
+        np.concatenate([*ends, end]),
+        np.concatenate([*is_new, np.zeros(len(leased), dtype=np.bool_)]),
+    )
+    return _with_stays(step, policy, *columns)
+
+
+def _with_stays(step: Step, policy: Swap, at: Ints, start: Ints, end: Ints, is_changed: Bools) -> Step:
+    """Replaces storages that were there all the time by stays in memory.
+
+    Args:
+        step: The step.
+        policy: The settings.
+        at: The storage of each stay.
+        start: The operator before which it begins.
+        end: The operator after which it ends.
+        is_changed: It is copied out at its end; else what is out there is still right.
+    """
+    draft = Draft(step)
+    like = np.minimum(start, len(step.ops) - 1)
+    ins = copy_ops(step, start, at, like, "memprof.swap_in", policy.bytes_per_us)
+    in_ids = draft.insert_ops(ins, start)
+    changed = np.flatnonzero(is_changed)
+    outs = copy_ops(step, end[changed] + 1, at[changed], end[changed], "memprof.swap_out", policy.bytes_per_us)
+    out_ids = draft.insert_ops(outs, end[changed] + 1)
+    last = end.copy()
+    last[changed] = out_ids
+    stays = draft.insert_storages(step.storages.take(at).replace(created_op_id=in_ids, freed_op_id=last))
+
+    # Each use is of the stay it lies in: the last that began before it.
+    order = np.lexsort((start, at))
+    width = len(step.ops) + 1
+    keys = at[order] * width + start[order]
+    uses = draft.uses
+    is_moved = np.zeros(len(draft.storages), dtype=np.bool_)
+    is_moved[at] = True
+    rows = np.flatnonzero(is_moved[uses.storage_id])
+    place = np.searchsorted(keys, uses.storage_id[rows] * width + uses.op_id[rows], side="right") - 1
+    found = order[np.maximum(place, 0)]
+    fits = (place >= 0) & (at[found] == uses.storage_id[rows]) & (end[found] >= uses.op_id[rows])
+    storage = uses.storage_id.copy()
+    storage[rows[fits]] = stays[found[fits]]
+    draft.uses = uses.replace(storage_id=storage)
+    draft.insert_uses(Uses.of(op_id=in_ids, storage_id=stays, role=np.full(len(stays), "write", dtype=np.object_)))
+    draft.insert_uses(
+        Uses.of(op_id=out_ids, storage_id=stays[changed], role=np.full(len(changed), "read", dtype=np.object_))
+    )
+    draft.remove_storages(np.unique(at))
+    # Training waits for every copy: the first one back hides nothing, and what is written must be out to be let go.
+    copies_us = float(ins.duration_us.sum() + outs.duration_us.sum())
+    draft.duration_us += copies_us + FETCH_US * len(ins) + SEND_US * len(outs)
+    return draft.build()
+
+
+def _update_of(step: Step, storages: Ints) -> tuple[Ints, Ints]:
+    """Returns the first and the last operator of the update that uses each storage, the first update by default."""
+    is_update = step.ops.phase == "optimizer"
+    edges = np.diff(np.concatenate([[False], is_update, [False]]).astype(np.int64))
+    first, last = np.flatnonzero(edges == 1), np.flatnonzero(edges == -1) - 1
+    if not len(first):
+        raise PolicyError("The step has no optimizer update, so nothing tells when its state and parameters are used.")
+    uses = step.uses
+    inside = is_update[uses.op_id]
+    used = np.full(len(step.storages), NONE, dtype=np.int64)
+    used[uses.storage_id[inside][::-1]] = uses.op_id[inside][::-1]
+    number = np.maximum(np.searchsorted(first, used[storages], side="right") - 1, 0)
+    return first[number], last[number]
+
+
+def _outermost_modules(step: Step, policy: Swap) -> Ints:
+    """Returns the outermost chosen module around each module, NONE where there is none."""
+    modules = step.modules
+    names = set(outermost(match_modules(policy.modules, modules.name.tolist())))
+    tops = np.full(len(modules), NONE, dtype=np.int64)
+    for row in range(len(modules)):  # parents come before their children
+        parent = int(modules.parent_id[row])
+        if parent != NONE and tops[parent] != NONE:
+            tops[row] = tops[parent]
+        elif modules.name[row] in names:
+            tops[row] = row
+    return tops
+
+
+def _used_elsewhere(step: Step, top_of: Ints, tops: Ints) -> Ints:
+    """Returns parameters that forward uses outside of their chosen module: others have them, too."""
+    calls = Calls(step, tops == np.arange(len(tops)))
+    region = calls.region_of[step.uses.op_id]
+    top = np.where(region != NONE, step.module_calls.module_id[region], NONE)
+    is_forward = step.ops.phase[step.uses.op_id] == "forward"
+    storage = step.uses.storage_id
+    return np.unique(storage[is_forward & (top_of[storage] != NONE) & (top != top_of[storage])])
+
+
+def _leases(step: Step, top_of: Ints) -> tuple[Ints, Ints, Ints]:
+    """Returns the parameters that backward reads, and when the first node needs and the last node leaves each."""
+    ops, saved = step.ops, step.saved
+    is_node = (ops.forward_op_id != NONE) & ~ops.is_recompute & (ops.phase == "backward")
+    first, last = node_bounds(ops.forward_op_id, is_node)
+    is_own = (top_of[saved.storage_id] != NONE) & (first[saved.forward_op_id] != NONE)
+    storage, forward = saved.storage_id[is_own], saved.forward_op_id[is_own]
+    start = np.full(len(top_of), len(ops), dtype=np.int64)
+    end = np.full(len(top_of), NONE, dtype=np.int64)
+    np.minimum.at(start, storage, first[forward])
+    np.maximum.at(end, storage, last[forward])
+    leased = np.unique(storage)
+    return leased, start[leased], end[leased]

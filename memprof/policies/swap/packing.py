@@ -1,0 +1,221 @@
+"""Takes what autograd saves while chosen modules run, one record a storage, and gives back views of one storage."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._pytree import tree_leaves
+
+from memprof.errors import PolicyError
+from memprof.policies.job import Job
+from memprof.policies.patterns import outermost
+from memprof.policies.swap.records import OVERLAP
+
+_MARK = "_memprof_handles_saved_tensors"
+
+
+class Record(Protocol):
+    """One storage out of autograd's hands."""
+
+    original: weakref.ref[torch.UntypedStorage]
+
+    def restored(self) -> torch.UntypedStorage:
+        """Returns its bytes; the same storage for every caller while one of them holds it."""
+        ...
+
+
+class Keeper(Protocol):
+    """Takes storages in and gives records for them."""
+
+    def takes(self, tensor: torch.Tensor) -> bool:
+        """Tells whether a saved tensor is one to take."""
+        ...
+
+    def take(self, tensor: torch.Tensor) -> Record:
+        """Takes the whole storage of a tensor."""
+        ...
+
+    def flush(self) -> None:
+        """The outermost forward has ended."""
+        ...
+
+
+class Version:
+    """What a tensor's version counter stood at; PyTorch does not check versions where hooks are."""
+
+    __slots__ = ("_counter", "_device", "_dtype", "_expected", "_size")
+
+    def __init__(self, tensor: torch.Tensor, *, keeps_memory: bool) -> None:
+        self._expected = tensor._version
+        self._dtype, self._device, self._size = tensor.dtype, tensor.device, tensor.size()
+        self._counter = tensor
+        if not keeps_memory:
+            self._counter = tensor.detach()  # shares the counter,
+            self._counter.data = _nothing(tensor.device)  # and keeps it when it is pointed elsewhere
+
+    def check(self) -> None:
+        """Raises as PyTorch does when the tensor was changed in place since."""
+        found = self._counter._version
+        if found != self._expected:
+            kind = torch.empty(0, dtype=self._dtype, device=self._device).type()
+            raise RuntimeError(  # word for word what PyTorch says without hooks
+                "one of the variables needed for gradient computation has been modified by an inplace operation: "
+                f"[{kind} {list(self._size)}] is at version {found}; expected version {self._expected} instead. Hint: "
+                "enable anomaly detection to find the operation that failed to compute its gradient, with "
+                "torch.autograd.set_detect_anomaly(True)."
+            )
+
+
+@functools.cache
+def _nothing(device: torch.device) -> torch.Tensor:
+    return torch.empty(0, device=device)
+
+
+class _Packed:
+    """A view of a record's storage."""
+
+    __slots__ = ("_dtype", "_offset", "_record", "_size", "_stride", "_version")
+
+    def __init__(self, tensor: torch.Tensor, record: Record) -> None:
+        self._record = record
+        self._version = Version(tensor, keeps_memory=False)
+        self._dtype = tensor.dtype
+        self._offset, self._size, self._stride = tensor.storage_offset(), tensor.size(), tensor.stride()
+
+    def unpack(self) -> torch.Tensor:
+        self._version.check()
+        storage = self._record.restored()
+        view = torch.empty(0, dtype=self._dtype, device=storage.device)
+        return view.set_(storage, self._offset, self._size, self._stride)
+
+
+class Left:
+    """A tensor left where it is."""
+
+    __slots__ = ("_tensor", "_version")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor
+        self._version = Version(tensor, keeps_memory=True) if is_plain(tensor) else None
+
+    def unpack(self) -> torch.Tensor:
+        """Returns it."""
+        if self._version is not None:
+            self._version.check()
+        return self._tensor
+
+
+class SavedTensors:
+    """Hooks that hand what the chosen modules of a job save to a keeper.
+
+    Parameters, buffers and what the model is called with stay: others hold them anyway. So does what is not plain
+    strided memory. Regions with hooks of their own around them (activation checkpointing, the job's own) are left to
+    those.
+    """
+
+    def __init__(self, model: torch.nn.Module, keeper: Keeper) -> None:
+        """Knows the model whose parameters stay."""
+        self._model = model
+        self._keeper = keeper
+        self._records: weakref.WeakValueDictionary[tuple[int, int, torch.dtype], Any] = weakref.WeakValueDictionary()
+        self._owned: set[int] = set()
+        self._of_thread = threading.local()
+
+    def install(self, job: Job, names: Iterable[str]) -> None:
+        """Wraps the forward of the chosen modules, and of the root.
+
+        Raises:
+            PolicyError: Another policy has hooks there; nothing was wrapped.
+        """
+        modules = job.modules_named()
+        chosen = [modules[name] for name in outermost(list(names))]
+        require_unhooked(job.model, chosen)
+        for module in chosen:
+            job.wrap_forward(module, self._region)
+        job.wrap_forward(job.model, self._outermost)
+
+    def _region(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(forward)
+        def packing(*args: Any, **kwargs: Any) -> Any:
+            if not may_hook():
+                return forward(*args, **kwargs)
+            with saved_tensors_hooks(self._pack, unpack):
+                return forward(*args, **kwargs)
+
+        return marked(self._outermost(packing))
+
+    def _outermost(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+        """Wraps a forward so that the outermost of them notes what stays, and flushes at its end."""
+
+        @functools.wraps(forward)
+        def noting(*args: Any, **kwargs: Any) -> Any:
+            if getattr(self._of_thread, "is_inside", False):
+                return forward(*args, **kwargs)
+            self._of_thread.is_inside = True
+            owned = (*self._model.parameters(), *self._model.buffers(), *tree_leaves((args, kwargs)))
+            self._owned = {t.untyped_storage()._cdata for t in owned if is_plain(t)}
+            try:
+                return forward(*args, **kwargs)
+            finally:
+                self._of_thread.is_inside = False
+                self._keeper.flush()
+
+        return noting
+
+    def _pack(self, tensor: torch.Tensor) -> _Packed | Left:
+        if not is_plain(tensor) or tensor.untyped_storage()._cdata in self._owned or not self._keeper.takes(tensor):
+            return Left(tensor)
+        storage = tensor.untyped_storage()
+        # Changed in place in between, it is another content.
+        key = storage._cdata, tensor._version, tensor.dtype
+        record = self._records.get(key)
+        if record is None or record.original() is not storage:
+            self._records[key] = record = self._keeper.take(tensor)
+        return _Packed(tensor, record)
+
+
+def unpack(packed: _Packed | Left) -> torch.Tensor:
+    """Gives autograd back what it saved."""
+    return packed.unpack()
+
+
+def marked(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Marks a forward as one that handles what is saved while it runs; functools.wraps hands the mark on."""
+    forward.__dict__[_MARK] = True
+    return forward
+
+
+def require_unhooked(root: torch.nn.Module, chosen: Iterable[torch.nn.Module]) -> None:
+    """Makes sure that no module in or around the chosen ones is marked.
+
+    Raises:
+        PolicyError: One is.
+    """
+    hooked = [module for module in root.modules() if getattr(vars(module).get("forward"), _MARK, False)]
+    around = {id(inner): True for module in hooked for inner in module.modules()}
+    inside = {id(module) for module in hooked}
+    if any(id(module) in around or any(id(inner) in inside for inner in module.modules()) for module in chosen):
+        raise PolicyError(OVERLAP)
+
+
+def may_hook() -> bool:
+    """Tells whether hooks may be installed here, and nobody else's are."""
+    is_enabled = getattr(torch._C._autograd, "_saved_tensors_hooks_is_enabled", lambda: True)
+    top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda _: None)
+    return bool(is_enabled()) and top(True) is None
+
+
+def is_plain(value: Any) -> bool:
+    """Tells whether a value is a tensor of plain strided memory."""
+    return (
+        isinstance(value, torch.Tensor)
+        and (type(value) is torch.Tensor or isinstance(value, (torch.nn.Parameter, torch.nn.Buffer)))
+        and value.layout is torch.strided
+        and not (value.is_quantized or value.is_complex() or value.is_neg() or value.is_meta)
+    )

@@ -1,0 +1,203 @@
+"""Moves parameters of a real job in around their modules' forward and backward and the update, and out in between."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+
+from memprof.errors import PolicyError
+from memprof.policies.job import Job
+from memprof.policies.patterns import outermost
+from memprof.policies.swap.moves import Carrier
+from memprof.policies.swap.packing import Left, Version, is_plain, marked, may_hook, require_unhooked, unpack
+from memprof.policies.swap.states import stand_in
+
+
+def swap_parameters(job: Job, names: Iterable[str], carrier: Carrier, minimum_bytes: int) -> None:
+    """Wraps the chosen modules, and hooks the optimizers and the reading and loading of the modules' state.
+
+    Raises:
+        PolicyError: There is no optimizer yet, or no parameter can be moved.
+    """
+    if not job.optimizers:
+        raise PolicyError("swap of parameters needs the optimizer: hand it to memprof.apply.")
+    modules = job.modules_named()
+    chosen = [modules[name] for name in outermost(list(names))]
+    require_unhooked(job.model, chosen)
+    owned = _movable(job, chosen, carrier, max(minimum_bytes, 1))
+    if not owned:
+        raise PolicyError(
+            f"No parameter of the chosen modules has {minimum_bytes} bytes and is theirs alone; choose other modules "
+            "or a smaller minimum_bytes."
+        )
+    parameters = {id(parameter): _Parameter(parameter, carrier) for parameter in owned}
+    for module in chosen:
+        own = [parameters[id(p)] for p in module.parameters() if id(p) in parameters]
+        if own:
+            region = _Region(own)
+            job.wrap_forward(module, region.wrap)
+            for hook in (
+                module.register_state_dict_pre_hook(region.bring_in),  # type: ignore[no-untyped-call]
+                module.register_load_state_dict_pre_hook(region.bring_in),  # type: ignore[no-untyped-call]
+            ):
+                job.on_undo(hook.remove)
+    everything = _Region(list(parameters.values()))
+    for optimizer in job.optimizers:
+        inside = [parameters[id(p)] for group in optimizer.param_groups for p in group["params"] if id(p) in parameters]
+        region = _Region(inside)
+        job.on_undo(optimizer.register_step_pre_hook(region.pin).remove)
+        job.on_undo(optimizer.register_step_post_hook(region.unpin).remove)
+    job.on_undo(everything.bring_in)
+    job.notes.append(
+        "swap: outside of their modules' forward and backward and of the update, the moved parameters read as NaN; "
+        "state_dict() brings them in"
+    )
+
+
+class _Parameter:
+    """One parameter, in memory or out.
+
+    Attributes:
+        leases: How many saved tensors are views of it.
+        pins: How many forwards and updates under way use it.
+        storage_id: Its storage while it is in.
+    """
+
+    def __init__(self, parameter: torch.nn.Parameter, carrier: Carrier) -> None:
+        self.parameter = parameter
+        self._carrier = carrier
+        self._size, self._stride, self._dtype = parameter.size(), parameter.stride(), parameter.dtype
+        self._place: Any = None
+        self._written_version = -1
+        self._coming: torch.UntypedStorage | None = None
+        self._is_in = True
+        self.leases = 0
+        self.pins = 0
+        self.storage_id = parameter.untyped_storage()._cdata
+
+    def start(self) -> None:
+        if not self._is_in and self._coming is None:
+            self._coming = self._carrier.fetch(self._place)
+
+    def bring_in(self) -> None:
+        self.start()
+        if self._coming is not None:
+            self._carrier.fetched(self._place)
+            value = torch.empty(0, dtype=self._dtype, device=self._coming.device)
+            self.parameter.data = value.set_(self._coming, 0, self._size, self._stride)
+            self.storage_id = self._coming._cdata
+            self._coming, self._is_in = None, True
+
+    def is_written(self) -> bool:
+        return self._place is not None and self._written_version == self.parameter._version
+
+    def send(self) -> None:
+        """Starts the copy out unless what is out there is what is in here."""
+        if self._is_in and not self.pins and not self.is_written():
+            self._forget()
+            self._place = self._carrier.send(self.parameter.untyped_storage())
+
+    def put_out(self) -> None:
+        if self.pins:
+            return
+        self.send()
+        if self._is_in and self._carrier.sent(self._place):
+            self._written_version = self.parameter._version
+            self.parameter.data = stand_in(self.parameter.data)
+            self._is_in = False
+
+    def _forget(self) -> None:
+        if self._place is not None:
+            self._carrier.forget(self._place, None)
+            self._place = None
+
+
+class _Region:
+    """Parameters that come in and go out together."""
+
+    def __init__(self, parameters: list[_Parameter]) -> None:
+        self._parameters = parameters
+
+    def bring_in(self, *_: Any) -> None:
+        for parameter in self._parameters:
+            parameter.start()
+        for parameter in self._parameters:
+            parameter.bring_in()
+
+    def pin(self, *_: Any) -> None:
+        self.bring_in()
+        for parameter in self._parameters:
+            parameter.pins += 1
+
+    def unpin(self, *_: Any) -> None:
+        for parameter in self._parameters:
+            parameter.pins -= 1
+        for parameter in self._parameters:
+            parameter.send()
+        for parameter in self._parameters:
+            parameter.put_out()
+
+    def wrap(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(forward)
+        def fetching(*args: Any, **kwargs: Any) -> Any:
+            self.pin()
+            try:
+                if not may_hook():  # whoever saves here keeps the storages themselves
+                    return forward(*args, **kwargs)
+                with saved_tensors_hooks(self._pack, unpack):
+                    return forward(*args, **kwargs)
+            finally:
+                self.unpin()
+
+        return marked(fetching)
+
+    def _pack(self, tensor: torch.Tensor) -> _Lease | Left:
+        if is_plain(tensor):
+            storage_id = tensor.untyped_storage()._cdata
+            for parameter in self._parameters:
+                if parameter.storage_id == storage_id:
+                    return _Lease(tensor, parameter)
+        return Left(tensor)
+
+
+class _Lease:
+    """A view of a parameter that backward will want; once the last is gone, the parameter goes out."""
+
+    __slots__ = ("_offset", "_parameter", "_size", "_stride", "_version")
+
+    def __init__(self, tensor: torch.Tensor, parameter: _Parameter) -> None:
+        self._parameter = parameter
+        self._version = Version(tensor, keeps_memory=False)
+        self._offset, self._size, self._stride = tensor.storage_offset(), tensor.size(), tensor.stride()
+        parameter.leases += 1
+
+    def unpack(self) -> torch.Tensor:
+        self._version.check()
+        self._parameter.bring_in()
+        return self._parameter.parameter.detach().as_strided(self._size, self._stride, self._offset)
+
+    def __del__(self) -> None:
+        self._parameter.leases -= 1
+        if not self._parameter.leases and self._parameter.is_written():
+            self._parameter.put_out()
+
+
+def _movable(job: Job, chosen: list[torch.nn.Module], carrier: Carrier, minimum_bytes: int) -> list[torch.nn.Parameter]:
+    """Returns parameters of the chosen modules that no other module has and that are storages of their own."""
+    inside = {id(module) for top in chosen for module in top.modules()}
+    others = (module for module in job.model.modules() if id(module) not in inside)
+    shared = {id(p) for module in others for p in module.parameters(recurse=False)}
+    found = {id(p): p for top in chosen for p in top.parameters()}
+    return [
+        p
+        for key, p in found.items()
+        if key not in shared
+        and is_plain(p)
+        and p.device.type == carrier.device
+        and p.nbytes >= minimum_bytes
+        and p.untyped_storage().nbytes() == p.nbytes
+    ]

@@ -1,0 +1,217 @@
+"""What autograd keeps for backward while chosen modules run: when each storage is packed, needed again and released.
+
+Read off a recorded step, for every policy that stores what is saved in another way: swap and compress.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from memprof.errors import PolicyError
+from memprof.policies.patterns import match_modules
+from memprof.trace.schema import NONE, Bools, Ints
+from memprof.trace.step import Step
+
+#: What is never moved: it has a life of its own, and its owner holds it anyway.
+_OWNED = ("parameter", "buffer", "gradient", "optimizer_state", "input")
+#: What these policies insert into forward.
+_INSERTED = ("memprof.swap_out", "memprof.swap_in", "memprof.compress")
+#: Why two of them cannot choose the same modules.
+OVERLAP = "Two policies (swap, compress) would move what the same modules save; choose different modules for each."
+_DTYPES = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool")
+
+
+@dataclass(frozen=True, eq=False)
+class Records:
+    """The storages packed, in order of packing; each of shape ``(records,)``.
+
+    A moment is the operator before which something happens: ``moment == 5`` is between operators 4 and 5.
+
+    Attributes:
+        storage: The storage.
+        forward_op: The forward operator that packed it first.
+        packed: Moment at which it is packed.
+        flushed: Moment at which the outermost wrapped call around it has returned.
+        unpacked: Moment at which backward needs it first.
+        released: The last operator of the last backward node that holds it.
+        held: The last operator up to which somebody other than those nodes holds the original.
+        hooked: How many tensors the hooks see, those they leave alone too.
+    """
+
+    storage: Ints
+    forward_op: Ints
+    packed: Ints
+    flushed: Ints
+    unpacked: Ints
+    released: Ints
+    held: Ints
+    hooked: int = 0
+
+    def __len__(self) -> int:
+        """Returns the number of records."""
+        return len(self.storage)
+
+    def take(self, rows: Bools | Ints) -> Records:
+        """Returns some of the records, or all in another order."""
+        columns = ("storage", "forward_op", "packed", "flushed", "unpacked", "released", "held")
+        return dataclasses.replace(self, **{name: getattr(self, name)[rows] for name in columns})
+
+
+def find_records(step: Step, patterns: Sequence[str], minimum_bytes: int, dtypes: Sequence[str] = _DTYPES) -> Records:
+    """Finds what is packed while modules matching the patterns run forward.
+
+    Args:
+        step: The step.
+        patterns: Patterns of the modules' names.
+        minimum_bytes: Smaller storages stay.
+        dtypes: Element types that are packed.
+
+    Raises:
+        PolicyError: A pattern matches no module.
+    """
+    names = set(match_modules(patterns, step.modules.name.tolist()))
+    is_chosen = np.fromiter((name in names for name in step.modules.name), np.bool_, len(step.modules))
+    require_untouched(step, is_chosen)
+    ops, storages, saved = step.ops, step.storages, step.saved
+    calls = Calls(step, is_chosen)
+
+    is_node = (ops.forward_op_id != NONE) & ~ops.is_recompute & (ops.phase == "backward")
+    first, last = node_bounds(ops.forward_op_id, is_node)
+    forward, storage = saved.forward_op_id, saved.storage_id
+    created = storages.created_op_id[storage]
+    is_packed = (calls.region_of[forward] != NONE) & ~ops.is_recompute[forward] & (first[forward] != NONE)
+    hooked = int(is_packed.sum())
+    # What was there before the outermost call is the caller's: it stays.
+    is_packed &= created >= calls.top_start[forward]
+    is_packed &= ~np.isin(storages.category[storage], _OWNED) & np.isin(storages.dtype[storage], dtypes)
+    is_packed &= storages.requested_bytes[storage] >= minimum_bytes
+    if not is_packed.any():
+        nothing = np.empty(0, dtype=np.int64)
+        return Records(nothing, nothing, nothing, nothing, nothing, nothing, nothing, hooked)
+
+    held = _held_otherwise(step, calls, is_packed, last)
+    storage, forward = storage[is_packed], forward[is_packed]
+    # Autograd saves an operator's inputs before it runs and its outputs after it.
+    written = step.uses.role != "read"
+    made = np.unique(_pair(step.uses.op_id[written], step.uses.storage_id[written], step))
+    is_output = np.isin(_pair(forward, storage, step), made)
+    is_output |= step.storages.created_op_id[storage] == forward
+    packed = forward + is_output
+    order = np.lexsort((storage, ~is_output, packed))
+    kept, first_row = np.unique(storage[order], return_index=True)
+    first_row = order[first_row]
+    unpacked = np.full(len(storages), len(ops), dtype=np.int64)
+    released = np.full(len(storages), NONE, dtype=np.int64)
+    np.minimum.at(unpacked, storage, first[forward])
+    np.maximum.at(released, storage, last[forward])
+    freed = storages.freed_op_id[kept]
+    freed = np.where(freed == NONE, len(ops), freed)
+    # Nothing lives longer than it did when the nodes held it too.
+    records = Records(
+        storage=kept,
+        forward_op=forward[first_row],
+        packed=packed[first_row],
+        flushed=calls.wrapped_end[forward[first_row]] + 1,
+        unpacked=unpacked[kept],
+        released=np.minimum(released[kept], freed),
+        held=np.minimum(held[kept], freed),
+        hooked=hooked,
+    )
+    return records.take(np.lexsort((kept, ~is_output[first_row], records.packed)))
+
+
+def require_untouched(step: Step, is_chosen: Bools) -> None:
+    """Makes sure that no other policy handles what the chosen modules save: one pair of hooks wins, not both.
+
+    Raises:
+        PolicyError: One does.
+    """
+    is_inside = is_chosen.copy()
+    for row, parent in enumerate(step.modules.parent_id.tolist()):  # parents come before their children
+        is_inside[row] |= parent != NONE and is_inside[parent]
+    ours = np.flatnonzero(np.isin(step.ops.name, _INSERTED) & (step.ops.phase == "forward"))
+    modules = step.ops.module_id[ours]
+    if (is_inside[modules] & (modules != NONE)).any():
+        raise PolicyError(OVERLAP)
+
+
+class Calls:
+    """Which calls of modules lie around each operator.
+
+    Attributes:
+        inner: The innermost call. Shape (ops,).
+        region_of: The outermost call of a chosen module, NONE outside.
+        top_start: First operator of the outermost call of all, 0 outside.
+        wrapped_end: Last operator of the outermost call of a chosen module or of a root.
+    """
+
+    def __init__(self, step: Step, is_chosen: Bools) -> None:
+        calls, total = step.module_calls, len(step.ops)
+        self.first, self.last, self.parent = calls.first_op_id, calls.last_op_id, calls.parent_call_id
+        self.inner = np.full(total, NONE, dtype=np.int64)
+        self.region_of = np.full(total, NONE, dtype=np.int64)
+        self.top_start = np.zeros(total, dtype=np.int64)
+        self.wrapped_end = np.arange(total)
+        is_region = is_chosen[calls.module_id]
+        is_wrapped = is_region | (step.modules.parent_id[calls.module_id] == NONE)
+        is_told = (self.first != NONE) & (self.last != NONE) & ~calls.is_recompute
+        depth = np.zeros(len(calls), dtype=np.int64)
+        parents = self.parent
+        while (parents != NONE).any():
+            depth += parents != NONE
+            parents = np.where(parents != NONE, self.parent[parents], NONE)
+        has_wrapped = np.zeros(total, dtype=np.bool_)
+        for level in range(int(depth.max(initial=-1)) + 1):
+            rows = np.flatnonzero((depth == level) & is_told)
+            length = self.last[rows] - self.first[rows] + 1
+            owner = np.repeat(rows, length)
+            ops = np.arange(length.sum()) - np.repeat(np.cumsum(length) - length, length) + self.first[owner]
+            self.inner[ops] = owner
+            if level == 0:
+                self.top_start[ops] = self.first[owner]
+            is_new = is_region[owner] & (self.region_of[ops] == NONE)
+            self.region_of[ops[is_new]] = owner[is_new]
+            is_new = is_wrapped[owner] & ~has_wrapped[ops]
+            self.wrapped_end[ops[is_new]] = self.last[owner[is_new]]
+            has_wrapped[ops[is_new]] = True
+
+
+def _held_otherwise(step: Step, calls: Calls, is_packed: Bools, node_last: Ints) -> Ints:
+    """Returns the last operator up to which each storage is held by others than the nodes that packed it."""
+    ops, uses, saved, storages = step.ops, step.uses, step.saved, step.storages
+    held = storages.created_op_id.copy()
+    # Whoever else reads it, in forward or from a node that saved it itself.
+    packed_pairs = _pair(saved.forward_op_id[is_packed], saved.storage_id[is_packed], step)
+    node = ops.forward_op_id[uses.op_id]
+    by_packer = (node != NONE) & np.isin(_pair(node, uses.storage_id, step), packed_pairs)
+    np.maximum.at(held, uses.storage_id[~by_packer], uses.op_id[~by_packer])
+    others = ~is_packed & (node_last[saved.forward_op_id] != NONE)
+    np.maximum.at(held, saved.storage_id[others], node_last[saved.forward_op_id[others]])
+    # A call's frames hold what it was called with until it returns: what was there before and is used inside.
+    of_use = uses.storage_id
+    created = storages.created_op_id[of_use]
+    call = calls.inner[uses.op_id]
+    while (call != NONE).any():
+        was_passed = (call != NONE) & (created < calls.first[call])
+        np.maximum.at(held, of_use[was_passed], calls.last[call[was_passed]])
+        call = np.where(call != NONE, calls.parent[call], NONE)
+    return held
+
+
+def node_bounds(forward_op: Ints, is_node: Bools) -> tuple[Ints, Ints]:
+    """Returns the first and the last operator of each forward operator's backward node, NONE where there is none."""
+    total = len(forward_op)
+    rows = np.flatnonzero(is_node)
+    first, last = np.full(total, NONE, dtype=np.int64), np.full(total, NONE, dtype=np.int64)
+    first[forward_op[rows[::-1]]] = rows[::-1]
+    last[forward_op[rows]] = rows
+    return first, last
+
+
+def _pair(op_ids: Ints, storage_ids: Ints, step: Step) -> Ints:
+    """Makes one number of an operator and a storage."""
+    return op_ids * len(step.storages) + storage_ids

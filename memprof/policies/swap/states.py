@@ -1,0 +1,92 @@
+"""Moves optimizer state of a real job out after every update and back before it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+
+from memprof.policies.job import Job
+from memprof.policies.swap.moves import Carrier
+from memprof.policies.swap.packing import is_plain
+
+
+def swap_states(job: Job, carrier: Carrier, minimum_bytes: int) -> None:
+    """Installs hooks around the updates of all optimizers, and around reading and loading their state."""
+    for optimizer in job.optimizers:
+        states = _States(optimizer, carrier, max(minimum_bytes, 1))
+        for hook in (
+            optimizer.register_step_pre_hook(states.bring_back),
+            optimizer.register_step_post_hook(states.send),
+            optimizer.register_state_dict_pre_hook(states.bring_back),
+            optimizer.register_load_state_dict_pre_hook(states.bring_back),
+        ):
+            job.on_undo(hook.remove)
+        job.on_undo(states.bring_back)
+
+
+@dataclass
+class _Out:
+    """One state tensor that is out."""
+
+    state: dict[str, Any]
+    key: str
+    place: Any
+    dtype: torch.dtype
+    size: torch.Size
+    stride: tuple[int, ...]
+
+
+class _States:
+    """The state of one optimizer, and which tensors of it are out."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, carrier: Carrier, minimum_bytes: int) -> None:
+        self._optimizer = optimizer
+        self._carrier = carrier
+        self._minimum_bytes = minimum_bytes
+        self._out: list[_Out] = []
+
+    def send(self, *_: Any) -> None:
+        """Moves out every state tensor that is a storage of its own."""
+        leaving = []
+        for state in self._optimizer.state.values():
+            for key, value in state.items():
+                if self._moves(value):
+                    place = self._carrier.send(value.untyped_storage())
+                    leaving.append(_Out(state, key, place, value.dtype, value.size(), value.stride()))
+        for out in leaving:
+            if self._carrier.sent(out.place):
+                out.state[out.key] = stand_in(out.state[out.key])
+                self._out.append(out)
+            else:
+                self._carrier.forget(out.place, None)
+
+    def bring_back(self, *_: Any) -> None:
+        """Moves everything back in."""
+        storages = [self._carrier.fetch(out.place) for out in self._out]
+        for out, storage in zip(self._out, storages, strict=True):
+            self._carrier.fetched(out.place)
+            value = torch.empty(0, dtype=out.dtype, device=storage.device)
+            out.state[out.key] = value.set_(storage, 0, out.size, out.stride)
+            self._carrier.forget(out.place, storage)
+        self._out.clear()
+
+    def _moves(self, value: Any) -> bool:
+        return (
+            is_plain(value)
+            and value.device.type == self._carrier.device
+            and value.nbytes >= self._minimum_bytes
+            and value.untyped_storage().nbytes() == value.nbytes
+        )
+
+
+def stand_in(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns a tensor of the same sizes over one element: NaN where there is one, so that misuse shows."""
+    return _element(tensor.dtype, tensor.device).expand(tensor.size())
+
+
+@cache
+def _element(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.full((), float("nan") if dtype.is_floating_point else 0, dtype=dtype, device=device)

@@ -1,0 +1,127 @@
+"""Predicts a step whose saved tensors, optimizer state or parameters leave the device in between."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from memprof.errors import PolicyError
+from memprof.policies.draft import Draft
+from memprof.policies.swap.copies import copy_ops, copy_stalls_us
+from memprof.policies.swap.owned_transform import transform_parameters, transform_state
+from memprof.policies.swap.records import Records, find_records
+from memprof.trace.schema import NONE, Bools, Ints, Uses
+from memprof.trace.step import Step
+
+if TYPE_CHECKING:
+    from memprof.policies.swap.policy import Swap
+
+
+def transform_swap(step: Step, policy: Swap) -> Step:
+    """Rewrites a step as the policy would have changed it.
+
+    Raises:
+        PolicyError: A pattern matches nothing, or the step did not run where the policy moves from.
+    """
+    has_device = any(str(device).startswith("cuda") for device in set(step.storages.device))
+    if policy.to == "host" and not has_device:
+        raise PolicyError("This step ran in host memory already, so swap cannot move it there; write to = 'disk'.")
+    if policy.to == "disk" and has_device:
+        raise PolicyError("swap moves to disk what is in host memory, and this step ran on cuda; write to = 'host'.")
+    if policy.what == "optimizer":
+        return transform_state(step, policy)
+    if policy.what == "parameters":
+        return transform_parameters(step, policy)
+    return _transform_activations(step, policy)
+
+
+def _transform_activations(step: Step, policy: Swap) -> Step:
+    records = find_records(step, policy.modules, policy.minimum_bytes)
+    draft = Draft(step)
+    let_go = _let_go(records, policy.prefetch)
+    # The original is gone once nobody holds it, the copy out included: what is let go at a moment goes after the
+    # operator before it.
+    gone = np.maximum(records.held, let_go - 1)
+    # Backward takes the original where it is still there.
+    is_moved = gone < records.unpacked
+    back = _back(records, gone, policy.prefetch)
+
+    stalls_us = copy_stalls_us(step, records, let_go, back, is_moved, policy)
+    draft.duration_us = step.duration_us + stalls_us
+    outs = copy_ops(step, records.packed, records.storage, records.forward_op, "memprof.swap_out", policy.bytes_per_us)
+    out_ids = draft.insert_ops(outs, records.packed)
+    draft.insert_uses(_uses(out_ids, records.storage, "read"))
+
+    # Packed and let go at one moment, it goes with its own copy out.
+    last = np.where(gone < records.packed, out_ids, gone)
+    _replace_by_copies(draft, step, records.take(is_moved), last[is_moved], back[is_moved], policy.bytes_per_us)
+    return draft.build()
+
+
+def _replace_by_copies(draft: Draft, step: Step, moved: Records, last: Ints, back: Ints, bytes_per_us: float) -> None:
+    """Ends the originals after their last operators, and begins their copies."""
+    # At one moment the record that is needed itself comes first, then those ahead of it, from the last packed on.
+    order = np.lexsort((-np.arange(len(moved)), back))
+    ins = copy_ops(step, back[order], moved.storage[order], moved.forward_op[order], "memprof.swap_in", bytes_per_us)
+    in_ids = np.empty(len(moved), dtype=np.int64)
+    in_ids[order] = draft.insert_ops(ins, back[order])
+
+    copies = draft.storages.take(moved.storage).replace(created_op_id=in_ids, freed_op_id=moved.released)
+    copy_ids = draft.insert_storages(copies)
+    freed = draft.storages.freed_op_id.copy()
+    freed[moved.storage] = last
+    draft.storages = draft.storages.replace(freed_op_id=freed)
+
+    copy_of = np.full(len(draft.storages), NONE, dtype=np.int64)
+    copy_of[moved.storage] = copy_ids
+    begins = np.full(len(draft.storages), len(step.ops), dtype=np.int64)
+    begins[moved.storage] = back
+    uses = draft.uses
+    # Those of the copies out, which were inserted, are not meant.
+    is_late: Bools = (uses.op_id >= begins[uses.storage_id]) & (uses.op_id < len(step.ops))
+    draft.uses = uses.replace(storage_id=np.where(is_late, copy_of[uses.storage_id], uses.storage_id))
+    draft.insert_uses(_uses(in_ids, copy_ids, "write"))
+    # Autograd does not keep them any more.
+    draft.saved = draft.saved.take(copy_of[draft.saved.storage_id] == NONE)
+
+
+def _groups(records: Records) -> tuple[Ints, Ints]:
+    """Numbers the groups that one node packed each, in order of packing.
+
+    Returns:
+        The group of each record, and the moment at which each group begins to be packed.
+    """
+    _, first, code = np.unique(records.forward_op, return_index=True, return_inverse=True)
+    place = np.empty(len(first), dtype=np.int64)
+    place[np.argsort(first)] = np.arange(len(first))
+    return place[code], records.packed[np.sort(first)]
+
+
+def _let_go(records: Records, distance: int) -> Ints:
+    """Returns the moment at which each original is let go: a few nodes later, or when forward ends."""
+    if distance == 0:
+        return records.packed
+    group, packed = _groups(records)
+    later = np.append(packed[distance:], np.full(min(distance, len(packed)), np.iinfo(np.int64).max))
+    let_go: Ints = np.minimum(records.flushed, later[group])
+    return let_go
+
+
+def _back(records: Records, gone: Ints, distance: int) -> Ints:
+    """Returns the moment at which each copy back begins: when what one of the next nodes packed is needed."""
+    back = records.unpacked.copy()
+    if distance == 0 or not len(records):
+        return back
+    group, packed = _groups(records)
+    needed = np.full(len(packed), np.iinfo(np.int64).max)
+    np.minimum.at(needed, group, records.unpacked)
+    for ahead in range(min(distance, len(packed) - 1) + 1):
+        then = np.append(needed[ahead:], np.full(ahead, np.iinfo(np.int64).max))[group]
+        is_gone = gone < then
+        back[is_gone] = np.minimum(back, then)[is_gone]
+    return back
+
+
+def _uses(op_ids: Ints, storage_ids: Ints, role: str) -> Uses:
+    return Uses.of(op_id=op_ids, storage_id=storage_ids, role=np.full(len(op_ids), role, dtype=np.object_))

@@ -1,0 +1,490 @@
+"""Accumulation: what it predicts is what happens, and what it makes happen is the training of the whole batch."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import namedtuple
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from memprof.errors import PolicyError
+from memprof.policies.accumulate.batch import find_batch, part_sizes
+from memprof.policies.accumulate.feed import split_from_start
+from memprof.policies.accumulate.policy import Accumulate
+from memprof.policies.accumulate.round import Round
+from memprof.policies.accumulate.split import batch_size, micro_batches, split_batch
+from memprof.policies.job import Job
+from memprof.policies.plan import Plan
+from memprof.policies.registry import policy_type
+from memprof.replay.live import live_bytes
+from memprof.trace.schema import Table
+from memprof.trace.step import Step
+from tests.policies.faces import peaks, record_step, train
+
+
+@pytest.fixture(scope="module")
+def recorded() -> dict[str, Step]:
+    return {name: record_step(name) for name in ("shared", "unet", "lstm")}
+
+
+def columns(step: Step) -> list[bytes]:
+    tables = [value for value in vars(step).values() if isinstance(value, Table)]
+    return [getattr(table, column.name).tobytes() for table in tables for column in table.columns()]
+
+
+# -- settings ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [0, 1, -3, 2.0, True, "4"])
+def test_a_number_that_splits_nothing_is_refused(number: Any) -> None:
+    """Settings are checked when the policy is made, with a sentence that shows what to write."""
+    with pytest.raises(PolicyError, match="whole number of 2 or more"):
+        Accumulate(micro_batches=number)
+
+
+def test_the_flag_is_the_number() -> None:
+    """--accumulate 4 is four micro-batches; anything else is refused with an example."""
+    assert Accumulate.from_flag("4") == Accumulate(micro_batches=4)
+    assert Accumulate(4).describe() == "accumulate 4 micro-batches"
+    assert policy_type("accumulate") is Accumulate
+    with pytest.raises(PolicyError, match="write --accumulate 4"):
+        Accumulate.from_flag("many")
+
+
+# -- prediction -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("job", "parts", "bar"), [("shared", 5, 0.0), ("unet", 4, 0.003), ("lstm", 2, 0.003)])
+def test_the_two_faces_agree(recorded: dict[str, Step], job: str, parts: int, bar: float) -> None:
+    """The predicted peak is the measured one: exactly, or within oneDNN's own temporaries; also with uneven parts."""
+    plan = Plan((Accumulate(parts),))
+    predicted = plan.transform(recorded[job])
+    predicted.check()
+    measured = record_step(job, plan)
+    (expected, expected_phase), (found, phase) = peaks(predicted), peaks(measured)
+    assert abs(expected - found) <= bar * found
+    assert expected_phase == phase
+    assert predicted.bytes_at_start() == pytest.approx(measured.bytes_at_start(), rel=0.001)
+    assert predicted.ops.micro_batch.max() == measured.ops.micro_batch.max() == parts - 1
+
+
+def test_the_recorded_step_stays(recorded: dict[str, Step]) -> None:
+    """A transform is pure: not a byte of its input changes."""
+    before = columns(recorded["lstm"])
+    Accumulate(3).transform(recorded["lstm"])
+    assert columns(recorded["lstm"]) == before
+
+
+def test_each_micro_batch_has_its_operators_and_calls(recorded: dict[str, Step]) -> None:
+    """Forward and backward run once for each part, the optimizer once, with as much work as on the whole batch."""
+    before, after = recorded["shared"], Accumulate(4).transform(recorded["shared"])
+    for phase, times in (("forward", 4), ("backward", 4), ("optimizer", 1)):
+        assert (after.ops.phase == phase).sum() == times * (before.ops.phase == phase).sum()
+    assert after.ops.flops.sum() == before.ops.flops.sum()
+    assert len(after.module_calls) == 4 * len(before.module_calls)
+    inside = after.module_calls.first_op_id >= 0
+    assert np.all(after.module_calls.first_op_id[inside] <= after.module_calls.last_op_id[inside])
+    # Each later part adds its gradients to those that are there.
+    gradients = (before.storages.category == "gradient") & (before.storages.created_op_id >= 0)
+    assert (after.ops.name == "aten.add_.Tensor").sum() == 3 * gradients.sum() + (
+        before.ops.name == "aten.add_.Tensor"
+    ).sum()
+
+
+def test_parameters_gradients_and_state_keep_their_size(recorded: dict[str, Step]) -> None:
+    """Only what grows with the batch shrinks."""
+    before, after = recorded["shared"].storages, Accumulate(4).transform(recorded["shared"]).storages
+    for category in ("parameter", "gradient", "optimizer_state"):
+        assert (
+            after.allocated_bytes[after.category == category].sum()
+            == before.allocated_bytes[before.category == category].sum()
+        )
+
+
+def test_the_batch_is_found(recorded: dict[str, Step]) -> None:
+    """The batch size comes from the inputs; a BatchNorm's statistics do not grow, although 24 is a multiple of 8."""
+    batch = find_batch(recorded["unet"])
+    storages = recorded["unet"].storages
+    assert batch.size == 8
+    assert not batch.is_proportional[storages.shape == "24"].any()
+    assert batch.is_proportional[(storages.shape == "8x24x16x16") & (storages.category == "activation")].all()
+    assert find_batch(recorded["lstm"]).size == 12
+
+
+def test_parts_are_as_tensor_split_has_them() -> None:
+    """The remainder goes to the first parts; a batch of fewer samples has one part a sample."""
+    for size in range(1, 14):
+        for parts in range(2, 6):
+            expected = [len(part) for part in torch.arange(size).tensor_split(min(parts, size))]
+            assert part_sizes(size, parts).tolist() == expected
+
+
+def test_an_update_before_the_last_backward_is_refused(recorded: dict[str, Step]) -> None:
+    """A step in backward uses gradients that would not be complete."""
+    step = recorded["lstm"]
+    phase = step.ops.phase.copy()
+    phase[np.flatnonzero(phase == "backward")[10]] = "optimizer"
+    with pytest.raises(PolicyError, match="its optimizer runs before the last backward"):
+        Accumulate(2).transform(dataclasses.replace(step, ops=step.ops.replace(phase=phase)))
+
+
+def test_a_step_without_training_is_refused(recorded: dict[str, Step]) -> None:
+    """Evaluation has nothing to accumulate."""
+    step = recorded["lstm"]
+    phase = step.ops.phase.copy()
+    phase[phase == "backward"] = "other"
+    with pytest.raises(PolicyError, match="record a step that trains"):
+        Accumulate(2).transform(dataclasses.replace(step, ops=step.ops.replace(phase=phase)))
+
+
+def test_live_bytes_end_where_they_began(recorded: dict[str, Step]) -> None:
+    """No micro-batch leaves behind more than the recorded step did."""
+    before, after = recorded["unet"], Accumulate(4).transform(recorded["unet"])
+    assert live_bytes(after).after[-1] == pytest.approx(live_bytes(before).after[-1], rel=0.001)
+
+
+# -- splitting --------------------------------------------------------------------------------------------------------
+
+Pair = namedtuple("Pair", ["image", "label"])
+
+
+def test_batches_of_any_structure_are_split() -> None:
+    """Tuples, dicts and lists keep their types, names are split with the tensors, and what is no batch is shared."""
+    scale = torch.ones(3)
+    batch = {"pair": Pair(torch.arange(10), torch.arange(20).view(10, 2)), "names": list("abcdefghij"), "scale": scale}
+    parts = split_batch(batch, 4)
+    assert parts is not None
+    assert [len(part.batch["pair"].image) for part in parts] == [3, 3, 2, 2]
+    assert isinstance(parts[0].batch["pair"], Pair)
+    assert parts[1].batch["names"] == ["d", "e", "f"]
+    assert parts[3].batch["scale"] is scale
+    assert sum(part.weight for part in parts) == pytest.approx(1)
+    assert torch.equal(torch.cat([part.batch["pair"].label for part in parts]), batch["pair"].label)
+
+
+def test_images_of_any_size_in_a_list_are_split_by_the_list() -> None:
+    """Where the loader says how many samples there are, a list of so many is the batch, not the channels within."""
+    batch = ([torch.zeros(3, size, size) for size in (4, 5, 6, 7)], [{"box": torch.zeros(2, 4)} for _ in range(4)])
+    parts = split_batch(batch, 2, expected_size=4)
+    assert parts is not None
+    assert [len(part.batch[0]) for part in parts] == [2, 2]
+    assert [len(part.batch[1]) for part in parts] == [2, 2]
+
+
+def test_what_cannot_be_split_is_told() -> None:
+    """Packed sequences lie interleaved, and text has no tensors."""
+    packed = nn.utils.rnn.pack_sequence([torch.zeros(3), torch.zeros(2)])
+    assert batch_size((packed, torch.zeros(2))) is None
+    with pytest.raises(PolicyError, match="finds nothing to split in a str"):
+        next(micro_batches("text", 2))
+
+
+# -- training ---------------------------------------------------------------------------------------------------------
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 16), nn.Linear(16, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.second(torch.tanh(self.first(x)))
+        return out
+
+
+class Setup:
+    """A model, its optimizer and a loader whose last batch is smaller."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.model = Net()
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.05)
+        self.loader = DataLoader(TensorDataset(torch.randn(26, 6), torch.randint(3, (26,))), batch_size=10)
+        self.updates = 0
+        self.optimizer.register_step_post_hook(self._count)
+        self.job = Job(self.model, [self.optimizer])
+
+    def _count(self, *args: Any) -> None:
+        self.updates += 1
+
+    def loss(self, batch: Any) -> torch.Tensor:
+        return nn.functional.cross_entropy(self.model(batch[0]), batch[1])
+
+    def weights(self) -> torch.Tensor:
+        return torch.cat([p.detach().flatten() for p in self.model.parameters()])
+
+
+def run(setup: Setup, loop: str, scheduler: Any = None) -> None:
+    """One epoch of a loop as people write them."""
+    model, optimizer = setup.model, setup.optimizer
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0, enabled=True)
+    for batch in setup.loader:
+        if loop == "zero at the end":
+            setup.loss(batch).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        elif loop == "model.zero_grad":
+            model.zero_grad()
+            setup.loss(batch).backward()
+            optimizer.step()
+        elif loop == "closure":
+
+            def closure(batch: Any = batch) -> torch.Tensor:
+                optimizer.zero_grad()
+                loss = setup.loss(batch)
+                loss.backward()
+                return loss
+
+            optimizer.step(closure)
+        elif loop == "scaler":
+            optimizer.zero_grad()
+            scaler.scale(setup.loss(batch)).backward()
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+            scaler.step(optimizer)
+            scaler.update()
+        else:
+            optimizer.zero_grad()
+            setup.loss(batch).backward()
+            if loop == "clip norm":
+                nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+            if loop == "clip value":
+                nn.utils.clip_grad_value_(model.parameters(), 0.01)
+            optimizer.step()
+        if scheduler is not None:
+            scheduler.step()
+
+
+LOOPS = ("plain", "zero at the end", "model.zero_grad", "closure", "scaler", "clip norm", "clip value")
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_training_is_that_of_the_whole_batch(loop: str) -> None:
+    """Whatever the loop looks like, uneven parts included, parameters are those of the plain run but for rounding."""
+    plain, parted = Setup(), Setup()
+    run(plain, loop)
+    Accumulate(4).apply(parted.job)
+    run(parted, loop)
+    assert plain.updates == parted.updates == 3
+    torch.testing.assert_close(parted.weights(), plain.weights(), rtol=1e-4, atol=1e-5)
+
+
+def test_gradients_of_a_recorded_job_are_those_of_the_whole_batch() -> None:
+    """After three steps of a model with shared weights, parameters agree to 1e-4 of the learning rate's scale."""
+    plain, parted = train("shared"), train("shared", Plan((Accumulate(4),)))
+    assert len(parted.losses) == 12
+    for name, value in plain.state.items():
+        torch.testing.assert_close(parted.state[name], value, rtol=1e-3, atol=2e-4)
+    for step in range(3):
+        assert math.fsum(parted.losses[4 * step : 4 * step + 4]) / 4 == pytest.approx(plain.losses[step], rel=1e-4)
+
+
+def test_a_scheduler_of_every_batch_moves_once_a_batch() -> None:
+    """An LR scheduler that steps in the loop sees as many batches as before, made before or after apply."""
+    for made_before in (True, False):
+        setup = Setup()
+        if made_before:
+            scheduler = torch.optim.lr_scheduler.ExponentialLR(setup.optimizer, 0.5)
+        Accumulate(4).apply(setup.job)
+        if not made_before:
+            scheduler = torch.optim.lr_scheduler.ExponentialLR(setup.optimizer, 0.5)
+        run(setup, "plain", scheduler)
+        assert setup.optimizer.param_groups[0]["lr"] == pytest.approx(0.05 * 0.5**3)
+        setup.job.undo()
+
+
+def test_a_loop_that_accumulates_already_goes_on_doing_so() -> None:
+    """A step() every second batch stays one update of two batches."""
+    weights = []
+    for parts in (1, 2):
+        setup = Setup()
+        setup.loader = DataLoader(setup.loader.dataset, batch_size=6, drop_last=True)
+        if parts > 1:
+            Accumulate(parts).apply(setup.job)
+        for number, batch in enumerate(setup.loader):
+            (setup.loss(batch) / 2).backward()
+            if number % 2 == 1:
+                setup.optimizer.step()
+                setup.optimizer.zero_grad()
+        assert setup.updates == 2
+        weights.append(setup.weights())
+    torch.testing.assert_close(*weights, rtol=1e-4, atol=1e-5)
+
+
+def test_evaluation_sees_whole_batches() -> None:
+    """Only while the model is in training mode are batches split, also between two micro-batches."""
+    setup = Setup()
+    Accumulate(2).apply(setup.job)
+    sizes = []
+    for batch in setup.loader:
+        setup.loss(batch).backward()
+        setup.model.eval()
+        sizes.append([len(each[0]) for each in setup.loader])
+        setup.model.train()
+        setup.optimizer.step()
+        setup.optimizer.zero_grad()
+    assert sizes == [[10, 10, 6]] * 6
+    assert setup.updates == 3
+
+
+def test_a_batch_left_halfway_is_dropped_whole() -> None:
+    """Gradients of a batch whose last part never ran do not leak into the next."""
+    plain, parted = Setup(), Setup()
+    run(plain, "zero at the end")
+    Accumulate(2).apply(parted.job)
+    for batch in parted.loader:
+        parted.loss(batch).backward()
+        parted.optimizer.step()
+        break
+    run(parted, "zero at the end")
+    torch.testing.assert_close(parted.weights(), plain.weights(), rtol=1e-4, atol=1e-5)
+
+
+def test_a_plan_applied_within_the_loop_begins_with_the_next_batch() -> None:
+    """At the model's first forward the first batch is in hand already: it runs whole, and this is said."""
+    setup, sizes = Setup(), []
+    for batch in setup.loader:
+        if not sizes:
+            Accumulate(2).apply(setup.job)
+        sizes.append(len(batch[0]))
+        setup.optimizer.zero_grad()
+        setup.loss(batch).backward()
+        setup.optimizer.step()
+    assert sizes == [10, 5, 5, 3, 3]
+    assert setup.updates == 3
+    assert any("runs whole" in note for note in setup.job.notes)
+
+
+def test_a_script_can_be_split_from_its_first_batch() -> None:
+    """Begun before the script, the plan finds the first part in hand when it is applied; what ran without gradients
+    before, such as a trial evaluation, saw whole batches."""
+    plain, parted = Setup(), Setup()
+    run(plain, "plain")
+    split_from_start(2)
+    with torch.no_grad():
+        assert [len(batch[0]) for batch in parted.loader] == [10, 10, 6]
+    sizes = []
+    for batch in parted.loader:
+        if not sizes:
+            Accumulate(2).apply(parted.job)
+        sizes.append(len(batch[0]))
+        parted.optimizer.zero_grad()
+        parted.loss(batch).backward()
+        parted.optimizer.step()
+    assert sizes == [5, 5, 5, 5, 3, 3]
+    assert parted.updates == 3
+    assert not any("runs whole" in note for note in parted.job.notes)
+    torch.testing.assert_close(parted.weights(), plain.weights(), rtol=1e-4, atol=1e-5)
+
+
+def test_micro_batches_in_a_loop_of_ones_own() -> None:
+    """Where no DataLoader feeds the model, micro_batches() in the loop does the same; a loader's part stays whole."""
+    plain, parted = Setup(), Setup()
+    data = [(torch.randn(7, 6), torch.randint(3, (7,))) for _ in range(3)]
+    Accumulate(3).apply(parted.job)
+    for setup in (plain, parted):
+        for batch in data:
+            for part in micro_batches(batch, 3) if setup is parted else [batch]:
+                setup.optimizer.zero_grad()
+                setup.loss(part).backward()
+                setup.optimizer.step()
+    assert parted.updates == 3
+    torch.testing.assert_close(parted.weights(), plain.weights(), rtol=1e-4, atol=1e-5)
+    assert [len(part[0]) for batch in parted.loader for part in micro_batches(batch, 3)] == [4, 3, 3, 4, 3, 3, 2, 2, 2]
+
+
+# -- refusals and undo ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def leave_nothing() -> Any:
+    """Takes back what a test applied: the iterators of all DataLoaders are changed."""
+    made: list[Job] = []
+    before = Job.__init__
+
+    def note(job: Job, *args: Any, **kwargs: Any) -> None:
+        before(job, *args, **kwargs)
+        made.append(job)
+
+    Job.__init__ = note  # type: ignore[method-assign]
+    yield
+    Job.__init__ = before  # type: ignore[method-assign]
+    for job in made:
+        job.undo()
+    assert not Round.active()
+
+
+def test_a_job_without_a_loader_is_told_what_to_write() -> None:
+    """The first update without any micro-batch raises, with the line to put into the loop."""
+    setup = Setup()
+    Accumulate(4).apply(setup.job)
+    setup.loss((torch.randn(4, 6), torch.zeros(4, dtype=torch.long))).backward()
+    with pytest.raises(PolicyError, match=r"for part in memprof\.micro_batches\(batch, 4\)"):
+        setup.optimizer.step()
+
+
+def test_gradients_that_would_be_mixed_up_are_refused() -> None:
+    """A GAN's discriminator drops what the generator's backward left in it; held back, it would learn from that."""
+    setup = Setup()
+    Accumulate(2).apply(setup.job)
+    batch = next(iter(setup.loader))
+    setup.loss(batch).backward()
+    setup.optimizer.step()
+    setup.loss(batch).backward()
+    with pytest.raises(PolicyError, match="two networks train in turn"):
+        setup.optimizer.zero_grad()
+
+
+@pytest.mark.parametrize(
+    ("optimizers", "sentence"),
+    [
+        ([], "make the optimizer before the model is first called"),
+        ([torch.optim.LBFGS], "calls its closure many times"),
+    ],
+)
+def test_jobs_that_do_not_fit_are_refused_unchanged(optimizers: Any, sentence: str) -> None:
+    """A refusal comes before anything is changed."""
+    setup = Setup()
+    before = torch.autograd.backward
+    with pytest.raises(PolicyError, match=sentence):
+        Accumulate(2).apply(Job(setup.model, [kind(setup.model.parameters()) for kind in optimizers]))
+    assert torch.autograd.backward is before
+
+
+def test_batch_norm_is_warned_of() -> None:
+    """Statistics over fewer samples are other statistics."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    job = Job(model, [torch.optim.SGD(model.parameters(), lr=0.1)])
+    Accumulate(2).apply(job)
+    assert any("1 BatchNorm layers take their statistics over one micro-batch" in note for note in job.notes)
+
+
+def test_undo_leaves_everything_as_it_was() -> None:
+    """After undo the loader, the optimizer, clipping, scalers and schedulers are torch's own again."""
+    from torch.nn.utils import clip_grad
+    from torch.utils.data import dataloader
+
+    def places() -> list[Any]:
+        kinds = (torch.amp.GradScaler, torch.optim.lr_scheduler.LRScheduler)
+        return [
+            dataloader._BaseDataLoaderIter.__next__,
+            torch.autograd.backward,
+            clip_grad._clip_grads_with_norm_,
+            torch.nn.utils.clip_grad_value_,
+            *(kind.step for kind in kinds),
+        ]
+
+    setup, before = Setup(), places()
+    Accumulate(2).apply(setup.job)
+    assert not any(one is other for one, other in zip(places(), before, strict=True))
+    setup.job.undo()
+    assert all(one is other for one, other in zip(places(), before, strict=True))
+    assert not {"step", "zero_grad"} & vars(setup.optimizer).keys()
+    assert "zero_grad" not in vars(setup.model)
+    assert [len(batch[0]) for batch in setup.loader] == [10, 10, 6]

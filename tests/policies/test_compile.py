@@ -1,0 +1,78 @@
+"""Compiled modules: real compilation on this machine, and predictions that are measurements."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+import torch
+from torch import nn
+
+from memprof.errors import PolicyError
+from memprof.policies.compile.policy import Compile
+from memprof.policies.job import Job
+from memprof.policies.plan import Plan
+from tests.policies.faces import record_step, train
+
+HAS_COMPILER = shutil.which("g++") is not None
+
+
+@pytest.mark.parametrize(
+    ("text", "words"), [("layers.*@much", "cannot be 'much'"), ("@2", "share from 0 to 1"), ("a@-1", "share")]
+)
+def test_bad_flag_is_refused_with_a_sentence(text, words):
+    """A budget that is no share is refused with what to write."""
+    with pytest.raises(PolicyError, match=words):
+        Compile.from_flag(text)
+
+
+def test_flag():
+    """--compile 'layers.*,head@0.5' names modules and a budget; '.' is the model."""
+    assert Compile.from_flag("layers.*,head@0.5") == Compile(("layers.*", "head"), 0.5)
+    assert Compile.from_flag(".") == Compile(("",), 1.0)
+    assert Compile.from_flag("layers.*@0.5").describe() == "compile layers.* at 0.5"
+
+
+def test_unmeasured_plan_is_refused_with_the_way_to_measure():
+    """What nobody has measured is not predicted; the sentence is the command that measures it."""
+    step = record_step("lstm")
+    with pytest.raises(PolicyError, match=r"memprof record --compile 'layers\.\*@0\.5' train\.py"):
+        Compile(("layers.*",), 0.5).transform(step)
+    with pytest.raises(PolicyError, match="is not there"):
+        Compile(("layers.*",), measured="nowhere.memprof").transform(step)
+
+
+def test_measured_run_is_the_prediction(tmp_path):
+    """Given a recording of the plan, the prediction is its steady step; one of another model is refused."""
+    path = tmp_path / "compiled.memprof"
+    train("lstm", steps=4, record=path)
+    step = record_step("lstm")
+    predicted = Compile(("layers.*",), measured=str(path)).transform(step)
+    assert list(predicted.ops.name) == list(step.ops.name)
+    with pytest.raises(PolicyError, match="another model"):
+        Compile(("layers.*",), measured=str(path)).transform(record_step("shared"))
+
+
+def test_pattern_without_module_is_refused():
+    """A pattern that matches nothing is refused before anything is compiled."""
+    model = nn.Sequential(nn.Linear(2, 2))
+    with pytest.raises(PolicyError, match="No module"):
+        Compile(("layers.*",)).apply(Job(model))
+    assert "forward" not in model[0].__dict__
+
+
+@pytest.mark.skipif(not HAS_COMPILER, reason="there is no C++ compiler")
+@pytest.mark.filterwarnings("ignore")  # torch's own, while it compiles
+def test_compiled_training_is_the_same_within_rounding():
+    """A compiled module trains as before within rounding, also under a budget, and undo takes it back."""
+    plain = train("shared")
+    for budget in (1.0, 0.1):
+        compiled = train("shared", Plan((Compile(("mixer.norm",), budget),)))
+        assert compiled.losses == pytest.approx(plain.losses, rel=1e-5)
+        for key, value in plain.state.items():
+            torch.testing.assert_close(compiled.state[key], value, rtol=1e-3, atol=1e-5)
+    model = nn.Sequential(nn.Linear(2, 2))
+    job = Job(model)
+    Compile(("0",)).apply(job)
+    job.undo()
+    assert "forward" not in model[0].__dict__

@@ -1,0 +1,234 @@
+"""Chunked cross-entropy: the same loss and gradients, and never a whole softmax."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from memprof.errors import PolicyError
+from memprof.policies.job import Job
+from memprof.policies.loss.lazy import LazyLogits
+from memprof.policies.loss.policy import ChunkedLoss
+from memprof.policies.plan import Plan
+from memprof.replay.live import live_bytes
+from memprof.trace.schema import TABLES
+from memprof.trace.step import Step
+from tests.policies.faces import compare, record_step, train
+
+HEADS = {"gpt": "head", "lstm": "predict", "shared": "head"}
+cross_entropy = F.cross_entropy  # as a script would import it, before any plan
+
+
+@cache
+def recorded(name: str) -> Step:
+    return record_step(name)
+
+
+def peak(step: Step) -> int:
+    return int(live_bytes(step).during.max())
+
+
+class Small(nn.Module):
+    def __init__(self, bias: bool = True) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(50, 16)
+        self.head = nn.Linear(16, 50, bias=bias)
+
+    def forward(self, ids):
+        return self.head(self.embed(ids))
+
+
+@pytest.mark.parametrize("text", ["eight", "1", "0,head", ""])
+def test_bad_flag_is_refused_with_a_sentence(text):
+    """A flag that makes no sense is refused with what to write."""
+    with pytest.raises(PolicyError, match="write a"):
+        ChunkedLoss.from_flag(text)
+
+
+def test_flag():
+    """--loss 8,lm_head means eight chunks and the layer lm_head."""
+    assert ChunkedLoss.from_flag("8,lm_head") == ChunkedLoss(chunks=8, head="lm_head")
+    assert ChunkedLoss.from_flag("4").describe() == "loss in 4 chunks"
+
+
+def test_transform_leaves_its_input():
+    """The recorded step is what it was after a prediction from it, and the prediction contradicts nothing."""
+    step = recorded("lstm")
+    before = {name: getattr(step, name) for name in ("ops", "storages", "uses", "saved", "module_calls")}
+    copies = {name: table.take(slice(None)) for name, table in before.items()}
+    ChunkedLoss(4, minimum_bytes=0).transform(step).check()
+    for name, table in copies.items():
+        for column in next(kind for kind in TABLES if type(table) is kind).columns():
+            np.testing.assert_array_equal(getattr(getattr(step, name), column.name), getattr(table, column.name))
+
+
+@pytest.mark.parametrize("name", ["gpt", "lstm", "shared", "unet"])
+def test_prediction_is_the_measured_peak(name):
+    """Prediction and measurement of whole logits agree to the byte."""
+    plan = Plan((ChunkedLoss(4, minimum_bytes=0),))
+    predicted, measured = plan.transform(recorded(name)), record_step(name, plan)
+    assert peak(predicted) == peak(measured), compare(predicted, measured)
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_prediction_with_the_head_is_the_measured_peak(name):
+    """Prediction and measurement agree to the byte where the logits are never whole, and it saves more."""
+    plan = Plan((ChunkedLoss(4, head=HEADS[name], minimum_bytes=0),))
+    predicted, measured = plan.transform(recorded(name)), record_step(name, plan)
+    assert peak(predicted) == peak(measured), compare(predicted, measured)
+    assert peak(predicted) < peak(ChunkedLoss(4, minimum_bytes=0).transform(recorded(name)))
+
+
+@pytest.mark.parametrize("head", [False, True])
+@pytest.mark.parametrize("name", HEADS)
+def test_training_is_the_same_within_rounding(name, head):
+    """Three steps give the plain run's losses and parameters within rounding: chunks are summed in another order."""
+    plan = Plan((ChunkedLoss(4, head=HEADS[name] if head else "", minimum_bytes=0),))
+    plain, changed = train(name), train(name, plan)
+    assert changed.losses == pytest.approx(plain.losses, rel=1e-5)
+    for key, gradient in plain.gradients.items():
+        torch.testing.assert_close(changed.gradients[key], gradient, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("targets", ["indices", "probabilities"])
+@pytest.mark.parametrize("shape", [(37, 11), (5, 7, 4, 3)])
+def test_every_form_of_cross_entropy(shape, targets, weighted, reduction, smoothing, dtype):
+    """Weights, ignored targets, smoothing, probabilities and images have torch's own loss and gradient."""
+    torch.manual_seed(0)
+    logits = torch.randn(shape).to(dtype).requires_grad_()
+    weight = torch.rand(shape[1]).to(dtype) if weighted else None
+    target = torch.softmax(torch.randn(shape), 1).to(dtype)
+    if targets == "indices":
+        target = torch.randint(shape[1], (shape[0], *shape[2:]))
+        target.view(-1)[::3] = -100
+    tolerance = {"rtol": 2e-2, "atol": 2e-2} if dtype is torch.bfloat16 else {"rtol": 1e-5, "atol": 1e-6}
+
+    def run():
+        loss = cross_entropy(logits, target, weight, reduction=reduction, label_smoothing=smoothing)
+        return loss, torch.autograd.grad(loss, logits, torch.ones_like(loss) * 0.7)[0]
+
+    expected = run()
+    job = Job(nn.Linear(2, 2))
+    ChunkedLoss(4, minimum_bytes=0).apply(job)
+    found = run()
+    job.undo()
+    assert "Chunked" in type(found[0].grad_fn).__name__
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype == other.dtype
+        torch.testing.assert_close(one, other, **tolerance)
+
+
+class Square(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, upstream):
+        return 2 * ctx.saved_tensors[0] * upstream
+
+
+USES = {
+    "flattened": lambda logits, t: F.cross_entropy(logits.flatten(0, 1), t.flatten()),
+    "shifted": lambda logits, t: F.cross_entropy(
+        logits.float()[..., :-1, :].contiguous().view(-1, 50), t[:, 1:].reshape(-1)
+    ),
+    "transposed": lambda logits, t: F.cross_entropy(logits.transpose(1, 2), t),
+    "looked at": lambda logits, t: (
+        F.cross_entropy(logits.view(-1, 50), t.view(-1)) + 0 * (logits.argmax(-1) == t).float().mean()
+    ),
+    "another loss": lambda logits, t: F.nll_loss(
+        torch.log_softmax(logits.reshape(-1, logits.size(-1)), -1), t.view(-1)
+    ),
+    "own function": lambda logits, t: Square.apply(logits).mean(),
+    "arithmetic": lambda logits, t: F.cross_entropy((logits * 2 + 1).flatten(0, 1), t.flatten()),
+    "module": lambda logits, t: nn.CrossEntropyLoss()(logits.view(-1, 50), t.view(-1)),
+}
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("use", USES)
+def test_lazy_logits_serve_whatever_touches_them(use, autocast):
+    """Logits that are not made yet give every use its right value and gradient, under autocast, too."""
+    torch.manual_seed(0)
+    model, ids, targets = Small(), torch.randint(50, (4, 9)), torch.randint(50, (4, 9))
+    tolerance = {"rtol": 3e-2, "atol": 3e-3} if autocast else {"rtol": 1e-4, "atol": 1e-6}
+
+    def run():
+        model.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            loss = USES[use](model(ids), targets)
+        loss.backward()
+        return [loss.detach(), *(parameter.grad.clone() for parameter in model.parameters())]
+
+    expected = run()
+    job = Job(model)
+    ChunkedLoss(4, head="head", minimum_bytes=0).apply(job)
+    found = run()
+    job.undo()
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, **tolerance)
+
+
+def test_logits_are_whole_without_gradients():
+    """In evaluation the model returns plain logits."""
+    model = Small()
+    job = Job(model)
+    ChunkedLoss(4, head="head", minimum_bytes=0).apply(job)
+    ids = torch.randint(50, (4, 9))
+    assert type(model(ids)) is LazyLogits
+    with torch.no_grad():
+        assert type(model(ids)) is torch.Tensor
+    job.undo()
+
+
+def test_undo_restores():
+    """After undo cross-entropy and the head are torch's own, also for who imported the function before."""
+    code, model = F.cross_entropy.__code__, Small()
+    job = Job(model)
+    ChunkedLoss(4, head="head").apply(job)
+    assert F.cross_entropy.__code__ is not code
+    job.undo()
+    assert F.cross_entropy.__code__ is code
+    assert "forward" not in model.head.__dict__
+
+
+def test_small_and_unknown_calls_are_torchs_own():
+    """Small logits are left alone silently, calls it does not know with a note."""
+    job = Job(Small())
+    ChunkedLoss(4, minimum_bytes=100).apply(job)
+    small = F.cross_entropy(torch.randn(2, 3, requires_grad=True), torch.tensor([0, 1]))
+    assert "Chunked" not in type(small.grad_fn).__name__
+    assert not job.notes
+    soft = torch.softmax(torch.randn(8, 9), 1).requires_grad_()
+    F.cross_entropy(torch.randn(8, 9, requires_grad=True), soft).backward()
+    job.undo()
+    assert job.notes == ["A cross-entropy was left to torch: its targets or weights need gradients."]
+
+
+def test_head_that_is_no_linear_is_refused():
+    """Naming a module that makes no logits is refused before anything is changed."""
+    model, code = Small(), F.cross_entropy.__code__
+    with pytest.raises(PolicyError, match="is a Embedding, not a Linear"):
+        ChunkedLoss(4, head="embed").apply(Job(model))
+    with pytest.raises(PolicyError, match="No module of the model matches 'hed'; near are head"):
+        ChunkedLoss(4, head="hed").apply(Job(model))
+    assert F.cross_entropy.__code__ is code
+
+
+def test_step_without_large_logits_is_refused():
+    """A step whose logits are small has nothing to gain, and the sentence says so."""
+    with pytest.raises(PolicyError, match="no cross-entropy on logits of 1,048,576 bytes or more"):
+        ChunkedLoss(4).transform(recorded("lstm"))
+    with pytest.raises(PolicyError, match="does not make the logits"):
+        ChunkedLoss(4, head="layers.0", minimum_bytes=0).transform(recorded("lstm"))

@@ -1,0 +1,373 @@
+"""Optimizers: when they update, in which form, and where their state is."""
+
+from __future__ import annotations
+
+import importlib.util
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import clip_grad_norm_
+
+from memprof.errors import PolicyError
+from memprof.policies.job import Job
+from memprof.policies.optimizer.policy import OptimizerPolicy
+from memprof.policies.optimizer.updates import HostUpdates
+from memprof.policies.plan import Plan
+from memprof.replay.live import live_bytes
+from memprof.trace.schema import TABLES
+from memprof.trace.step import Step
+from tests.policies import faces
+from tests.policies.faces import compare, record_step, train
+
+HAS_EIGHT_BIT = any(importlib.util.find_spec(name) for name in ("torchao", "bitsandbytes"))
+FORMS = {"loop": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}
+OPTIMIZERS = {
+    "AdamW": (torch.optim.AdamW, {}),
+    "Adam amsgrad": (torch.optim.Adam, {"amsgrad": True, "weight_decay": 0.1}),
+    "SGD Nesterov": (torch.optim.SGD, {"lr": 0.01, "momentum": 0.9, "nesterov": True}),
+}
+
+
+@cache
+def recorded(name: str) -> Step:
+    return record_step(name)
+
+
+def peak(step: Step, phase: str = "") -> int:
+    during = live_bytes(step).during
+    return int(during[step.ops.phase == phase].max() if phase else during.max())
+
+
+def small_job(kind=torch.optim.Adam, **settings):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+    return model, kind(model.parameters(), **settings)
+
+
+@pytest.fixture
+def applied():
+    """Applies a policy to a model and an optimizer, and takes it back when the test is over."""
+    jobs = []
+
+    def apply(policy, model, optimizer):
+        jobs.append(Job(model, [optimizer]))
+        policy.apply(jobs[-1])
+        return jobs[-1]
+
+    yield apply
+    for job in jobs:
+        job.undo()
+
+
+def backward(model) -> None:
+    model(torch.ones(3, 4)).sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "write at least one of"),
+        ("fast", "does not know 'fast'"),
+        ("foreach,fused", "foreach and fused at once"),
+        ("8bit,host", "8bit and host at once"),
+        ("8bit,foreach", "state in 8bit and a foreach loop"),
+    ],
+)
+def test_bad_flag_is_refused_with_a_sentence(text, words):
+    """A flag that makes no sense is refused with what to write."""
+    with pytest.raises(PolicyError, match=words):
+        OptimizerPolicy.from_flag(text)
+
+
+def test_flag():
+    """--optimizer in-backward,foreach sets both."""
+    policy = OptimizerPolicy.from_flag("in-backward, foreach")
+    assert policy == OptimizerPolicy(loop="foreach", in_backward=True)
+    assert policy.describe() == "optimizer in-backward, foreach"
+
+
+@pytest.mark.parametrize("policy", [OptimizerPolicy(in_backward=True), OptimizerPolicy(loop="foreach")])
+def test_transform_leaves_its_input(policy):
+    """The recorded step is what it was after a prediction from it, and the prediction contradicts nothing."""
+    step = recorded("lstm")
+    tables = [getattr(step, name) for name in ("ops", "storages", "uses", "saved", "module_calls")]
+    copies = [table.take(slice(None)) for table in tables]
+    policy.transform(step).check()
+    for table, copy in zip(tables, copies, strict=True):
+        for column in next(kind for kind in TABLES if type(table) is kind).columns():
+            np.testing.assert_array_equal(getattr(table, column.name), getattr(copy, column.name))
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("lstm", "in-backward"), ("shared", "foreach"), ("unet", "in-backward,fused"), ("lstm", "fused")],
+)
+def test_prediction_is_the_measured_peak(name, text):
+    """Prediction and measurement agree to the byte: in the step, and in the optimizer's own phase."""
+    plan = Plan((OptimizerPolicy.from_flag(text),))
+    predicted, measured = plan.transform(recorded(name)), record_step(name, plan)
+    assert peak(predicted) == peak(measured), compare(predicted, measured)
+    if "in-backward" not in text:
+        assert peak(predicted, "optimizer") == peak(measured, "optimizer")
+
+
+@pytest.mark.parametrize(
+    ("name", "form", "target"),
+    [
+        ("AdamW", "loop", "foreach"),
+        ("AdamW", "fused", "loop"),
+        ("Adam amsgrad", "foreach", "loop"),
+        ("SGD Nesterov", "loop", "foreach"),
+        ("SGD Nesterov", "foreach", "in-backward"),
+    ],
+)
+def test_forms_become_each_other(name, form, target, monkeypatch):
+    """From whichever form was recorded, the optimizer's own bytes in another are predicted to the byte."""
+    kind, settings = OPTIMIZERS[name]
+    job = faces.load_job("shared")
+    monkeypatch.setattr(job, "make_optimizer", lambda model: kind(model.parameters(), **settings, **FORMS[form]))
+    monkeypatch.setattr(job, "BATCH", 1)
+    monkeypatch.setattr(job, "LENGTH", 8)
+    plan = Plan((OptimizerPolicy.from_flag(target),))
+    predicted, measured = plan.transform(record_step("shared")), record_step("shared", plan)
+    phase = "backward" if target == "in-backward" else "optimizer"
+    assert peak(predicted, phase) == peak(measured, phase), compare(predicted, measured)
+    assert peak(predicted) == peak(measured), compare(predicted, measured)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("gpt", "in-backward"), ("resnet", "in-backward"), ("shared", "in-backward,foreach"), ("lstm", "foreach")],
+)
+def test_training_is_the_same_to_the_bit(name, text):
+    """Three steps in another order or with foreach give the plain run's parameters, bit by bit."""
+    plain, changed = train(name), train(name, Plan((OptimizerPolicy.from_flag(text),)))
+    assert changed.losses == plain.losses
+    assert all(torch.equal(changed.state[key], value) for key, value in plain.state.items())
+
+
+@pytest.mark.parametrize("name", ["lstm"])
+def test_fused_training_is_the_same_within_rounding(name):
+    """A fused kernel rounds otherwise: after three steps no parameter is further off than 1e-5."""
+    plain, changed = train(name), train(name, Plan((OptimizerPolicy(loop="fused"),)))
+    for key, value in plain.state.items():
+        torch.testing.assert_close(changed.state[key], value, rtol=1e-4, atol=1e-5)
+
+
+def test_schedules_and_hooks_work_in_backward():
+    """A scheduler's rates are honoured, and hooks on the optimizer run once a step."""
+    ends = []
+    for policy in (None, OptimizerPolicy(in_backward=True)):
+        model, optimizer = small_job(lr=0.1)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+        steps = []
+        optimizer.register_step_post_hook(lambda *_, steps=steps: steps.append(1))
+        job = Job(model, [optimizer])
+        if policy:
+            policy.apply(job)
+        for _ in range(4):
+            optimizer.zero_grad()
+            backward(model)
+            optimizer.step()
+            scheduler.step()
+        assert len(steps) == 4
+        assert len(optimizer.param_groups[0]["params"]) == 4
+        ends.append([parameter.detach().clone() for parameter in model.parameters()])
+        job.undo()
+    assert all(torch.equal(one, other) for one, other in zip(*ends, strict=True))
+
+
+def test_gradients_are_gone_when_backward_returns(applied):
+    """Step-in-backward leaves no gradient behind."""
+    model, optimizer = small_job()
+    applied(OptimizerPolicy(in_backward=True), model, optimizer)
+    backward(model)
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_clipping_is_refused_at_the_call(applied):
+    """Clipping gradients that are used already is refused, also through a name imported before; others' are clipped."""
+    model, optimizer = small_job()
+    job = applied(OptimizerPolicy(in_backward=True), model, optimizer)
+    backward(model)
+    with pytest.raises(PolicyError, match="clip_grad_norm_ was called: step-in-backward cannot clip"):
+        clip_grad_norm_(model.parameters(), 1.0)
+    with pytest.raises(PolicyError, match="clip_grad_value_ was called"):
+        torch.nn.utils.clip_grad_value_(model.parameters(), 1.0)
+    other = nn.Linear(2, 2)
+    other(torch.ones(1, 2)).sum().backward()
+    clip_grad_norm_(other.parameters(), 1e-3)
+    assert other.weight.grad.norm() < 1e-2
+    job.undo()
+    backward(model)
+    clip_grad_norm_(model.parameters(), 1.0)
+
+
+def test_accumulation_is_refused_at_the_second_backward(applied):
+    """A second backward before the step is refused, because the first gradients are used already."""
+    model, optimizer = small_job()
+    applied(OptimizerPolicy(in_backward=True), model, optimizer)
+    backward(model)
+    with pytest.raises(PolicyError, match=r"second backward came before optimizer.step\(\)"):
+        backward(model)
+
+
+def test_late_change_of_the_rate_is_refused(applied):
+    """A rate set between backward and step comes too late, and is not passed over silently."""
+    model, optimizer = small_job()
+    applied(OptimizerPolicy(in_backward=True), model, optimizer)
+    backward(model)
+    optimizer.param_groups[0]["lr"] = 0.5
+    with pytest.raises(PolicyError, match="changed between backward and"):
+        optimizer.step()
+
+
+def test_scaled_losses_are_refused(applied):
+    """A GradScaler's scaled gradients would be used as they are; that is refused."""
+    model, optimizer = small_job()
+    job = applied(OptimizerPolicy(in_backward=True), model, optimizer)
+    with pytest.raises(PolicyError, match="GradScaler"):
+        torch.amp.GradScaler("cpu").scale(model(torch.ones(1, 4)).sum())
+    job.undo()
+    torch.amp.GradScaler("cpu").scale(model(torch.ones(1, 4)).sum())
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "policy", "words"),
+    [
+        (torch.optim.Adam, {}, OptimizerPolicy(state="host"), "host changes nothing"),
+        (torch.optim.LBFGS, {}, OptimizerPolicy(in_backward=True), "cannot update one parameter at a time"),
+        (torch.optim.RMSprop, {}, OptimizerPolicy(loop="fused"), "RMSprop has no fused form"),
+        (torch.optim.LBFGS, {}, OptimizerPolicy(loop="foreach"), "LBFGS has no foreach form"),
+    ],
+)
+def test_what_does_not_fit_is_refused(kind, settings, policy, words):
+    """An optimizer that cannot do what is asked is refused before anything is changed."""
+    model, optimizer = small_job(kind, **settings)
+    before = dict(optimizer.param_groups[0])
+    with pytest.raises(PolicyError, match=words):
+        policy.apply(Job(model, [optimizer]))
+    assert dict(optimizer.param_groups[0]) == before
+    assert not model[0].weight._post_accumulate_grad_hooks
+
+
+def test_without_an_optimizer_it_is_refused():
+    """There must be an optimizer to change."""
+    with pytest.raises(PolicyError, match="no optimizer yet"):
+        OptimizerPolicy(loop="foreach").apply(Job(nn.Linear(2, 2)))
+
+
+@pytest.mark.skipif(HAS_EIGHT_BIT, reason="an 8-bit library is installed")
+def test_missing_library_is_named():
+    """Without an 8-bit library the sentence says what to install."""
+    model, optimizer = small_job()
+    with pytest.raises(PolicyError, match="pip install torchao"):
+        OptimizerPolicy(state="8bit").apply(Job(model, [optimizer]))
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("torchao"), reason="needs torchao, which compiles its update")
+def test_eight_bit_state_is_as_predicted():
+    """8-bit state has the predicted peak within 3 %."""
+    plan = Plan((OptimizerPolicy(state="8bit"),))
+    predicted, measured = plan.transform(recorded("gpt")), record_step("gpt", plan)
+    assert abs(peak(predicted) - peak(measured)) <= 0.03 * peak(measured), compare(predicted, measured)
+
+
+def test_eight_bit_state_is_predicted_smaller():
+    """State of 4,096 numbers or more in blocks of 256 is predicted at a byte a number, a scale a block and a table."""
+    step = recorded("lstm")
+    predicted = OptimizerPolicy(state="8bit").transform(step)
+    one = np.flatnonzero(predicted.storages.name == "predict.weight.exp_avg")[0]
+    numbers = 400 * 64
+    assert predicted.storages.allocated_bytes[one] == numbers + numbers // 256 * 4 + 1024
+    assert peak(predicted) < peak(step)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a device whose memory is not the host's")
+def test_state_is_in_host_memory_between_steps():
+    """State is sent to the host after each parameter's update, and brought back when the plan is taken back."""
+    ends = []
+    for policy in (None, OptimizerPolicy(state="host")):
+        torch.manual_seed(0)
+        model = nn.Linear(4, 4).cuda()
+        optimizer = torch.optim.AdamW(model.parameters())
+        job = Job(model, [optimizer])
+        if policy:
+            policy.apply(job)
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.ones(2, 4, device="cuda")).sum().backward()
+            optimizer.step()
+            kinds = {state["exp_avg"].device.type for state in optimizer.state.values()}
+            assert kinds == ({"cpu"} if policy else {"cuda"})
+        ends.append([parameter.detach().clone() for parameter in model.parameters()])
+        job.undo()
+        assert {state["exp_avg"].device.type for state in optimizer.state.values()} == {"cuda"}
+        assert type(optimizer) is torch.optim.AdamW
+    assert all(torch.equal(one, other) for one, other in zip(*ends, strict=True))
+
+
+def test_one_parameter_at_a_time_is_the_same():
+    """Updating parameters one by one in the optimizer's own step, as host state does, keeps hooks and bits."""
+    ends = []
+    for is_single in (False, True):
+        model, optimizer = small_job(torch.optim.AdamW, lr=0.1)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+        steps, job = [], Job(model, [optimizer])
+        optimizer.register_step_post_hook(lambda *_, steps=steps: steps.append(1))
+        if is_single:
+            HostUpdates(optimizer).prepare(job)
+        for _ in range(3):
+            optimizer.zero_grad()
+            backward(model)
+            optimizer.step()
+            scheduler.step()
+        assert len(steps) == 3
+        ends.append([parameter.detach().clone() for parameter in model.parameters()])
+        job.undo()
+        assert type(optimizer) is torch.optim.AdamW
+    assert all(torch.equal(one, other) for one, other in zip(*ends, strict=True))
+
+
+def test_host_state_is_predicted_away():
+    """On a device the state's bytes are gone but for the parameter under way."""
+    step = recorded("lstm")
+    with pytest.raises(PolicyError, match="host changes nothing"):
+        OptimizerPolicy(state="host").transform(step)
+    storages = step.storages.replace(device=np.full(len(step.storages), "cuda:0", dtype=np.object_))
+    on_device = Step(**{**vars(step), "storages": storages})
+    predicted = OptimizerPolicy(state="host").transform(on_device)
+    is_moved = (storages.category == "optimizer_state") & (storages.shape != "")
+    saved = int(storages.allocated_bytes[is_moved].sum())
+    assert peak(on_device) - peak(predicted) == saved
+    largest = int(storages.allocated_bytes[storages.category == "parameter"].max())
+    assert peak(predicted, "optimizer") <= peak(on_device, "optimizer") - saved + 2 * largest
+
+
+def test_undo_restores(applied):
+    """After undo the optimizer's form and type are as before, and backward keeps its gradients."""
+    model, optimizer = small_job()
+    before = dict(optimizer.param_groups[0])
+    job = applied(OptimizerPolicy(loop="fused", in_backward=True), model, optimizer)
+    assert optimizer.param_groups[0]["fused"] is True
+    backward(model)
+    optimizer.step()
+    job.undo()
+    assert dict(optimizer.param_groups[0]) == before
+    backward(model)
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    optimizer.step()
+
+
+def test_accumulated_steps_are_not_predicted():
+    """A step that accumulates, or uses its gradients before the update, cannot be predicted in backward."""
+    step = recorded("lstm")
+    micro_batch = step.ops.micro_batch.copy()
+    micro_batch[-1] = 1
+    with pytest.raises(PolicyError, match="several micro-batches"):
+        OptimizerPolicy(in_backward=True).transform(
+            Step(**{**vars(step), "ops": step.ops.replace(micro_batch=micro_batch)})
+        )

@@ -1,0 +1,68 @@
+"""Patterns of module names."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memprof.errors import PolicyError
+from memprof.policies.patterns import match_modules, outermost
+
+NAMES = ["", "embed", "layers", "layers.0", "layers.0.mlp", "layers.0.mlp.0", "layers.1", "layers.10", "layers.10.mlp"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "matched"),
+    [
+        ("embed", ["embed"]),
+        ("layers.*", ["layers.0", "layers.1", "layers.10"]),
+        ("layers.?", ["layers.0", "layers.1"]),
+        ("layers.[0-1]", ["layers.0", "layers.1"]),
+        ("layers.[!0]", ["layers.1"]),
+        ("layers.*.mlp", ["layers.0.mlp", "layers.10.mlp"]),
+        ("**.mlp", ["layers.0.mlp", "layers.10.mlp"]),
+        ("**.embed", ["embed"]),
+        ("layers.**", ["layers.0", "layers.0.mlp", "layers.0.mlp.0", "layers.1", "layers.10", "layers.10.mlp"]),
+        ("*", ["", "embed", "layers"]),
+        ("**", NAMES),
+        ("", [""]),
+    ],
+)
+def test_stars_know_of_dots(pattern: str, matched: list[str]) -> None:
+    """One star and a question mark stay within a part of the name, two stars span parts."""
+    assert match_modules([pattern], NAMES) == matched
+
+
+def test_a_name_is_chosen_once_and_in_the_models_order() -> None:
+    """However many patterns match it, in whatever order they are given."""
+    assert match_modules(["layers.1", "layers.?"], NAMES) == ["layers.0", "layers.1"]
+
+
+def test_a_pattern_without_a_match_names_near_ones() -> None:
+    """Each pattern must match something: a typing error would else leave a plan half applied."""
+    with pytest.raises(PolicyError, match=r"No module of the model matches 'layer\.0'; near are layers\.0"):
+        match_modules(["embed", "layer.0"], NAMES)
+    with pytest.raises(PolicyError, match=r"matches 'zzz'; it has embed, layers, layers\.\*"):
+        match_modules(["zzz"], NAMES)
+    with pytest.raises(PolicyError, match="no modules"):
+        match_modules(["x"], [])
+
+
+@given(st.text(alphabet="ab.*?[]!-^\\()+$|", max_size=8))
+def test_any_text_is_a_pattern(pattern: str) -> None:
+    """Whatever is written, the answer is names or a sentence."""
+    with contextlib.suppress(PolicyError):
+        assert set(match_modules([pattern], NAMES)) <= set(NAMES)
+
+
+def test_what_lies_inside_another_is_left_out() -> None:
+    """A module inside a chosen one is part of it."""
+    assert outermost(["layers.0", "layers.0.mlp", "layers.10.mlp", "layers.1"]) == [
+        "layers.0",
+        "layers.10.mlp",
+        "layers.1",
+    ]
+    assert outermost(["", "embed"]) == [""]

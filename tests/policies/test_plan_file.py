@@ -1,0 +1,172 @@
+"""A plan as a TOML file: what is written, what is read back, and what is said about mistakes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memprof.errors import BadInputError, PolicyError
+from memprof.policies.accumulate.policy import Accumulate
+from memprof.policies.checkpoint.policy import Checkpoint
+from memprof.policies.plan import Plan
+from memprof.policies.plan_file import format_plan, parse_plan, read_plan, write_plan
+from memprof.policies.plan_tables import plan_from_tables, plan_to_tables
+from memprof.policies.precision.policy import Precision
+from memprof.policies.prediction import Prediction
+from memprof.policies.registry import policy_types
+from memprof.policies.swap.policy import Swap
+
+PREDICTION = Prediction(
+    trace="runs/run.memprof",
+    model="GPT",
+    parameter_bytes=2_220_288,
+    recorded_peak_bytes=33_418_972,
+    recorded_step_time_us=51088.8525390625,
+    peak_allocated_bytes=18_506_716,
+    peak_phase="backward",
+    peak_module="layers.3",
+    step_time_us=35985.21026147271,
+    how="modelled",
+    phases={"forward": 17_720_288, "backward": 18_506_716},
+    categories={"activation": 7_941_892, "workspace": 0},
+)
+PLAN = Plan((Checkpoint(modules=("layers.*",)), Precision(dtype="bf16")), PREDICTION)
+
+
+def test_plan_reads_as_a_person_would_write_it() -> None:
+    """One table a policy, settings that differ from the defaults, and a comment that says what it does."""
+    assert format_plan(Plan((Precision(dtype="fp16"),))) == (
+        '[precision]\n# precision fp16\n# numbers differ by rounding\ndtype = "fp16"\n'
+    )
+
+
+def test_several_of_a_kind_are_an_array() -> None:
+    """Two policies of a kind stand under two headers, in their order."""
+    plan = Plan((Swap(modules=("b",)), Swap(modules=("a",), to="disk")))
+    assert format_plan(plan).count("[[swap]]") == 2
+    assert parse_plan(format_plan(plan)) == plan
+
+
+def test_round_trip_is_exact() -> None:
+    """Policies and prediction come back equal, every float to its last bit, from TOML and from the tables in JSON."""
+    assert parse_plan(format_plan(PLAN)) == PLAN
+    assert plan_from_tables(json.loads(json.dumps(plan_to_tables(PLAN)))) == PLAN
+
+
+@pytest.mark.parametrize("kind", policy_types(), ids=lambda kind: kind.name)
+def test_every_policy_survives_with_its_example(kind: type) -> None:
+    """What each policy's flag makes of its own example is written and read back."""
+    plan = Plan((kind.from_flag(kind.flag_example.strip("'")),))
+    assert parse_plan(format_plan(plan)) == plan
+
+
+@settings(max_examples=30)
+@given(
+    patterns=st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1).filter(str.strip), min_size=1),
+    minimum=st.integers(0, 2**62),
+    time_us=st.floats(allow_nan=False),
+)
+def test_any_text_and_number_comes_back(patterns: list[str], minimum: int, time_us: float) -> None:
+    """Quotes, newlines, escapes and other scripts in patterns, and any number, survive the file."""
+    prediction = Prediction(**{**vars(PREDICTION), "step_time_us": time_us, "trace": patterns[0]})
+    plan = Plan((Swap(modules=tuple(patterns), minimum_bytes=minimum), Swap()), prediction)
+    assert parse_plan(format_plan(plan)) == plan
+
+
+def test_one_pattern_needs_no_list() -> None:
+    """A list of one may be written as the one."""
+    assert parse_plan("[checkpoint]\nmodules = 'layers.*'") == parse_plan("[checkpoint]\nmodules = ['layers.*']")
+
+
+def test_what_somebody_wrote_is_kept() -> None:
+    """Writing a prediction into a plan leaves its lines and comments alone, and replaces an older prediction."""
+    mine = "# my plan\n[checkpoint]   # the big ones\nmodules = 'layers.*'\n\n[precision]\ndtype = 'bf16'\n"
+    once = format_plan(PLAN, before=mine)
+    assert once.startswith(mine)
+    assert parse_plan(once) == PLAN
+    assert format_plan(PLAN, before=once) == once
+
+
+def test_other_policies_are_written_anew() -> None:
+    """A text that holds other policies is not kept."""
+    assert "my plan" not in format_plan(PLAN, before="# my plan\n[accumulate]\nmicro_batches = 2\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("[chekpoint]\nmodules = ['a']", "line 1: a plan has no policy 'chekpoint'; did you mean checkpoint?"),
+        ("\n[checkpoint]\n\nmodule = ['a']", "line 4: [checkpoint] has no setting 'module'; did you mean modules?"),
+        ("[swap]\nmodules = 3", "plan.toml, line 2: modules in [swap] must be a list of texts, not 3."),
+        ("[swap]\nmodules = ['a', 3]", "must be a list of texts"),
+        ("[accumulate]\nmicro_batches = true", "line 2: micro_batches in [accumulate] must be a whole number, not"),
+        ("[accumulate]\nmicro_batches = 2.5", "must be a whole number, not 2.5."),
+        ("[accumulate]\nmicro_batches = 0", "plan.toml, line 1: "),
+        ("[[swap]]\nto = 'host'\n[[swap]]\nto = 'tape'", "plan.toml, line 3: "),
+        ("budget = 4", "plan.toml, line 1: a plan has no key 'budget' outside of its tables"),
+        ("checkpoint = 1", "checkpoint is a table: write [checkpoint]"),
+        ("[prediction]\ntrace = 'x'", "plan.toml, line 1: [prediction] lacks model, parameter_bytes"),
+        ("[prediction.phases]\nforward = 'x'", "must be a table of whole numbers"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_named(tmp_path: Path, text: str, sentence: str) -> None:
+    """What makes no sense gets one sentence with the file, the line and the nearest known word."""
+    path = tmp_path / "plan.toml"
+    path.write_text(text)
+    with pytest.raises(PolicyError) as error:
+        read_plan(path)
+    assert sentence in str(error.value)
+    assert error.value.exit_code == 2
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (None, "There is no plan"),
+        (b"[checkpoint", "is not TOML: "),
+        (b"a = 1\na = 2", "is not TOML: "),
+        (b"\xff\xfe", "no text in UTF-8"),
+        (b"x = " + b"[" * 5000, "is not TOML: "),
+    ],
+)
+def test_files_that_are_no_plan(tmp_path: Path, content: bytes | None, sentence: str) -> None:
+    """A missing file and one that is no TOML are bad input."""
+    path = tmp_path / "plan.toml"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(BadInputError) as error:
+        read_plan(path)
+    assert sentence in str(error.value)
+    assert str(path) in str(error.value)
+
+
+def test_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    """A folder that is missing leaves nothing and is named; a file that is there is replaced in one go."""
+    with pytest.raises(BadInputError, match=r"absent/plan\.toml cannot be written"):
+        write_plan(tmp_path / "absent" / "plan.toml", PLAN)
+    write_plan(tmp_path / "plan.toml", Plan((Accumulate(4),)))
+    write_plan(tmp_path / "plan.toml", PLAN)
+    assert read_plan(tmp_path / "plan.toml") == PLAN
+    assert list(tmp_path.iterdir()) == [tmp_path / "plan.toml"]
+
+
+def test_plan_without_policies() -> None:
+    """The plan that changes nothing is a file too."""
+    assert parse_plan(format_plan(Plan())) == Plan()
+
+
+def test_reading_needs_neither_torch_nor_tomlkit() -> None:
+    """A plan is read with Python's own parser: in the job, and on a machine that only looks at traces."""
+    code = (
+        "import sys; from memprof.policies.plan_file import parse_plan; parse_plan('[precision]\\ndtype=\"bf16\"'); "
+        "print('torch' in sys.modules, 'tomlkit' in sys.modules)"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ended.stdout == "False False\n"

@@ -1,0 +1,501 @@
+from __future__ import annotations
+
+import dataclasses
+import gc
+import resource
+import threading
+import weakref
+from functools import cache
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from memprof.errors import PolicyError
+from memprof.policies.compress.policy import Compress
+from memprof.policies.job import Job
+from memprof.policies.plan import Plan
+from memprof.policies.swap.disk import DiskCarrier, Extents
+from memprof.policies.swap.moves import Moves
+from memprof.policies.swap.policy import DEFAULT_GBPS, Swap
+from memprof.trace.schema import TABLES
+from memprof.trace.step import Step
+from tests.policies.faces import compare, load_job, peaks, record_step, train
+
+LAYERS = {"gpt": "layers.*", "resnet": "stages.*", "lstm": "layers.*", "unet": "down.*", "shared": "mixer"}
+
+
+@cache
+def baseline(name: str) -> Step:
+    return record_step(name)
+
+
+def disk(name: str, **settings: object) -> Swap:
+    return Swap(**{"modules": (LAYERS[name],), "to": "disk", "minimum_bytes": 1 << 12, **settings})
+
+
+# -- settings ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"modules": ()}, "patterns"),
+        ({"what": "gradients"}, "activations, optimizer or parameters"),
+        ({"to": "tape"}, "host or disk"),
+        ({"minimum_bytes": -1}, "minimum_bytes = 65536"),
+        ({"prefetch": -1}, "prefetch = 1"),
+        ({"gbps": float("nan")}, "gbps"),
+        ({"folder": "/tmp"}, "only on disk"),
+    ],
+)
+def test_refuses_settings_without_sense(settings, said):
+    """Each setting without sense is refused in a sentence that says what to write."""
+    with pytest.raises(PolicyError, match=said):
+        Swap(**settings)
+
+
+def test_reads_the_flag():
+    """The short form chooses modules, or what is moved, and where to."""
+    assert Swap.from_flag("layers.[0-3]") == Swap(modules=("layers.[0-3]",))
+    assert Swap.from_flag("layers.*, head:disk") == Swap(modules=("layers.*", "head"), to="disk")
+    assert Swap.from_flag("optimizer:disk") == Swap(what="optimizer", to="disk")
+    assert Swap.from_flag("parameters,layers.*:host") == Swap(what="parameters", modules=("layers.*",))
+    for text in ("", ":disk", "layers.*:tape"):
+        with pytest.raises(PolicyError, match="--swap"):
+            Swap.from_flag(text)
+
+
+def test_describes_itself():
+    """A table shows what is moved, of which modules, and where to."""
+    assert Swap(modules=("layers.*",), to="disk").describe() == "swap activations of layers.* to disk"
+    assert Swap(what="optimizer").describe() == "swap optimizer to host"
+
+
+# -- the two faces ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("gpt", {}),
+        ("resnet", {"prefetch": 2}),
+        ("lstm", {"modules": ("**",), "prefetch": 0}),
+        ("unet", {"modules": ("**",)}),
+        ("gpt", {"what": "optimizer"}),
+        ("resnet", {"what": "parameters", "minimum_bytes": 1 << 10}),
+    ],
+)
+def test_prediction_is_exact(name, settings):
+    """The peak predicted from the plain step is the measured one to the byte (one element stands in for state)."""
+    plan = Plan((disk(name, **settings),))
+    predicted = plan.transform(baseline(name))
+    measured = record_step(name, plan)
+    assert peaks(predicted)[0] == pytest.approx(peaks(measured)[0], abs=4), compare(predicted, measured)
+    assert peaks(predicted)[0] < peaks(baseline(name))[0]
+    assert predicted.duration_us > baseline(name).duration_us
+
+
+@pytest.mark.parametrize("what", ["activations", "optimizer", "parameters"])
+def test_transform_leaves_the_step_and_adds_copies(what):
+    """The recorded step stays as it is; the copies are operators of kind copy, and nothing contradicts itself."""
+    step = baseline("gpt")
+    tables = [field.name for field in dataclasses.fields(step) if isinstance(getattr(step, field.name), TABLES)]
+    before = {name: [c.copy() for c in vars(getattr(step, name)).values()] for name in tables}
+    changed = disk("gpt", what=what).transform(step)
+    changed.check()
+    for name, columns in before.items():
+        for old, new in zip(columns, vars(getattr(step, name)).values(), strict=True):
+            np.testing.assert_array_equal(old, new)
+    copies = changed.ops.take(changed.ops.kind == "copy")
+    assert set(copies.name) == {"memprof.swap_out", "memprof.swap_in"}
+    assert (copies.duration_us == copies.read_bytes / (DEFAULT_GBPS["disk"] * 1e3)).all()
+
+
+def test_slow_copies_stall_the_step():
+    """At 0.01 GB/s the step takes at least as long as its copies out and back."""
+    step = baseline("gpt")
+    slow = disk("gpt", gbps=0.01).transform(step)
+    copies = slow.ops.take(slow.ops.kind == "copy")
+    assert slow.duration_us >= copies.duration_us.sum()
+    assert peaks(slow) == peaks(disk("gpt").transform(step))
+
+
+def test_nothing_large_enough_changes_nothing_in_memory():
+    """With a minimum above every storage the peak stays."""
+    step = baseline("gpt")
+    assert peaks(disk("gpt", minimum_bytes=1 << 40).transform(step)) == peaks(step)
+
+
+# -- training ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("gpt", {}),
+        ("gpt", {"modules": ("**",), "minimum_bytes": 0, "prefetch": 3}),
+        ("resnet", {"minimum_bytes": 0}),
+        ("lstm", {"prefetch": 0}),
+        ("unet", {"modules": ("**",)}),
+        ("shared", {}),
+        ("gpt", {"what": "optimizer", "minimum_bytes": 0}),
+        ("resnet", {"what": "optimizer"}),
+        ("gpt", {"what": "parameters", "minimum_bytes": 0}),
+        ("shared", {"what": "parameters", "modules": ("**",)}),
+    ],
+)
+def test_training_is_equal_to_the_bit(name, settings):
+    """Losses, parameters, buffers and gradients after three steps are those of the plain run, to the bit."""
+    plain, swapped = train(name), train(name, Plan((disk(name, **settings),)))
+    assert plain.losses == swapped.losses
+    for expected, found in ((plain.state, swapped.state), (plain.gradients, swapped.gradients)):
+        assert expected.keys() == found.keys()
+        for key, value in expected.items():
+            assert torch.equal(value, found[key]), key
+
+
+class Views(torch.autograd.Function):
+    """Saves two views of one storage and notes what it gets back."""
+
+    shares: ClassVar[list[bool]] = []
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x[:2], x[2:].t())
+        return x.sum() * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        top, rest = ctx.saved_tensors
+        Views.shares.append(top.untyped_storage()._cdata == rest.untyped_storage()._cdata)
+        return grad * torch.cat([top, rest.t()])
+
+
+class Part(nn.Module):
+    """A module whose forward is given to it."""
+
+    def __init__(self, body):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(64))
+        self.body = body
+
+    def forward(self, x):
+        return self.body(x * self.weight)
+
+
+def swapped_part(body, **settings) -> tuple[Part, Job]:
+    part = Part(body)
+    job = Job(part)
+    Swap(to="disk", minimum_bytes=0, **settings).apply(job)
+    return part, job
+
+
+def test_views_come_back_as_views_of_one_storage():
+    """Two saved views of one storage are one copy, with their sizes and strides."""
+    part, job = swapped_part(Views.apply)
+    x = torch.randn(8, 64)
+    part(x).backward()
+    assert Views.shares.pop()
+    torch.testing.assert_close(part.weight.grad, (x * x).sum(0))
+    job.undo()
+
+
+def test_a_change_in_place_is_found():
+    """Changing what was saved raises PyTorch's own error, though its hooks switch that check off."""
+    kept = []
+
+    def body(x):
+        kept.append(y := x.exp())
+        return y.sum()
+
+    part, job = swapped_part(body)
+    loss = part(torch.randn(4, 64))
+    kept.pop().detach().add_(1)
+    with pytest.raises(RuntimeError, match=r"modified by an inplace operation.* version 1; expected version 0"):
+        loss.backward()
+    job.undo()
+
+
+def test_a_parameter_changed_in_place_is_found():
+    """What stays in memory is checked as well."""
+    part, job = swapped_part(lambda x: x.sum())
+    loss = part(torch.randn(4, 64, requires_grad=True))
+    with torch.no_grad():
+        part.weight.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+    job.undo()
+
+
+@pytest.mark.parametrize("pattern", ["**", "layers.*"])
+def test_regions_of_checkpoint_are_left_to_it(pattern):
+    """Activation checkpointing inside and around a swapped module runs as before, with the same gradients."""
+    gradients = []
+    for is_swapped in (False, True):
+        torch.manual_seed(0)
+        inner = nn.Sequential(nn.Linear(64, 64), nn.Dropout(0.5), nn.GELU(), nn.Linear(64, 64))
+
+        class Outer(nn.Module):
+            def __init__(self, layers):
+                super().__init__()
+                self.layers = layers
+
+            def forward(self, x):
+                x = checkpoint(self.layers, x.sin(), use_reentrant=False)
+                return checkpoint(lambda y: self.layers(y).tanh(), x, use_reentrant=False)
+
+        model = Outer(inner)
+        job = Job(model)
+        if is_swapped:
+            Swap(modules=(pattern,), to="disk", minimum_bytes=0).apply(job)
+        model(torch.randn(8, 64)).sum().backward()
+        gradients.append([p.grad for p in model.parameters()])
+        job.undo()
+    for plain, swapped in zip(*gradients, strict=True):
+        assert torch.equal(plain, swapped)
+
+
+def test_backward_twice_and_second_derivatives():
+    """A retained graph gives the same gradients again, and a gradient of a gradient works."""
+    part, job = swapped_part(lambda x: (x.exp() * x.sin()).sum())
+    plain = Part(part.body)
+    x = torch.randn(4, 64)
+    for module in (part, plain):
+        first = torch.autograd.grad(loss := module(x), module.weight, retain_graph=True)[0]
+        assert torch.equal(first, torch.autograd.grad(loss, module.weight, create_graph=True)[0])
+        torch.autograd.grad(module(x), module.weight, create_graph=True)[0].sum().backward()
+    assert torch.equal(part.weight.grad, plain.weight.grad)
+    job.undo()
+
+
+def test_exceptions_in_forward_pass_through():
+    """An exception leaves the module as the job raised it, and the next step trains."""
+
+    def body(x):
+        y = x.exp()
+        if x.shape[0] == 3:
+            raise KeyError("mine")
+        return y.sum()
+
+    part, job = swapped_part(body)
+    with pytest.raises(KeyError, match="mine"):
+        part(torch.randn(3, 64))
+    part(torch.randn(4, 64)).backward()
+    assert part.weight.grad.isfinite().all()
+    job.undo()
+
+
+def test_no_grad_and_eval_save_nothing():
+    """Without autograd the forward gives what it gave."""
+    part, job = swapped_part(lambda x: x.exp())
+    x = torch.randn(4, 64)
+    with torch.no_grad():
+        assert torch.equal(part(x), x.exp())
+    with torch.inference_mode():
+        assert torch.equal(part(x), x.exp())
+    job.undo()
+
+
+def test_a_full_disk_stops_swapping_not_training():
+    """Where the file cannot grow, what is saved stays in memory, and that is said once."""
+    part, job = swapped_part(lambda x: x.exp().sin().tanh().sum())
+    plain = Part(part.body)
+    x = torch.randn(64, 64)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8192, limits[1]))
+    try:
+        with pytest.warns(RuntimeWarning, match="stays in memory"):
+            part(x).backward()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    plain(x).backward()
+    assert torch.equal(part.weight.grad, plain.weight.grad)
+    job.undo()
+
+
+# -- refusals and undoing ---------------------------------------------------------------------------------------
+
+
+def test_refuses_host_memory_for_a_job_in_it():
+    """On a processor there is nowhere to go but the disk: both faces say so."""
+    with pytest.raises(PolicyError, match=r"host memory already.*to = 'disk'"):
+        Swap(modules=("layers.*",)).transform(baseline("gpt"))
+    with pytest.raises(PolicyError, match=r"host memory already.*to = 'disk'"):
+        Swap().apply(Job(nn.Linear(4, 4)))
+
+
+def test_refuses_before_anything_is_changed():
+    """A pattern without a match, a folder that is none, or a missing optimizer leaves the model as it was."""
+    model = nn.Sequential(nn.Linear(4, 4))
+    before = threading.active_count()
+    for policy, said in (
+        (Swap(modules=("layers.*",), to="disk"), "No module"),
+        (Swap(to="disk", folder="/nowhere/at/all"), "cannot write to /nowhere/at/all"),
+        (Swap(what="optimizer", to="disk"), "needs the optimizer"),
+        (Swap(what="parameters", to="disk"), "needs the optimizer"),
+    ):
+        job = Job(model)
+        with pytest.raises(PolicyError, match=said):
+            Plan((policy,)).apply(job)
+        assert "forward" not in vars(model)
+        assert threading.active_count() == before
+
+
+def test_refuses_two_policies_for_the_same_modules():
+    """swap and compress of the same modules, or of one inside the other, are refused by both faces."""
+    for both in (
+        (disk("gpt"), Compress(modules=("layers.1.mlp",))),
+        (disk("gpt", modules=("layers.0",)), disk("gpt", what="parameters", minimum_bytes=1)),
+    ):
+        model = load_job("gpt").make_model()
+        job = Job(model, [torch.optim.SGD(model.parameters())])
+        with pytest.raises(PolicyError, match="choose different modules"):
+            Plan(both).apply(job)
+        assert all("forward" not in vars(module) for module in model.modules())
+        with pytest.raises(PolicyError, match="choose different modules"):
+            Plan(both).transform(baseline("gpt"))
+
+
+@pytest.mark.parametrize("what", ["activations", "optimizer", "parameters"])
+def test_undo_restores_the_job(what):
+    """Undoing gives the forward, the hooks, the parameters, the state, the thread and the file back."""
+    model = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 32))
+    optimizer = torch.optim.AdamW(model.parameters())
+    before, storages = threading.active_count(), [p.shape for p in model.parameters()]
+    job = Job(model, [optimizer])
+    Swap(modules=("0", "2"), what=what, to="disk", minimum_bytes=1).apply(job)
+    model(torch.randn(4, 32)).sum().backward()
+    optimizer.step()
+    job.undo()
+    assert threading.active_count() == before
+    assert all("forward" not in vars(module) for module in model.modules())
+    assert [p.shape for p in model.parameters()] == storages
+    assert all(p.isfinite().all() and p.is_contiguous() for p in model.parameters())
+    assert all(state["exp_avg"].isfinite().all() for state in optimizer.state.values())
+    model(torch.randn(4, 32)).sum().backward()
+    optimizer.step()
+
+
+def test_saving_between_steps_saves_everything():
+    """state_dict() of model and optimizer hold real values while parameters and state are out."""
+    model = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32))
+    optimizer = torch.optim.Adam(model.parameters())
+    job = Job(model, [optimizer])
+    Swap(modules=("*",), what="parameters", to="disk", minimum_bytes=1).apply(job)
+    Swap(what="optimizer", to="disk", minimum_bytes=1).apply(job)
+    model(torch.randn(4, 32)).sum().backward()
+    optimizer.step()
+    assert model[0].weight.isnan().all()  # out: misuse shows
+    assert all(value.isfinite().all() for value in model.state_dict().values())
+    assert all(state["exp_avg_sq"].isfinite().all() for state in optimizer.state_dict()["state"].values())
+    job.undo()
+
+
+# -- the order of things ----------------------------------------------------------------------------------------
+
+
+class Log:
+    """A carrier that copies nothing and writes down what it is asked."""
+
+    device = "cpu"
+
+    def __init__(self):
+        self.said: list[str] = []
+        self.sizes: dict[int, int] = {}
+
+    def send(self, storage):
+        self.said.append(f"out {len(self.sizes)}")
+        self.sizes[len(self.sizes)] = storage.nbytes()
+        return len(self.sizes) - 1
+
+    def sent(self, place):
+        self.said.append(f"gone {place}")
+        return True
+
+    def fetch(self, place):
+        self.said.append(f"back {place}")
+        return torch.UntypedStorage(self.sizes[place])
+
+    def fetched(self, place):
+        self.said.append(f"here {place}")
+
+    def forget(self, place, storage):
+        self.said.append(f"forgotten {place}")
+
+
+def test_what_is_packed_first_leaves_first_and_comes_back_last():
+    """One node later a storage is let go; needing one starts the one packed before it, and waits for itself only."""
+    log = Log()
+    moves = Moves(log, 0, 1)
+    taken = []
+    for _ in range(3):
+        torch.ones(2, requires_grad=True).exp()  # a node: autograd counts on
+        taken.append(moves.take(torch.zeros(8)))
+    moves.flush()
+    assert log.said == ["out 0", "gone 0", "out 1", "gone 1", "out 2", "gone 2"]
+    log.said.clear()
+    taken[2].restored()
+    taken[1].restored()
+    assert log.said == ["back 2", "back 1", "here 2", "back 0", "here 1"]
+    log.said.clear()
+    del taken
+    gc.collect()
+    assert sorted(log.said) == ["forgotten 0", "forgotten 1", "forgotten 2"]
+
+
+def test_an_original_still_held_is_not_fetched():
+    """While somebody holds the storage, backward takes it."""
+    log = Log()
+    moves = Moves(log, 0, 1)
+    tensor = torch.zeros(8)
+    moved = moves.take(tensor)
+    moves.flush()
+    assert moved.restored() is tensor.untyped_storage()
+    assert "back 0" not in log.said
+
+
+def test_bytes_come_back_as_they_were_and_the_place_is_used_again():
+    """The file gives back what it was given; what is released makes room for what comes next."""
+    carrier = DiskCarrier("")
+    tensor = torch.randn(3000)
+    place = carrier.send(tensor.untyped_storage())
+    assert carrier.sent(place)
+    back = carrier.fetch(place)
+    carrier.fetched(place)
+    assert bytes(back) == bytes(tensor.untyped_storage())
+    carrier.forget(place, back)
+    again = carrier.send(tensor.untyped_storage())
+    assert again.offset == place.offset
+    carrier.close()
+
+
+def test_extents_merge():
+    """Stretches given back become one; the smallest that fits is taken, and the end moves back."""
+    extents = Extents()
+    offsets = [extents.take(4096 * pages) for pages in (1, 2, 3, 1)]
+    assert offsets == [0, 4096, 3 * 4096, 6 * 4096]
+    extents.give(0, 4096)
+    extents.give(3 * 4096, 3 * 4096)
+    assert extents.take(100) == 0
+    extents.give(4096, 2 * 4096)
+    assert extents.take(5 * 4096) == 4096
+    extents.give(4096, 5 * 4096)
+    extents.give(6 * 4096, 4096)
+    assert extents.end == 4096
+
+
+def test_records_die_with_the_graph():
+    """Dropping a loss without backward gives the memory and the place in the file back."""
+    part, job = swapped_part(lambda x: x.exp().sum())
+    x = torch.randn(64, 64)
+    loss = part(x)
+    references = [weakref.ref(value) for value in gc.get_objects() if type(value).__name__ == "Moved"]
+    assert references
+    del loss
+    gc.collect()
+    assert all(reference() is None for reference in references)
+    job.undo()
