@@ -33,7 +33,7 @@ class UnderPlan:
     """
 
     def __init__(self, plan: Plan, spool: Path) -> None:
-        """Takes the plan; nothing is applied before a model is called.
+        """Takes the plan; no model is changed before it is called.
 
         Args:
             plan: The plan.
@@ -44,6 +44,7 @@ class UnderPlan:
         self._known: dict[int, weakref.ref[torch.nn.Module]] = {}
         self._applied: set[int] = set()
         self._refusal = ""
+        plan.start()
 
     def before_call(self, module: torch.nn.Module) -> None:
         """Applies the plan to a model that is called in training for the first time.

@@ -72,6 +72,12 @@ class Policy(ABC):
         """Returns the environment variables a job needs from its start."""
         return {}
 
+    def start(self) -> None:  # noqa: B027 - most policies have nothing to do so early
+        """Does what must happen in the job's process before the job's own code runs; apply takes over from it.
+
+        Only for jobs that are started under a plan: where a plan is applied by hand, it is never called.
+        """
+
     @abstractmethod
     def describe(self) -> str:
         """Says in a few words what it does, for a table: ``checkpoint layers.*``."""

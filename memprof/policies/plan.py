@@ -78,6 +78,11 @@ class Plan:
             job.undo()
             raise
 
+    def start(self) -> None:
+        """Does what must happen in the job's process before the job's own code runs."""
+        for policy in self.policies:
+            policy.start()
+
     def environment(self) -> dict[str, str]:
         """Returns the environment variables the job needs from its start."""
         return {name: value for policy in self.policies for name, value in policy.environment().items()}

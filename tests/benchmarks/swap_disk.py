@@ -24,7 +24,7 @@ _NAMES = {
 def measure(folder: Path, *, quick: bool) -> Section:
     """Takes the peak of a recorded run and the step time of runs without the recorder, several rounds in turn."""
     size = () if quick else ("--large",)
-    steps, rounds = (5, 2) if quick else (10, 5)
+    steps, rounds = (5, 2) if quick else (6, 3)
     found: dict[str, list[float]] = {how: [] for how in _NAMES}
     losses, peaks = {}, {}
     for _ in range(rounds):

@@ -66,6 +66,12 @@ class Accumulate(Policy):
 
         return transform_accumulate(step, self)
 
+    def start(self) -> None:
+        """Splits the very first batch too, which a loop takes before it calls its model; see Policy.start."""
+        from memprof.policies.accumulate.feed import split_from_start
+
+        split_from_start(self.micro_batches)
+
     def apply(self, job: Job) -> None:
         """Splits what DataLoaders hand out and holds updates back; see Policy.apply."""
         from memprof.policies.accumulate.apply import apply_accumulate

@@ -60,8 +60,7 @@ def find_lives(
 
     Moments are compared as ranks: positions in the order of the new step.
     """
-    count, ops = len(regions), len(step.ops)
-    saved, storages = step.saved, step.storages
+    count, ops, storages = len(regions), len(step.ops), step.storages
     runs = recompute.starts != NEVER
     has_copies = np.zeros(count, dtype=np.bool_)
     has_copies[recompute.op_region] = True
@@ -80,55 +79,14 @@ def find_lives(
     begins[marked] = ends[marked] = np.arange(len(marked)) + ops + len(copies)
     end_rank = rank[ends]
 
-    # A region's frame, and with it the inputs, dies when all that was saved in it is released; a region inside it
-    # keeps its inputs as tensors saved in the outer one.
-    row_region = regions.innermost[saved.forward_op_id]
-    runs_back = nodes.first[saved.forward_op_id] != NONE
-    is_row = (row_region != NONE) & runs_back
-    frame = rank[regions.last]
-    np.maximum.at(frame, row_region[is_row], rank[nodes.released[saved.forward_op_id[is_row]]])
-    for region in range(count - 1, -1, -1):
-        if regions.parent[region] != NONE:
-            frame[regions.parent[region]] = max(frame[regions.parent[region]], frame[region])
-
+    frame = _frame_deaths(step, regions, nodes, rank)
     python = python_death(step, nodes)
-    python_rank = np.where(python != NONE, rank[python], NEVER)
-
-    # The step's own storages.
-    is_touched = np.zeros(len(storages), dtype=np.bool_)
-    is_touched[saved.storage_id[is_row]] = True
-    dies = np.where(storages.freed_op_id != NONE, rank[storages.freed_op_id], NEVER)
-    dies[is_touched] = python_rank[is_touched]
-    is_outside = (row_region == NONE) & runs_back & is_touched[saved.storage_id]
-    outside = saved.forward_op_id[is_outside]
-    np.maximum.at(
-        dies,
-        saved.storage_id[is_outside],
-        np.minimum(
-            rank[nodes.released[outside]],
-            # Known exactly where the storage died with this node.
-            _rank_or_never(rank, storages.freed_op_id[saved.storage_id[is_outside]]),
-        ),
+    all_dies = np.append(
+        _own_deaths(step, regions, nodes, inputs, python, rank, np.where(runs, frame, NONE)),
+        _python_deaths_again(recompute, python, rank, end_rank),
     )
-    is_outermost = regions.parent[inputs[0]] == NONE
-    held_by = inputs[0][is_outermost]
-    np.maximum.at(dies, inputs[1][is_outermost], np.where(runs[held_by], frame[held_by], NONE))
-
-    # Copies: Python lets go of them as it did the first time, or when the run ends; backward when it has read them.
-    owner, source = recompute.storage_region, recompute.storage_source
-    made_again = recompute.storage_op
-    let_go = python[source]
-    is_within = (let_go != NONE) & (let_go < recompute.stops[owner])
-    copy_dies = np.where(is_within, rank[recompute.copy_of(owner, np.maximum(let_go, 0))], end_rank[owner])
-    copy_dies = np.maximum(copy_dies, rank[made_again])
-    all_dies = np.append(dies, copy_dies)
-    rows = np.flatnonzero(is_row)
-    found, read = recompute.storage_read(row_region[rows], saved.storage_id[rows])
-    returned = np.maximum(nodes.returned[saved.forward_op_id[rows]], saved.released_op_id[rows])
-    own_made = regions.made_in(row_region[rows], storages.created_op_id[saved.storage_id[rows]])
-    is_copy = (found != NONE) | (own_made != NONE)
-    np.maximum.at(all_dies, read[is_copy], rank[returned[is_copy]])
-    # A region inside reads its inputs when it runs again, and holds them while it does.
+    _hold_saved_again(all_dies, step, regions, nodes, recompute, rank)
+    # A region inside another reads its inputs when it runs again, and holds them while it does.
     is_inner = (regions.parent[inputs[0]] != NONE) & runs[inputs[0]]
     inner = inputs[0][is_inner]
     found, read = recompute.storage_read(regions.parent[inner], inputs[1][is_inner])
@@ -138,6 +96,74 @@ def find_lives(
     states = _random_states(step, regions, recompute, rank, order, begins, ends, frame)
     freed = np.where(all_dies == NEVER, NONE, order[np.minimum(all_dies, len(order) - 1)])
     return Lives(before, marked, ends, freed[: len(storages)], freed[len(storages) :], states)
+
+
+def _frame_deaths(step: Step, regions: Regions, nodes: Nodes, rank: Ints) -> Ints:
+    """Returns the rank after which torch's frame of each region, and with it the inputs, dies; ``(regions,)``.
+
+    It dies when all that was saved in it is released. A region inside it keeps its inputs as tensors saved in it.
+    """
+    saved = step.saved
+    region = regions.innermost[saved.forward_op_id]
+    rows = np.flatnonzero((region != NONE) & (nodes.first[saved.forward_op_id] != NONE))
+    frame = rank[regions.last]
+    np.maximum.at(frame, region[rows], rank[nodes.released[saved.forward_op_id[rows]]])
+    for inner in range(len(regions) - 1, -1, -1):
+        outer = regions.parent[inner]
+        if outer != NONE:
+            frame[outer] = max(frame[outer], frame[inner])
+    return frame
+
+
+def _own_deaths(
+    step: Step, regions: Regions, nodes: Nodes, inputs: tuple[Ints, Ints], python: Ints, rank: Ints, held: Ints
+) -> Ints:
+    """Returns the rank after which each of the step's own storages dies: as recorded where no region saved it.
+
+    Args:
+        step: The step.
+        regions: The regions.
+        nodes: Moments of the backward nodes.
+        inputs: Regions and what is handed into them.
+        python: When Python lets go of each storage.
+        rank: Ranks of operators.
+        held: Rank up to which each region holds its inputs, NONE where it does not.
+    """
+    saved, freed = step.saved, step.storages.freed_op_id
+    region = regions.innermost[saved.forward_op_id]
+    runs_back = nodes.first[saved.forward_op_id] != NONE
+    is_touched = np.zeros(len(freed), dtype=np.bool_)
+    is_touched[saved.storage_id[(region != NONE) & runs_back]] = True
+    recorded = _rank_or_never(rank, freed)
+    dies = np.where(is_touched, _rank_or_never(rank, python), recorded)
+    # Saved outside of all regions as well: by the node, but no longer than recorded, which is exact.
+    rows = np.flatnonzero((region == NONE) & runs_back & is_touched[saved.storage_id])
+    storage_ids = saved.storage_id[rows]
+    released = rank[nodes.released[saved.forward_op_id[rows]]]
+    np.maximum.at(dies, storage_ids, np.minimum(released, recorded[storage_ids]))
+    is_outermost = regions.parent[inputs[0]] == NONE
+    np.maximum.at(dies, inputs[1][is_outermost], held[inputs[0][is_outermost]])
+    return dies
+
+
+def _python_deaths_again(recompute: Recompute, python: Ints, rank: Ints, end_rank: Ints) -> Ints:
+    """Returns the rank after which Python lets go of each copy: as it did the first time, or when the run ends."""
+    owner, let_go = recompute.storage_region, python[recompute.storage_source]
+    is_within = (let_go != NONE) & (let_go < recompute.stops[owner])
+    dies = np.where(is_within, rank[recompute.copy_of(owner, np.maximum(let_go, 0))], end_rank[owner])
+    return np.maximum(dies, rank[recompute.storage_op])
+
+
+def _hold_saved_again(dies: Ints, step: Step, regions: Regions, nodes: Nodes, recompute: Recompute, rank: Ints) -> None:
+    """Lets what a region saves in its second run live until the function of the node that reads it has returned."""
+    saved = step.saved
+    region = regions.innermost[saved.forward_op_id]
+    rows = np.flatnonzero((region != NONE) & (nodes.first[saved.forward_op_id] != NONE))
+    found, read = recompute.storage_read(region[rows], saved.storage_id[rows])
+    made_in = regions.made_in(region[rows], step.storages.created_op_id[saved.storage_id[rows]])
+    returned = np.maximum(nodes.returned[saved.forward_op_id[rows]], saved.released_op_id[rows])
+    is_made_inside = (found != NONE) | (made_in != NONE)
+    np.maximum.at(dies, read[is_made_inside], rank[returned[is_made_inside]])
 
 
 def _rank_or_never(rank: Ints, op_ids: Ints) -> Ints:

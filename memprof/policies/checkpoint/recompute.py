@@ -91,26 +91,9 @@ def plan_recompute(
         casts: Region, storage and first operator that reads it, of each parameter in another type that a region finds
             in autocast's cache. The cache is empty when the region runs again, so it casts for itself.
     """
-    saved, storages, ops = step.saved, step.storages, step.ops
+    storages, ops = step.storages, step.ops
     count = len(regions)
-    row_region = regions.innermost[saved.forward_op_id]
-    is_inside = (row_region != NONE) & (nodes.first[saved.forward_op_id] != NONE)
-    rows, owner = np.flatnonzero(is_inside), row_region[is_inside]
-
-    starts = np.full(count, NEVER, dtype=np.int64)
-    np.minimum.at(starts, owner, nodes.first[saved.forward_op_id[rows]])
-    is_output = _writes(step, saved.forward_op_id[rows], saved.storage_id[rows])
-    stops = np.full(count, NONE, dtype=np.int64)
-    np.maximum.at(stops, owner, saved.forward_op_id[rows] + is_output)
-    # The operator that packs last has its arguments cast, even where its kernel does not run.
-    last_packing = np.full(count, NONE, dtype=np.int64)
-    np.maximum.at(last_packing, owner, saved.forward_op_id[rows])
-    for region in range(count - 1, -1, -1):
-        parent = regions.parent[region]
-        if parent != NONE and starts[region] != NEVER:
-            starts[parent] = min(starts[parent], starts[region])
-            stops[parent] = max(stops[parent], regions.first[region])
-
+    starts, stops, last_packing = _starts_and_stops(step, regions, nodes)
     counts_batches = _counts_batches(step)
     op_region, op_source, op_slots = [], [], []
     cast_keys, cast_ops = [], []
@@ -180,6 +163,30 @@ def plan_recompute(
         _cast_keys=keys[by_key],
         _cast_copies=cast_copies[by_key],
     )
+
+
+def _starts_and_stops(step: Step, regions: Regions, nodes: Nodes) -> tuple[Ints, Ints, Ints]:
+    """Returns where each region runs again, where that stops, and its last operator that saves something."""
+    saved = step.saved
+    count = len(regions)
+    row_region = regions.innermost[saved.forward_op_id]
+    is_inside = (row_region != NONE) & (nodes.first[saved.forward_op_id] != NONE)
+    rows, owner = np.flatnonzero(is_inside), row_region[is_inside]
+
+    starts = np.full(count, NEVER, dtype=np.int64)
+    np.minimum.at(starts, owner, nodes.first[saved.forward_op_id[rows]])
+    is_output = _writes(step, saved.forward_op_id[rows], saved.storage_id[rows])
+    stops = np.full(count, NONE, dtype=np.int64)
+    np.maximum.at(stops, owner, saved.forward_op_id[rows] + is_output)
+    # The operator that packs last has its arguments cast, even where its kernel does not run.
+    last_packing = np.full(count, NONE, dtype=np.int64)
+    np.maximum.at(last_packing, owner, saved.forward_op_id[rows])
+    for region in range(count - 1, -1, -1):
+        parent = regions.parent[region]
+        if parent != NONE and starts[region] != NEVER:
+            starts[parent] = min(starts[parent], starts[region])
+            stops[parent] = max(stops[parent], regions.first[region])
+    return starts, stops, last_packing
 
 
 def _writes(step: Step, op_ids: Ints, storage_ids: Ints) -> Bools:

@@ -5,21 +5,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from memprof.policies.compress.policy import BLOCK, CHUNK
 from memprof.policies.draft import Draft
 from memprof.policies.swap.copies import HOOK_US
 from memprof.policies.swap.records import Records, find_records
-from memprof.trace.schema import NONE, Bools, Floats, Ints, Ops, Storages, Uses
+from memprof.trace.schema import NONE, Bools, Ints, Ops, Storages, Uses
 from memprof.trace.step import Step
 
 if TYPE_CHECKING:
     from memprof.policies.compress.policy import Compress
 
 _ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
-#: Bytes read and written for a byte packed (the largest value of each block, the division, rounding, the cast) are 6.25,
-#: and for a byte unpacked (the cast, the product) 3.25; these operators take 1.6 times as long for a byte as additions
-#: and products do: the median of the six jobs of tests/policies on one core of a virtual machine with torch 2.13.
+#: Bytes read and written for a byte packed (the largest value of each block, the division, rounding, the cast) are
+#: 6.25, and for a byte unpacked (the cast, the product) 3.25; these operators take 1.6 times as long for a byte as
+#: additions and products do: median of the six jobs of tests/policies, one core of a virtual machine, torch 2.13.
 _PACK_PASSES, _UNPACK_PASSES = 6.25 * 1.6, 3.25 * 1.6
 #: Calling the operators, besides their work: seven to pack and four to unpack, and the hooks around them.
 _PACK_US, _UNPACK_US = 100.0, 60.0
@@ -50,7 +51,7 @@ def transform_compress(step: Step, policy: Compress) -> Step:
     # Backward takes the original where somebody still holds it.
     is_packed: Bools = records.held < records.unpacked
     packed = records.take(is_packed)
-    duration: Floats = (_UNPACK_PASSES * size / speed + _UNPACK_US)[is_packed]
+    duration = (_UNPACK_PASSES * size / speed + _UNPACK_US)[is_packed]
     workspace = np.where(item == 2, -(-count // BLOCK) * item, 0)[is_packed]
     unpacks = _ops(step, packed, packed.unpacked, "memprof.decompress", duration, workspace)
     unpack_ids = draft.insert_ops(unpacks, packed.unpacked)
@@ -108,7 +109,9 @@ def _rounded(rows: Storages, size: Ints) -> Ints:
     return np.where(on_device, -(-size // 512) * 512, size)
 
 
-def _ops(step: Step, records: Records, moments: Ints, name: str, duration_us: Floats, workspace: Ints) -> Ops:
+def _ops(
+    step: Step, records: Records, moments: Ints, name: str, duration_us: npt.NDArray[np.floating], workspace: Ints
+) -> Ops:
     ops, count = step.ops, len(moments)
     beside = np.clip(moments, 0, max(len(ops) - 1, 0))
     size = step.storages.requested_bytes[records.storage]

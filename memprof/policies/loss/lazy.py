@@ -177,6 +177,12 @@ def _float(lazy: LazyLogits, **named: Any) -> LazyLogits | None:
     return None if named else _lazy(lazy.hidden, lazy.matrix, lazy.bias, make_float_logits)
 
 
+def _to(lazy: LazyLogits, *what: Any, **named: Any) -> LazyLogits | None:
+    """Takes ``to(torch.float32)``; to other types and devices go the logits themselves."""
+    is_float = (what, named) in (((torch.float32,), {}), ((), {"dtype": torch.float32}))
+    return _float(lazy) if is_float else None
+
+
 _VIEWS: dict[Any, Callable[..., LazyLogits | None]] = {
     Tensor.flatten: _flatten,
     torch.flatten: _flatten,
@@ -186,4 +192,5 @@ _VIEWS: dict[Any, Callable[..., LazyLogits | None]] = {
     Tensor.__getitem__: _slice,
     Tensor.contiguous: _same,
     Tensor.float: _float,
+    Tensor.to: _to,
 }

@@ -10,7 +10,7 @@ import numpy as np
 from memprof.errors import PolicyError
 from memprof.policies.draft import Draft
 from memprof.policies.insertion import Insertion
-from memprof.policies.loss.emit import Emitter
+from memprof.policies.loss.emit_backward import Emitter
 from memprof.policies.patterns import match_modules
 from memprof.trace.schema import NONE, Ints, Saved
 from memprof.trace.step import Step
@@ -174,7 +174,8 @@ def _cross_entropy(step: Step, likelihood: int) -> CrossEntropy | None:
     users = np.unique(uses.op_id[uses.storage_id == softmax])
     if not set(ops.name[users]) <= _OF_SOFTMAX:
         return None  # something else looks at it: label smoothing, or the user's own loss
-    backward = np.flatnonzero((ops.forward_op_id == likelihood) | (ops.forward_op_id == log_softmax))
+    is_backward = (ops.forward_op_id == likelihood) | (ops.forward_op_id == log_softmax)
+    backward = np.flatnonzero(is_backward & np.isin(ops.name, list(_OF_SOFTMAX)))
     if not len(backward):
         return None
     logits = int(_touched(step, log_softmax)[0][0])

@@ -1,0 +1,186 @@
+"""Writes down the backward operators of a chunked cross-entropy, as memprof.policies.loss.cross_entropy runs them."""
+
+from __future__ import annotations
+
+from memprof.policies.loss.emit import ForwardEmitter
+from memprof.trace.schema import NONE
+
+
+class Emitter(ForwardEmitter):
+    """Writes forward and backward of one chunked cross-entropy."""
+
+    def backward(self) -> None:
+        """Writes the gradient of each chunk."""
+        one, insertion, head = self._one, self._insertion, self._head
+        like = before = int(one.backward[0])
+        forward = self.first_forward
+        if head is None:
+            whole = [one.gradient]
+        else:
+            whole = [storage for storage in (head.of_hidden, *head.of_parameters) if storage != NONE]
+        for storage in whole:
+            op = insertion.op("aten.empty_like.default", like=like, before=before, forward_op_id=forward)
+            self.made[int(storage)] = op
+        scale_op = insertion.op(
+            "aten.div.Tensor",
+            like=like,
+            before=before,
+            reads=[storage for storage in (one.upstream, self._divisor) if storage != NONE],
+            writes=[insertion.next_storage],
+            duration_us=self._small_us,
+            forward_op_id=forward,
+        )
+        scale = insertion.storage(4, scale_op)
+        last = scale_op
+        for rows in self.parts:
+            share = rows / self.rows
+            last = self._chunk_gradient(like, before, share, scale)
+        insertion.free(scale, last)
+
+    def _chunk_gradient(self, like: int, before: int, share: float, scale: int) -> int:
+        """Writes the gradient of a chunk: its softmax, scaled in place, less its targets' share."""
+        one, insertion, head, forward = self._one, self._insertion, self._head, self.first_forward
+        wide = int(self._wide_bytes * share)
+        held: list[int] = []
+        if head is None and not self._is_low:
+            work = one.gradient  # softmax writes into its rows
+            insertion.op(
+                "aten.softmax.int_out",
+                like=like,
+                before=before,
+                reads=[one.logits],
+                mutates=[work],
+                duration_us=self._softmax_us * share,
+                forward_op_id=forward,
+            )
+        else:
+            logits = one.logits
+            if head is not None:
+                logits, _ = self._chunk_logits(like, before, share, forward)
+            converted = NONE
+            if self._is_low:  # softmax with another dtype converts its input first
+                op = insertion.op(
+                    "aten._to_copy.default", like=like, before=before, reads=[logits], forward_op_id=forward
+                )
+                converted = insertion.storage(wide, op)
+            op = insertion.op(
+                "aten._softmax.default",
+                like=like,
+                before=before,
+                reads=[logits if converted == NONE else converted],
+                writes=[insertion.next_storage],
+                duration_us=self._softmax_us * share,
+                forward_op_id=forward,
+            )
+            work = insertion.storage(wide, op)
+            held.append(work)
+            for storage in (converted, logits if head is not None else NONE):
+                if storage != NONE:
+                    insertion.free(storage, op)
+        last = self._subtract_targets(work, like, before, share, scale)
+        if head is not None:
+            return self._products(work, held, like, before, share)
+        if self._is_low:
+            last = insertion.op(
+                "aten.copy_.default",
+                like=like,
+                before=before,
+                reads=held,
+                mutates=[one.gradient],
+                duration_us=self._small_us,
+                forward_op_id=forward,
+            )
+            insertion.free(work, last)
+        return last
+
+    def _subtract_targets(self, work: int, like: int, before: int, share: float, scale: int) -> int:
+        """Writes the small operators on one number for each row."""
+        insertion, forward, small = self._insertion, self.first_forward, self._small_us
+        index_bytes, share_bytes = int(self._target_bytes * share), int(self._share_bytes * share)
+        held: list[int] = []
+        for name, size, workspace in (
+            ("aten.ne.Scalar", index_bytes // 8, 8),
+            ("aten.where.self", index_bytes, 0),
+            ("aten.mul.Tensor", share_bytes, share_bytes),  # the truth values as floats
+            ("aten.neg.default", share_bytes, 0),
+        ):
+            if name == "aten.neg.default":
+                insertion.op(
+                    "aten.mul_.Tensor",
+                    like=like,
+                    before=before,
+                    reads=held[-1:],
+                    mutates=[work],
+                    duration_us=small,
+                    forward_op_id=forward,
+                )
+            op = insertion.op(
+                name,
+                like=like,
+                before=before,
+                reads=[self._target, *([scale] if name == "aten.mul.Tensor" else [])],
+                writes=[insertion.next_storage],
+                workspace_bytes=workspace,
+                duration_us=small,
+                forward_op_id=forward,
+            )
+            held.append(insertion.storage(size, op))
+        last = insertion.op(
+            "aten.scatter_add_.default",
+            like=like,
+            before=before,
+            reads=held[1:],
+            mutates=[work],
+            duration_us=small,
+            forward_op_id=forward,
+        )
+        for storage in held:
+            insertion.free(storage, last)
+        return last
+
+    def _products(self, work: int, held: list[int], like: int, before: int, share: float) -> int:
+        """Writes the products that give the head's gradients."""
+        head, insertion = self._head, self._insertion
+        assert head is not None
+        outputs = [int(storage) for storage in (head.of_hidden, *head.of_parameters) if storage != NONE]
+        matrix = int(head.parameters[0])
+        last = insertion.next_op
+        products = [storage for storage in outputs if storage != head.of_hidden][:1]
+        count = len(products) + (head.of_hidden != NONE)
+        for output in outputs:
+            is_product = output == head.of_hidden or output in products
+            if is_product:
+                last = insertion.op(
+                    "aten.mm.out" if output == head.of_hidden else "aten.addmm_.default",
+                    like=like,
+                    before=before,
+                    reads=[work, matrix if output == head.of_hidden else self._hidden],
+                    mutates=[output],
+                    duration_us=head.backward_us * share / count,
+                    flops=int(head.flops * share),
+                    forward_op_id=self.first_forward,
+                )
+                continue
+            op = insertion.op(
+                "aten.sum.dim_IntList",
+                like=like,
+                before=before,
+                reads=[work],
+                writes=[insertion.next_storage],
+                duration_us=self._small_us,
+                forward_op_id=self.first_forward,
+            )
+            row = insertion.storage(int(self._step.storages.allocated_bytes[output]), op)
+            last = insertion.op(
+                "aten.add_.Tensor",
+                like=like,
+                before=before,
+                reads=[row],
+                mutates=[output],
+                duration_us=self._small_us,
+                forward_op_id=self.first_forward,
+            )
+            insertion.free(row, last)
+        for storage in held:
+            insertion.free(storage, last)
+        return last
