@@ -32,7 +32,7 @@ check: $(READY) ## Run every check that reads the code: lint, format, types, imp
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	$(BIN)/lint-imports
+	$(BIN)/lint-imports --no-cache
 
 bench: $(READY) ## Measure the figures of docs/benchmarks.md on this machine.
 	$(BIN)/python tests/benchmarks/run.py

@@ -32,6 +32,7 @@ NAMES = (
     "kills",
     "trace_size",
     "report_start",
+    "two_faces",
 )
 
 

@@ -11,13 +11,18 @@ from torch.nn.utils import clip_grad
 from torch.optim.lr_scheduler import LRScheduler
 
 from memprof.errors import PolicyError
-from memprof.policies.accumulate.feed import BatchFeed, is_batch_in_hand, take_prepared
+from memprof.policies.accumulate.feed import BatchFeed, is_batch_in_hand, split_from_start, take_prepared
 from memprof.policies.accumulate.gate import OptimizerGate
 from memprof.policies.accumulate.policy import Accumulate
 from memprof.policies.accumulate.round import Round
 from memprof.policies.job import Job
 
 _SCALER = torch.amp.GradScaler
+
+
+def start_accumulate(policy: Accumulate) -> None:
+    """Splits batches from the job's start; `apply_accumulate` does the rest once the model is known."""
+    split_from_start(policy.micro_batches)
 
 
 def apply_accumulate(job: Job, policy: Accumulate) -> None:

@@ -68,9 +68,9 @@ class Accumulate(Policy):
 
     def start(self) -> None:
         """Splits the very first batch too, which a loop takes before it calls its model; see Policy.start."""
-        from memprof.policies.accumulate.feed import split_from_start
+        from memprof.policies.accumulate.apply import start_accumulate
 
-        split_from_start(self.micro_batches)
+        start_accumulate(self)
 
     def apply(self, job: Job) -> None:
         """Splits what DataLoaders hand out and holds updates back; see Policy.apply."""
