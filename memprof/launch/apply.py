@@ -15,6 +15,7 @@ from memprof.policies.plan import Plan
 from memprof.policies.plan_file import read_plan
 from memprof.policies.plan_tables import plan_to_tables
 from memprof.policies.prediction import Prediction
+from memprof.policies.wrappers import WRAPPERS, fitted, unwrapped
 from memprof.recorder.remarks import add_remark, remove_remark
 from memprof.units import format_bytes
 
@@ -46,9 +47,10 @@ def apply(
     if not isinstance(model, torch.nn.Module):
         raise PolicyError(f"A plan is applied to a torch.nn.Module, not to a {type(model).__name__}.")
     plan = plan if isinstance(plan, Plan) else read_plan(plan)
-    job = Job(model, _optimizers(optimizer))
     check_model(plan.prediction, model)
-    return apply_to(plan, plan, job)
+    inside = unwrapped(model)
+    job = Job(inside, optimizers_in(optimizer))
+    return apply_to(fitted(plan, {name for name, _ in inside.named_modules()}), plan, job)
 
 
 def apply_to(part: Plan, plan: Plan, job: Job) -> Job:
@@ -83,8 +85,10 @@ def find_mismatch(prediction: Prediction | None, model: torch.nn.Module) -> str:
     """Says what of a model is not as a plan was made for; "" where nothing is, or the plan does not tell."""
     if prediction is None:
         return ""
+    model = unwrapped(model)
     name = type(model).__name__
-    if prediction.model and prediction.model != name:
+    # Of a recording of the wrapped model the plan knows the wrapper only.
+    if prediction.model and prediction.model != name and prediction.model not in WRAPPERS:
         return f"for {prediction.model}, and this is {name}"
     size = parameter_bytes(model)
     if prediction.parameter_bytes and size != prediction.parameter_bytes:
@@ -107,7 +111,10 @@ def _remedy() -> str:
     return "Predict it anew for this one: memprof predict RUN --plan PLAN --write PLAN"
 
 
-def _optimizers(given: torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None) -> list[torch.optim.Optimizer]:
+def optimizers_in(
+    given: torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None,
+) -> list[torch.optim.Optimizer]:
+    """Returns the optimizers that were given: none, one or several."""
     if given is None:
         return []
     # Wrappers of optimizers are not of the class, but have groups of parameters.

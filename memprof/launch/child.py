@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from memprof.launch.plan_marks import refuse
 from memprof.recorder.native import NativeEvents
 from memprof.recorder.recorder import Recorder
+from memprof.recorder.speed import write_device_speed
 from memprof.recorder.window import Window
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def install(settings: dict[str, Any]) -> None:
             # Without the recorder nobody tells the plan of a model: the job would train without it.
             _plan.refuse(f"the recorder could not start, and with it the plan: {error}")
         raise
-    atexit.register(_finish)
+    atexit.register(_finish, spool)
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=lambda: _start_in_child(spool, window))
 
@@ -70,6 +71,7 @@ def _start_in_child(spool: Path, window: Window) -> None:
     _start(spool, window)  # the child may be a rank that trains; a data loader's worker never calls a model
 
 
-def _finish() -> None:
+def _finish(spool: Path) -> None:
     if _recorder is not None:
         _recorder.finish("the job ended")
+        write_device_speed(spool / f"process-{os.getpid()}")

@@ -7,12 +7,16 @@ import os
 import shutil
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 
 from memprof.launch.settings import Settings
 from memprof.launch.target import CannotStartError, Target
 from memprof.version import __version__
+
+if TYPE_CHECKING:
+    from memprof.trace.manifest import Speed  # numpy comes with it
 
 #: How much younger than its recording a process may seem, in seconds: clocks are read at different moments.
 _SLACK_S = 2.0
@@ -89,6 +93,17 @@ def write_exit(spool: Path, returncode: int) -> None:
     """
     ended = {"returncode": returncode, "ended_us": time.time_ns() / 1000}
     (spool / "exit.json").write_text(json.dumps(ended), encoding="utf-8")
+
+
+def add_speed(spool: Path, speed: Speed) -> None:
+    """Adds to ``exit.json`` how fast the machine is; where the disk is full, that stays unsaid."""
+    path, fresh = spool / "exit.json", spool / "exit.json.new"
+    try:
+        ended = json.loads(path.read_text(encoding="utf-8"))
+        fresh.write_text(json.dumps({**ended, "speed": speed.to_json()}), encoding="utf-8")
+        fresh.replace(path)  # at once: how the job ended must not be lost over how fast its machine is
+    except OSError:
+        fresh.unlink(missing_ok=True)
 
 
 def _refuse_what_is_there(output: Path, *, force: bool) -> None:

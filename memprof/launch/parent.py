@@ -10,18 +10,40 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
 from memprof.errors import BadInputError, MemprofError
 from memprof.launch.environment import recording_environment
 from memprof.launch.host import HostSampler
-from memprof.launch.output import claim_output, spool_of, write_exit, write_launch
+from memprof.launch.output import add_speed, claim_output, spool_of, write_exit, write_launch
 from memprof.launch.plan_marks import read_applied, read_refusal
 from memprof.launch.relay import SignalRelay
 from memprof.launch.settings import Settings
 from memprof.launch.target import CannotStartError, NotExecutableError, NotFoundError, Target
 from memprof.launch.verdict import Verdict, add_comparison, describe_missed, describe_nothing, describe_recording
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What became of a job that ran under the recorder.
+
+    Attributes:
+        output: The recording; not there where nothing was recorded.
+        returncode: The job's own exit status, negative for the signal that killed it.
+        verdict: What was recorded, or why nothing was.
+        refusal: Why the job ended itself because its plan does not fit, "" where it did not.
+        missed: Of its plan, what was applied to no model.
+        signals: Signals that reached memprof while the job ran.
+    """
+
+    output: Path
+    returncode: int
+    verdict: Verdict
+    refusal: str = ""
+    missed: tuple[str, ...] = ()
+    signals: frozenset[int] = frozenset()
 
 
 def record_job(target: Target, settings: Settings) -> int:
@@ -39,29 +61,49 @@ def record_job(target: Target, settings: Settings) -> int:
         NotExecutableError: The target cannot be run.
         NotFoundError: The target is not there.
     """
+    done = run_recorded(target, settings)
+    if done.refusal:
+        # Said even where asked to be quiet: the job has not trained.
+        _say(f"memprof: {done.refusal}")
+        return done.returncode
+    if not settings.quiet:
+        verdict = done.verdict
+        if settings.plan is not None and done.output.is_file():
+            verdict = add_comparison(verdict, settings.plan, settings.plan_path, done.output)
+        _say(str(verdict))
+    for sentence in done.missed:
+        _say(f"memprof: {sentence}")
+    return done.returncode
+
+
+def run_recorded(target: Target, settings: Settings, stdout: int | None = None) -> Recorded:
+    """Runs a job under the recorder and packs the recording, and says nothing.
+
+    Args:
+        target: What to run.
+        settings: How to record it.
+        stdout: Descriptor that the job writes its output to; None for this process's own.
+
+    Raises:
+        CannotStartError: The recording cannot be written, or the system starts no process.
+        NotExecutableError: The target cannot be run.
+        NotFoundError: The target is not there.
+    """
     output = claim_output(target, settings)
     spool = spool_of(output)
     write_launch(spool, target, settings)
     try:
-        returncode = _run(target, settings, spool)
+        returncode, signals = _run(target, settings, spool, stdout)
     except MemprofError:
         shutil.rmtree(spool, ignore_errors=True)
         raise
     refusal = read_refusal(spool) if settings.plan is not None else ""
     if refusal:
-        # Said even where asked to be quiet: the job has not trained.
-        _discard(spool, output, target, returncode)
-        _say(f"memprof: {refusal}")
-        return returncode
+        verdict = _discard(spool, output, target, returncode)
+        return Recorded(output, returncode, verdict, refusal=refusal, signals=signals)
     missed = [] if settings.plan is None else describe_missed(settings.plan, read_applied(spool))
     verdict = _pack(spool, output, target, returncode)
-    if not settings.quiet:
-        if settings.plan is not None and output.is_file():
-            verdict = add_comparison(verdict, settings.plan, settings.plan_path, output)
-        _say(str(verdict))
-    for sentence in missed:
-        _say(f"memprof: {sentence}")
-    return returncode
+    return Recorded(output, returncode, verdict, missed=tuple(missed), signals=signals)
 
 
 def leave_like(returncode: int) -> NoReturn:
@@ -83,17 +125,19 @@ def leave_like(returncode: int) -> NoReturn:
     os._exit(128 - returncode)
 
 
-def _run(target: Target, settings: Settings, spool: Path) -> int:
+def _run(target: Target, settings: Settings, spool: Path, stdout: int | None) -> tuple[int, frozenset[int]]:
+    """Runs the job; returns how it ended, and which signals reached this process meanwhile."""
     environment = recording_environment(os.environ, spool.resolve(), settings)
     try:
         with SignalRelay() as relay:
             # Descriptors beyond the three standard ones are the job's too: process substitution, make's job server.
-            job = subprocess.Popen(target.arguments, env=environment, close_fds=False)
+            job = subprocess.Popen(target.arguments, env=environment, close_fds=False, stdout=stdout)
             sampler = HostSampler(spool, job.pid)
             while job.poll() is None:
                 sampler.sample_if_due()
                 relay.wait(sampler.seconds_to_next(), job.send_signal)
-            return job.returncode
+            relay.wait(0.0, lambda _: None)  # what arrived as the job ended is noted, and sent to nobody
+            return job.returncode, frozenset(relay.arrived)
     except OSError as error:
         raise _start_error(target, error) from None
 
@@ -114,8 +158,10 @@ def _pack(spool: Path, output: Path, target: Target, returncode: int) -> Verdict
             return _discard(spool, output, target, returncode)
         write_exit(spool, returncode)
         # Only now: the parent stays small while the job may need the memory.
+        from memprof.launch.speed import measure_speed
         from memprof.trace.pack import pack_spool
 
+        add_speed(spool, measure_speed())
         return describe_recording(pack_spool(spool, output), target.name)
     except BadInputError:
         return _discard(spool, output, target, returncode)

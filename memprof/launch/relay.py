@@ -33,10 +33,14 @@ class SignalRelay:
 
     Use it as a context manager from the main thread. While it is entered none of these signals ends this process;
     those that were ignored before stay ignored, here and in the job.
+
+    Attributes:
+        arrived: Signals that reached this process, whoever else got them.
     """
 
     def __init__(self) -> None:
         """Prepares a relay; nothing is changed before it is entered."""
+        self.arrived: set[int] = set()
         self._previous: dict[int, Any] = {}
         self._waiting: dict[int, float] = {}
         self._seen_in_group: dict[int, float] = {}
@@ -89,6 +93,8 @@ class SignalRelay:
             self._group_got(os.read(self._reports, 4096), now)
         if self._arrivals in readable:
             for number in os.read(self._arrivals, 4096):
+                if number in RELAYED:
+                    self.arrived.add(number)
                 if number in RELAYED and now - self._seen_in_group.get(number, -1.0) > _PATIENCE_S:
                     self._waiting.setdefault(number, now + _PATIENCE_S)
         for number in [number for number, deadline in self._waiting.items() if deadline <= now]:

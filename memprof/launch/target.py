@@ -50,8 +50,12 @@ class Target:
         return Path(self.name).name.removesuffix(".py") or "job"
 
 
-def find_script(words: Sequence[str]) -> Target:
+def find_script(words: Sequence[str], verb: str = "record") -> Target:
     """Builds the job ``python script.py arguments``.
+
+    Args:
+        words: The script and its arguments.
+        verb: The verb it is for, for sentences.
 
     Raises:
         NotFoundError: There is no such script.
@@ -69,8 +73,8 @@ def find_script(words: Sequence[str]) -> Target:
         # The one mistake that everybody makes once: a command without the two dashes.
         if shutil.which(script):
             raise NotFoundError(
-                f"There is no script {script} here. To record a command, put two dashes before it: "
-                f"memprof record -- {shlex.join(words)}"
+                f"There is no script {script} here. To {verb} a command, put two dashes before it: "
+                f"memprof {verb} -- {shlex.join(words)}"
             ) from None
         reason = "" if error.errno == errno.ENOENT else f" ({error.strerror})"
         raise NotFoundError(f"There is no script {script} here{reason}. Check its name and folder.") from None
@@ -102,13 +106,14 @@ def find_command(words: Sequence[str]) -> Target:
     return Target(tuple(words), _script_of(words))
 
 
-def find_target(words: Sequence[str], *, is_module: bool, is_command: bool) -> Target:
+def find_target(words: Sequence[str], *, is_module: bool, is_command: bool, verb: str = "record") -> Target:
     """Finds what to run from the words after memprof's own options.
 
     Args:
         words: The target and its arguments, verbatim.
         is_module: ``-m`` stood before them.
         is_command: ``--`` stood before them.
+        verb: The verb it is for, for sentences.
 
     Raises:
         UsageError: There are no words, or they are marked as module and command at once.
@@ -116,12 +121,12 @@ def find_target(words: Sequence[str], *, is_module: bool, is_command: bool) -> T
         NotExecutableError: It cannot be run.
     """
     if not words:
-        raise UsageError("There is nothing to record. Name a script: memprof record train.py")
+        raise UsageError(f"There is nothing to {verb}. Name a script: memprof {verb} train.py")
     if is_module and is_command:
         raise UsageError("-m names a Python module, -- a command: give one of them.")
     if is_module:
         return find_module(words)
-    return find_command(words) if is_command else find_script(words)
+    return find_command(words) if is_command else find_script(words, verb)
 
 
 def _script_of(words: Sequence[str]) -> str:

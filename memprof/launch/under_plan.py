@@ -21,6 +21,7 @@ from memprof.policies.job import Job
 from memprof.policies.patterns import match_modules
 from memprof.policies.plan import Plan
 from memprof.policies.plan_file import parse_plan
+from memprof.policies.wrappers import unwrapped
 from memprof.recorder.registry import live_objects
 
 
@@ -44,6 +45,7 @@ class UnderPlan:
         self._known: dict[int, weakref.ref[torch.nn.Module]] = {}
         self._applied: set[int] = set()
         self._refusal = ""
+        _end_at_policy_errors(spool)
         plan.start()
 
     def before_call(self, module: torch.nn.Module) -> None:
@@ -89,14 +91,17 @@ class UnderPlan:
             self._know(inner)
         if not part.policies:
             return
-        apply_to(part, self._plan, Job(module, _optimizers_of(module)))
+        apply_to(part, self._plan, Job(unwrapped(module), _optimizers_of(module)))
         self._applied |= chosen
         mark_applied(self._spool, sorted(self._applied))
 
     def _check_models(self, models: list[_Model]) -> None:
         """Refuses a job in which no model is the one the plan was made for."""
         prediction = self._plan.prediction
-        if prediction is None or any(not find_mismatch(prediction, model.top) for model in models):
+        # Once: pure-bf16 leaves half the bytes in a model that is looked at again when another is called.
+        if prediction is None or self._applied:
+            return
+        if any(not find_mismatch(prediction, model.top) for model in models):
             return
         if not any(not find_mismatch(prediction, model.called) for model in models):
             named = [model.top for model in models if type(model.top).__name__ == prediction.model]
@@ -132,6 +137,22 @@ class UnderPlan:
         self._known[id(module)] = weakref.ref(module)
 
 
+def _end_at_policy_errors(spool: Path) -> None:
+    """Lets a policy that finds out while the job trains that it does not fit end it as one that knew before.
+
+    Accumulate learns that no DataLoader feeds the loop when the first update comes, in-backward that gradients are
+    clipped when they are: their sentence goes through the job's code as an exception, and is heard without a traceback.
+    """
+    before = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        if isinstance(error, PolicyError):
+            refuse(str(error), spool)
+        before(kind, error, trace)
+
+    sys.excepthook = hook
+
+
 def under_plan(text: str, spool: Path) -> UnderPlan:
     """Makes ready to apply a plan, given as TOML.
 
@@ -163,7 +184,9 @@ class _Model:
     def holds(self, pattern: str) -> bool:
         """Whether a pattern matches anything in the outermost module, called or not."""
         names = _names(self.top)
-        return any(_match(pattern, [_joined(prefix, name) for name in names]) for prefix in ("", self.title))
+        prefixes = ("", self.title)
+        found = any(_match(pattern, [_joined(prefix, name) for name in names]) for prefix in prefixes)
+        return found or self.find(pattern) is not None
 
     def find(self, pattern: str) -> list[str] | None:
         """Finds the modules that match a pattern.
@@ -172,9 +195,11 @@ class _Model:
             None where none does, nothing where the pattern does as it is written, and otherwise the names, where it
             does as a recording names them (``Generator.layers.*`` in a job with several models).
         """
-        names = _names(self.called)
-        for prefix in dict.fromkeys(("", self.place, self.title, _joined(self.title, self.place))):
-            full = {_joined(prefix, name): name for name in names}
+        names = _names(unwrapped(self.called))
+        wrappers = ("module", "_orig_mod", "module._orig_mod", "_orig_mod.module")
+        for prefix in dict.fromkeys(("", self.place, self.title, _joined(self.title, self.place), *wrappers)):
+            # Under its type the model itself has a name, which is not one that a wildcard may match.
+            full = {_joined(prefix, name): name or "." for name in names if name or not prefix or "*" not in pattern}
             found = _match(pattern, full)
             if found:
                 return [full[name] for name in found] if prefix else []

@@ -9,16 +9,20 @@ from collections.abc import Iterable, Sequence
 
 from memprof.errors import PolicyError
 
+#: What stands for the model itself: as it is written, and as named_modules() has it.
+WHOLE = (".", "")
+
 
 def match_modules(patterns: Sequence[str], names: Iterable[str]) -> list[str]:
     """Returns the names that match a pattern, in the order given.
 
     A pattern is a shell pattern whose ``*`` and ``?`` stay within one part of a dotted name and whose ``**`` spans
-    parts: ``layers.*``, ``layers.[0-3]``, ``**.mlp``, ``encoder.**``. Without wildcards it is a name.
+    parts: ``layers.*``, ``layers.[0-3]``, ``**.mlp``, ``encoder.**``. Without wildcards it is a name. Wildcards match
+    modules inside the model; the model itself is written ``.``.
 
     Args:
         patterns: The patterns.
-        names: Qualified names, as in named_modules(); the root is "".
+        names: Qualified names, as in named_modules(); the model itself is "".
 
     Raises:
         PolicyError: A pattern matches nothing; the sentence lists names that are near.
@@ -27,7 +31,8 @@ def match_modules(patterns: Sequence[str], names: Iterable[str]) -> list[str]:
     chosen: set[str] = set()
     for pattern in patterns:
         expression = re.compile(_translate(pattern))
-        found = [name for name in known if expression.fullmatch(name)]
+        is_whole = pattern in WHOLE
+        found = [name for name in known if (not name if is_whole else name and expression.fullmatch(name))]
         if not found:
             raise PolicyError(_no_match(pattern, known))
         chosen.update(found)

@@ -29,8 +29,9 @@ class Plan:
 
     def __post_init__(self) -> None:
         """Puts the policies in order; those of one kind stay as given."""
-        place = {kind: number for number, kind in enumerate(policy_types())}
-        ordered = sorted(self.policies, key=lambda policy: place[type(policy)])
+        kinds = policy_types()
+        # A policy may be a subclass of one of ours, whose place it takes.
+        ordered = sorted(self.policies, key=lambda policy: [isinstance(policy, kind) for kind in kinds].index(True))
         object.__setattr__(self, "policies", tuple(ordered))
 
     def with_policies(self, more: Iterable[Policy]) -> Plan:

@@ -17,10 +17,11 @@ _DEPTH = 6
 
 
 def storage_span(tensor: torch.Tensor) -> tuple[int, int]:
-    """Returns address and bytes of a tensor's storage; (0, 0) for tensors without one (sparse, meta, opaque)."""
+    """Returns address and bytes of a tensor's storage; (0, 0) for tensors without one (sparse, meta, opaque, fake)."""
     try:
         storage = tensor.untyped_storage()
-        return storage.data_ptr(), storage.nbytes()
+        # A FakeTensor, met while compiling, says that it is elsewhere; its storage knows, and would warn when asked.
+        return (0, 0) if storage.device.type == "meta" else (storage.data_ptr(), storage.nbytes())
     except (NotImplementedError, RuntimeError):
         return 0, 0
 
@@ -32,6 +33,8 @@ def owned_span(tensor: torch.Tensor) -> tuple[int, int]:
     """
     try:
         storage = tensor.untyped_storage()
+        if storage.device.type == "meta":
+            return 0, 0
         is_foreign = not storage.resizable() or (storage.device.type == "cpu" and storage.is_shared())
         return (0, 0) if is_foreign or not storage.nbytes() else (storage.data_ptr(), storage.nbytes())
     except (NotImplementedError, RuntimeError):
@@ -161,4 +164,6 @@ def _plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
         return
     names, _ = flatten(tensor)
     for name in names:
-        yield from _plain_tensors(getattr(tensor, name))
+        inner = getattr(tensor, name)
+        if isinstance(inner, torch.Tensor):  # a DTensor names its DeviceMesh, too
+            yield from _plain_tensors(inner)

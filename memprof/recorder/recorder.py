@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from memprof.recorder.modules import ModuleCallObserver
 from memprof.recorder.native import AllocatorTable
@@ -23,6 +22,7 @@ from memprof.recorder.progress import OpenCall
 from memprof.recorder.registry import live_objects
 from memprof.recorder.rounds import OptimizerRounds
 from memprof.recorder.tracebacks import clean_uncaught, remove_own_frames
+from memprof.recorder.update_hooks import UpdateHooks
 from memprof.recorder.window import Watch, Window
 
 #: A job without an optimizer and without backward has no steps: one window of this many operators.
@@ -65,7 +65,7 @@ class Recorder:
         self._rounds = OptimizerRounds()
         self._calls = ModuleCallObserver(self._enter, self._leave)
         self._guard = ProfilerGuard(self._make_way)
-        self._hooks: list[Any] = []
+        self._updates = UpdateHooks(self._before_update, self._after_update)
         self._observation: Observation | None = None
         self._step = 0
         self._beginning = threading.Lock()  # taken once, by the thread that is then observed
@@ -84,14 +84,13 @@ class Recorder:
             Recorder._leave,
             Recorder._before_update,
             Recorder._after_update,
+            UpdateHooks._call_before,
+            UpdateHooks._call_after,
         )
         self._table.switch_on(is_late=self._is_late)
         self._calls.install()
         self._guard.install()
-        self._hooks = [
-            register_optimizer_step_pre_hook(self._before_update),
-            register_optimizer_step_post_hook(self._after_update),
-        ]
+        self._updates.install()
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=partial(_abandon, weakref.ref(self)))
 
@@ -298,9 +297,7 @@ class Recorder:
         self._calls.remove()
         self._guard.remove()
         self._table.switch_off()
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks.clear()
+        self._updates.remove()
 
     def _fail(self, error: Exception) -> None:
         """Gives up recording after a fault of its own; the job goes on."""

@@ -35,6 +35,29 @@ class _Json:
 
 
 @dataclass(frozen=True)
+class Speed(_Json):
+    """How fast the machine is, measured when the job was over; 0 where it was not.
+
+    Attributes:
+        memory_bytes_per_us: Bytes that copies within the device's memory read and write.
+        to_host_bytes_per_us: Bytes copied from the device to the host; on CPU from memory to memory.
+        from_host_bytes_per_us: The same the other way.
+        fp32_flops_per_us: Operations of matrix products in fp32.
+        bf16_flops_per_us: Operations of matrix products in bf16.
+        threads: Threads that measured it, on CPU.
+        how: How it was measured, or why not, a clause.
+    """
+
+    memory_bytes_per_us: float = 0.0
+    to_host_bytes_per_us: float = 0.0
+    from_host_bytes_per_us: float = 0.0
+    fp32_flops_per_us: float = 0.0
+    bf16_flops_per_us: float = 0.0
+    threads: int = 0
+    how: str = ""
+
+
+@dataclass(frozen=True)
 class Machine(_Json):
     """Where the job ran.
 
@@ -48,6 +71,7 @@ class Machine(_Json):
         cuda: Version of CUDA; empty on CPU.
         allocator_settings: ``PYTORCH_ALLOC_CONF`` as the job saw it.
         os: Such as ``Linux 6.8``.
+        speed: How fast it is; unknown in recordings of older versions, and in those made inside a ``with`` statement.
     """
 
     device_name: str = ""
@@ -59,6 +83,7 @@ class Machine(_Json):
     cuda: str = ""
     allocator_settings: str = ""
     os: str = ""
+    speed: Speed = field(default_factory=Speed)
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ NAMES = (
     "trace_size",
     "report_start",
     "two_faces",
+    "transform_speed",
 )
 
 

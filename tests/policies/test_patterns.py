@@ -26,13 +26,14 @@ NAMES = ["", "embed", "layers", "layers.0", "layers.0.mlp", "layers.0.mlp.0", "l
         ("**.mlp", ["layers.0.mlp", "layers.10.mlp"]),
         ("**.embed", ["embed"]),
         ("layers.**", ["layers.0", "layers.0.mlp", "layers.0.mlp.0", "layers.1", "layers.10", "layers.10.mlp"]),
-        ("*", ["", "embed", "layers"]),
-        ("**", NAMES),
+        ("*", ["embed", "layers"]),
+        ("**", NAMES[1:]),
         ("", [""]),
+        (".", [""]),
     ],
 )
 def test_stars_know_of_dots(pattern: str, matched: list[str]) -> None:
-    """One star and a question mark stay within a part of the name, two stars span parts."""
+    """One star and a question mark stay within a part of the name, two stars span parts; a dot is the model itself."""
     assert match_modules([pattern], NAMES) == matched
 
 

@@ -499,3 +499,25 @@ def test_records_die_with_the_graph():
     gc.collect()
     assert all(reference() is None for reference in references)
     job.undo()
+
+
+def test_tensors_of_one_storage_with_a_counter_each_keep_their_own_content() -> None:
+    """A GRU cell changes the gates of one storage in place, one after the other, and saves each of them."""
+    torch.manual_seed(0)
+    cell, before, inputs = nn.GRUCell(64, 64), torch.randn(32, 64), torch.randn(32, 64)
+
+    def gradients(*policies: Swap) -> list[torch.Tensor]:
+        job = Job(cell)
+        for policy in policies:
+            policy.apply(job)
+        hidden = before
+        for _ in range(3):
+            hidden = cell(inputs, hidden)
+        found = torch.autograd.grad(hidden.square().sum(), list(cell.parameters()))
+        job.undo()
+        return list(found)
+
+    plain = gradients()
+    for distance in (0, 1, 3):
+        swapped = gradients(Swap(to="disk", minimum_bytes=1, prefetch=distance))
+        assert all(torch.equal(one, other) for one, other in zip(plain, swapped, strict=True))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections import namedtuple
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch._subclasses import FakeTensorMode
 
 from memprof.recorder.inventory import Inventory, owned_span, storage_span, tensors_in
 from memprof.recorder.registry import ModuleRegistry
@@ -45,6 +48,37 @@ def test_tensors_without_a_storage_have_no_span() -> None:
     for tensor in (sparse, opaque):
         assert storage_span(tensor) == owned_span(tensor) == (0, 0)
     assert storage_span(torch.empty(3, device="meta"))[0] == owned_span(torch.empty(3, device="meta"))[0] == 0
+
+
+def test_fake_tensors_have_no_span_and_nobody_is_warned(recwarn: pytest.WarningsRecorder) -> None:
+    """They are alive while torch.compile traces a job."""
+    with FakeTensorMode():
+        fake = torch.ones(4, 4)
+    assert storage_span(fake) == owned_span(fake) == (0, 0)
+    assert not recwarn.list
+
+
+DIVIDED = """
+import torch, torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from memprof.recorder.inventory import _plain_tensors, storage_span
+
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+layer = torch.nn.Linear(4, 4)
+fully_shard(layer, mesh=init_device_mesh("cpu", (1,)))
+assert isinstance(layer.weight, DTensor)
+assert [storage_span(part) for part in _plain_tensors(layer.weight)] == [storage_span(layer.weight.to_local())]
+assert storage_span(layer.weight.to_local())[1] == 64
+dist.destroy_process_group()
+"""
+
+
+def test_a_divided_parameter_is_its_local_part() -> None:
+    """FSDP2 makes parameters DTensors, which name their DeviceMesh among what they are made of."""
+    # In a process of its own: torch keeps a tensor of each mesh for good, which other tests would count.
+    subprocess.run([sys.executable, "-c", DIVIDED], check=True)
 
 
 def test_foreign_memory_is_not_the_allocators(tmp_path: Path) -> None:

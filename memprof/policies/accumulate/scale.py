@@ -10,9 +10,11 @@ from memprof.policies.accumulate.batch import Batch
 from memprof.trace.schema import NONE, Bools, Floats, Ints, Ops, Storages
 from memprof.trace.step import Step
 
-#: Time of an operator that does not depend on how much it computes: what torch's dispatcher and a small kernel take.
-#: The median of an addition of 16 numbers, torch 2.13 on CPU, one thread, is 1.5 us by its own profiler; autograd and
-#: output allocation included it is 3 to 5.
+#: Time of an operator that does not depend on how much it computes, as the recorder times operators. Measured in a
+#: recorded AdamW loop over tensors of up to 4 KiB (torch 2.13, one thread of an AMD EPYC): 1,059 additions and 1,056
+#: multiplications by a Python number took 4.0 and 4.1 us in the median, half of them 3.8 to 4.7; operators without a
+#: number (528 each of sqrt, lerp_, addcmul_) took 1.0 to 2.2. The larger is taken: micro-batches are rather predicted
+#: too slow than too fast.
 _CALL_US = 4.0
 #: CUDA's allocator hands out multiples of this.
 _CUDA_ROUNDING_BYTES = 512

@@ -36,6 +36,11 @@ def transform_accumulate(step: Step, policy: Accumulate) -> Step:
     forward, backward = np.flatnonzero(phase == "forward"), np.flatnonzero(phase == "backward")
     if not len(forward) or not len(backward):
         raise PolicyError("accumulate finds no forward and backward in the recorded step; record a step that trains.")
+    if not np.any(phase == "optimizer"):
+        raise PolicyError(
+            "accumulate finds no optimizer's update in the recorded step, so there is none to hold back; "
+            "use it in a loop that calls an optimizer's step()."
+        )
     if np.any(phase[forward[0] : backward[-1]] == "optimizer"):
         raise PolicyError(
             "accumulate does not fit the recorded step: its optimizer runs before the last backward (within it, or "

@@ -48,9 +48,13 @@ class Recompute:
     _cast_copies: Ints
 
     def copy_of(self, region: Ints, op_id: Ints) -> Ints:
-        """Returns the copy of an operator in a region's second run: of the last one up to it that has one."""
-        last = np.minimum(op_id, self._regions.last[region])
-        copies: Ints = self._op_slots[self._op_base[region] + last - self._regions.first[region]]
+        """Returns the copy of an operator in a region's second run: of the last one up to it that has one.
+
+        One before the region, or NONE, stands for its first.
+        """
+        first = self._regions.first[region]
+        last = np.maximum(np.minimum(op_id, self._regions.last[region]), first)
+        copies: Ints = self._op_slots[self._op_base[region] + last - first]
         return copies
 
     def storage_read(self, region: Ints, storage_id: Ints) -> tuple[Ints, Ints]:

@@ -82,4 +82,8 @@ def _last_held(step: Step) -> Ints:
         around = np.where(came_in, calls.parent_call_id[around], NONE)
     last = np.full(len(step.storages), NONE, dtype=np.int64)
     np.maximum.at(last, storage_ids, held)
+    # An operator in place whose backward needs what it overwrites clones that first, and holds the clone while it runs.
+    clones = np.flatnonzero((step.ops.name[:-1] == "aten.clone.default") & step.ops.mutates[1:])
+    is_clone = np.isin(step.storages.created_op_id, clones)
+    last[is_clone] = np.maximum(last[is_clone], step.storages.created_op_id[is_clone] + 1)
     return last

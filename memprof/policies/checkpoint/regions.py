@@ -9,7 +9,7 @@ import numpy as np
 from memprof.errors import PolicyError
 from memprof.policies.checkpoint.policy import Checkpoint
 from memprof.policies.checkpoint.segments import longest_sequence, split
-from memprof.policies.patterns import match_modules
+from memprof.policies.model_names import chosen_modules, module_names
 from memprof.trace.schema import NONE, Ints
 from memprof.trace.step import Step
 
@@ -73,31 +73,20 @@ def find_regions(step: Step, policy: Checkpoint) -> Regions:
 
 
 def _forward_calls(step: Step) -> Ints:
-    """Returns the calls that ran operators, without those that repeat one."""
-    calls = step.module_calls
-    return np.flatnonzero(~calls.is_recompute & (calls.first_op_id != NONE) & (calls.last_op_id != NONE))
+    """Returns the calls that backward runs through, without those that repeat one.
 
-
-def _matching(step: Step, policy: Checkpoint) -> set[str]:
-    return set(match_modules(policy.modules, [str(name) for name in _names(step)]))
-
-
-def _names(step: Step) -> list[str]:
-    """Returns qualified names as each model's own named_modules() has them: a root is "".
-
-    In a job with several models the trace puts the root's type in front.
+    ``apply`` leaves calls without gradients alone, such as a frozen teacher's or an evaluation between two steps.
     """
-    modules = step.modules
-    roots = [str(name) for name in modules.name[modules.parent_id == NONE] if name]
-    names = []
-    for parent, name in zip(modules.parent_id, modules.name, strict=True):
-        root = next((root for root in roots if str(name).startswith(root + ".")), "")
-        names.append("" if parent == NONE else str(name).removeprefix(root + "."))
-    return names
+    calls, ops = step.module_calls, step.ops
+    ran = np.flatnonzero(~calls.is_recompute & (calls.first_op_id != NONE) & (calls.last_op_id != NONE))
+    has_node = np.zeros(len(ops), dtype=np.bool_)
+    has_node[ops.forward_op_id[ops.forward_op_id != NONE]] = True
+    nodes_before = np.append(0, np.cumsum(has_node))
+    return ran[nodes_before[calls.last_op_id[ran] + 1] > nodes_before[calls.first_op_id[ran]]]
 
 
 def _calls(step: Step, policy: Checkpoint) -> list[tuple[int, int, int]]:
-    names, matching, calls = _names(step), _matching(step, policy), step.module_calls
+    names, chosen, calls = module_names(step), chosen_modules(step, policy.modules), step.module_calls
     is_leaf = ~np.isin(step.modules.module_id, step.modules.parent_id)
     changing_ops, made = _changes(step)
     spans: list[tuple[int, int, int]] = []
@@ -106,7 +95,7 @@ def _calls(step: Step, policy: Checkpoint) -> list[tuple[int, int, int]]:
     for call in _forward_calls(step):
         module = int(calls.module_id[call])
         span = (int(calls.first_op_id[call]), int(calls.last_op_id[call]), module)
-        if names[module] not in matching:
+        if not chosen[module]:
             continue
         changing = slice(*np.searchsorted(changing_ops, (span[0], span[1] + 1)))
         if is_leaf[module] and np.any(made[changing] < span[0]):
@@ -118,8 +107,10 @@ def _calls(step: Step, policy: Checkpoint) -> list[tuple[int, int, int]]:
     if left_alone and not spans:
         raise PolicyError(f"{left_alone} changes its input in place and cannot run again; choose the module around it.")
     if not spans:
-        name = next(name for name in names if name in matching)
-        raise PolicyError(f"{name} is never called in the step; choose what it holds, such as '{name}.*'.")
+        name = names[int(np.argmax(chosen))] or "the model"
+        raise PolicyError(
+            f"{name} is never called where backward runs through it; choose what it holds, such as '{name}.*'."
+        )
     return spans
 
 
@@ -133,21 +124,23 @@ def _changes(step: Step) -> tuple[Ints, Ints]:
 
 
 def _segments(step: Step, policy: Checkpoint) -> list[tuple[int, int, int]]:
-    names, calls = _names(step), step.module_calls
+    names, calls = module_names(step), step.module_calls
     children = np.bincount(step.modules.parent_id[step.modules.parent_id != NONE], minlength=len(names))
     if policy.modules:
-        matching = _matching(step, policy)
+        matching = np.flatnonzero(chosen_modules(step, policy.modules))
         if len(matching) > 1:
             raise PolicyError(f"segments divide one nn.Sequential, and {len(matching)} modules match; name one.")
-        name = matching.pop()
+        module = int(matching[0])
     else:
         is_sequence = step.modules.type == "Sequential"
         name = longest_sequence([(names[row], int(children[row])) for row in np.flatnonzero(is_sequence)])
-    module = names.index(name)
+        module = names.index(name)
+    name = names[module] or "the model"
     if children[module] < policy.segments:
         raise PolicyError(f"{name} has {children[module]} modules, fewer than {policy.segments} segments.")
     spans: list[tuple[int, int, int]] = []
-    for call in np.flatnonzero((calls.module_id == module) & ~calls.is_recompute):
+    trained = _forward_calls(step)
+    for call in trained[calls.module_id[trained] == module]:
         inner = np.flatnonzero(calls.parent_call_id == call)
         # A sequence runs nothing but its modules; only the name of a module's class is recorded.
         span = slice(calls.first_op_id[call], calls.last_op_id[call] + 1)
@@ -158,5 +151,5 @@ def _segments(step: Step, policy: Checkpoint) -> list[tuple[int, int, int]]:
             if ran:
                 spans.append((int(calls.first_op_id[ran[0]]), int(calls.last_op_id[ran[-1]]), module))
     if not spans:
-        raise PolicyError(f"{name} is not called in the step.")
+        raise PolicyError(f"{name} is never called where backward runs through it.")
     return spans

@@ -12,6 +12,7 @@ from memprof.policies.checkpoint.policy import Checkpoint
 from memprof.policies.checkpoint.recompute import NEVER, Recompute, plan_recompute
 from memprof.policies.checkpoint.references import parameter_casts
 from memprof.policies.checkpoint.regions import Regions, find_regions
+from memprof.policies.checkpoint.unread import with_unread
 from memprof.policies.draft import Draft
 from memprof.trace.schema import NONE, Bools, Ints, Ops, Saved, Storages, Uses
 from memprof.trace.step import Step
@@ -34,6 +35,10 @@ def transform_checkpoint(step: Step, policy: Checkpoint) -> Step:
     regions = find_regions(step, policy)
     inputs, casts = _inputs(step, regions)
     nodes = find_nodes(step)
+    _refuse_run_again(step, regions)
+    _refuse_repeats(step, regions)
+    _refuse_own_functions(step, regions)
+    step = with_unread(step, nodes)
     is_kept = _kept(step, regions, policy)
     _refuse_changes(step, regions, inputs, is_kept)
     recompute = plan_recompute(step, regions, nodes, is_kept, casts)
@@ -109,6 +114,73 @@ def _refuse_changes(step: Step, regions: Regions, inputs: tuple[Ints, Ints], is_
         name = step.ops.name[created[np.flatnonzero(kept_made)[0]]]
         raise PolicyError(
             f"The output of {name} is changed in place later, so it cannot be kept; leave it out of keep."
+        )
+
+
+def _refuse_run_again(step: Step, regions: Regions) -> None:
+    """Refuses regions that run again already, or hold what does: the job has activation checkpointing of its own.
+
+    Raises:
+        PolicyError: There is one.
+    """
+    parents, calls = step.modules.parent_id, step.module_calls
+    around = np.union1d(step.ops.module_id[step.ops.is_recompute], calls.module_id[calls.is_recompute])
+    again = around = around[around != NONE]
+    while len(around):
+        around = np.setdiff1d(parents[around], [NONE])
+        again = np.union1d(again, around)
+    found = regions.module_id[np.isin(regions.module_id, again)]
+    if len(found):
+        name = str(step.modules.name[found[0]])
+        raise PolicyError(
+            f"{name or 'The model'} runs again in backward already, or holds what does: the job checkpoints it itself, "
+            "or another checkpoint of the plan does; choose modules apart from that, or all of them in one."
+        )
+
+
+def _refuse_repeats(step: Step, regions: Regions) -> None:
+    """Refuses regions that backward runs through more than once: they would run again for each time.
+
+    Raises:
+        PolicyError: There is one.
+    """
+    ops = step.ops
+    rows = np.flatnonzero((ops.forward_op_id != NONE) & ~ops.is_recompute)
+    # Backward runs all operators of a node in a row; that it came again shows in a second beginning like the first.
+    rows = rows[np.append(True, np.diff(ops.forward_op_id[rows]) != 0)[: len(rows)]]
+    owners, first = np.unique(ops.forward_op_id[rows], return_index=True)
+    begins_again = ops.name[rows] == ops.name[rows[first]][np.searchsorted(owners, ops.forward_op_id[rows])]
+    begins_again[first] = False
+    again = regions.innermost[ops.forward_op_id[rows[begins_again]]]
+    again = again[again != NONE]
+    if len(again):
+        name = str(step.modules.name[regions.module_id[again[0]]])
+        raise PolicyError(
+            f"Backward runs through {name or 'the model'} more than once, as with retain_graph=True, so its forward "
+            "would run again more than once, which is not predicted; choose modules that it runs through once."
+        )
+
+
+def _refuse_own_functions(step: Step, regions: Regions) -> None:
+    """Refuses regions with an autograd.Function, or hooks of the job's own, that keep what they made themselves.
+
+    Whether a function keeps it as a saved tensor, which is dropped and made again, or as an attribute of its ctx,
+    which stays, does not show in the trace.
+
+    Raises:
+        PolicyError: There is one.
+    """
+    uses, ops = step.uses, step.ops
+    maker, created = ops.forward_op_id[uses.op_id], step.storages.created_op_id[uses.storage_id]
+    rows = np.flatnonzero((maker != NONE) & ~ops.is_recompute[uses.op_id] & (created > maker))
+    rows = rows[(ops.phase[created[rows]] == "forward") & (regions.innermost[maker[rows]] != NONE)]
+    region = regions.innermost[maker[rows]]
+    region = region[created[rows] <= regions.last[region]]
+    if len(region):
+        name = str(step.modules.name[regions.module_id[region[0]]])
+        raise PolicyError(
+            f"In {name or 'the model'} an autograd.Function or the job's own saved-tensor hooks keep tensors made on "
+            "the way, and what checkpoint does to those is not predicted; choose modules without them."
         )
 
 

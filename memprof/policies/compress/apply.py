@@ -27,7 +27,10 @@ class _Compressed:
         storage = tensor.untyped_storage()
         self.original = weakref.ref(storage)
         self._dtype, self._size_bytes, self._device = tensor.dtype, storage.nbytes(), storage.device
-        self._packed = to_eight_bits(_values(storage, tensor.dtype))
+        self.take_again(storage)
+
+    def take_again(self, storage: torch.UntypedStorage) -> None:
+        self._packed = to_eight_bits(_values(storage, self._dtype))
         # What no scale can hold stays as it is.
         self._full = storage if self._packed is None else None
 

@@ -24,7 +24,8 @@ class Compress(Policy):
     """Keeps saved activations of chosen modules in 8 bits: gradients become approximate.
 
     Attributes:
-        modules: Patterns of module names; floating point tensors saved while these run forward are packed.
+        modules: Patterns of module names, "." for the whole model; floating point tensors saved while these run
+            forward are packed.
         minimum_bytes: Smaller storages stay as they are.
     """
 
@@ -36,7 +37,7 @@ class Compress(Policy):
     numerics: ClassVar[str] = "approximate"
     source: ClassVar[str] = "modelled"
 
-    modules: tuple[str, ...] = ("**",)
+    modules: tuple[str, ...] = (".",)
     minimum_bytes: int = 1 << 12
 
     def __post_init__(self) -> None:
@@ -74,7 +75,7 @@ class Compress(Policy):
 
     def describe(self) -> str:
         """Names what is packed."""
-        chosen = "everything saved" if self.modules == ("**",) else f"what {', '.join(self.modules)} save"
+        chosen = "everything saved" if self.modules == (".",) else f"what {', '.join(self.modules)} save"
         small = (
             "" if self.minimum_bytes == type(self).minimum_bytes else f", from {format_bytes(self.minimum_bytes)} on"
         )

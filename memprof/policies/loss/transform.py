@@ -124,7 +124,7 @@ def _rewrite(draft: Draft, step: Step, policy: ChunkedLoss, one: CrossEntropy, h
     """Takes a cross-entropy out and writes the chunked one in its place."""
     removed = one.removed if head is None else np.union1d(one.removed, head.removed)
     durations = np.nan_to_num(step.ops.duration_us)
-    pace = max(1.0, step.duration_us / max(durations.sum(), 1e-9))
+    pace = step.duration_us / max(durations.sum(), 1e-9)
     insertion = Insertion(draft)
     emitter = Emitter(insertion, step, policy, one, head)
     emitter.forward()

@@ -82,6 +82,15 @@ def _check(step: Step, updates: Updates, policy: OptimizerPolicy, form: str) -> 
             "The step accumulates gradients over several micro-batches; step-in-backward cannot: it uses them at once."
         )
     gradients = [update.storages[GRADIENT] for update in updates.updates if GRADIENT in update.storages]
+    # A second backward adds to a gradient that is there: one made in this step, or one that was there and set to zero.
+    adds = (ops.phase == "backward") & (ops.forward_op_id == NONE) & (ops.name == "aten.add_.Tensor")
+    rows = (uses.role == "mutate") & adds[uses.op_id]
+    added = np.bincount(uses.storage_id[rows], minlength=len(step.storages))[gradients]
+    if np.any(added + (step.storages.created_op_id[gradients] != NONE) > 1):
+        raise PolicyError(
+            "The step runs backward several times before the update, which adds their gradients up; step-in-backward "
+            "cannot: it uses them at once."
+        )
     last = max((update.completed_by for update in updates.updates), default=NONE)
     is_between = np.isin(uses.storage_id, gradients) & (uses.op_id > last) & ~np.isin(uses.op_id, updates.ops)
     if is_between.any():
@@ -143,6 +152,7 @@ def _rewrite(draft: Draft, step: Step, updates: Updates, form: str, policy: Opti
     writer = FormWriter(insertion, step, updates.algorithm, launch_us, us_per_byte)
     last_of = np.full(len(ops), NONE, dtype=np.int64)
     first = int(updates.ops[0])
+    lasts: Ints | None = None
     if policy.in_backward:
         for update in sorted(updates.updates, key=lambda update: update.completed_by):
             place = update.completed_by
@@ -151,14 +161,15 @@ def _rewrite(draft: Draft, step: Step, updates: Updates, form: str, policy: Opti
         for update in updates.updates:
             _write_one(insertion, writer, step, form, update, policy, like=first, before=first)
     else:
-        writer.write(form, updates.updates, like=first, before=first)
+        lasts = _write_calls(writer, step, form, updates)
     last = insertion.next_op - 1
     insertion.write()
     storages = draft.storages
     count = len(step.storages)
     created, freed = storages.created_op_id[:count], storages.freed_op_id.copy()
     gone = np.isin(created, updates.ops)
-    freed[:count][np.isin(freed[:count], updates.ops) & ~gone] = last
+    dying = np.flatnonzero(np.isin(freed[:count], updates.ops) & ~gone)
+    freed[dying] = last if lasts is None else lasts[np.searchsorted(updates.ops, freed[dying])]
     allocated, device = storages.allocated_bytes.copy(), storages.device.copy()
     if policy.state == "host":
         away = np.array([storage for update in updates.updates for storage in _state_of(step, update)], dtype=np.int64)
@@ -168,9 +179,49 @@ def _rewrite(draft: Draft, step: Step, updates: Updates, form: str, policy: Opti
         _free_with_blocks(draft, step, updates, last_of)
     draft.remove_storages(np.flatnonzero(gone))
     draft.remove_ops(updates.ops)
-    pace = max(1.0, step.duration_us / max(float(durations.sum()), 1e-9))
+    pace = step.duration_us / max(float(durations.sum()), 1e-9)
     calls = len(updates.updates) - 1 if policy.in_backward or policy.state == "host" else 0
     draft.duration_us += pace * (insertion.duration_us - spent) + _CALL_US * calls
+
+
+def _write_calls(writer: FormWriter, step: Step, form: str, updates: Updates) -> Ints:
+    """Writes each call of an optimizer where the recorded one was; a step with several models has several.
+
+    Returns:
+        For each of the recorded updates' operators, the last operator of the call that takes its place.
+
+    Raises:
+        PolicyError: A parameter is updated more than once.
+    """
+    calls = call_of_operators(step, updates)
+    own = np.full(len(step.ops), NONE, dtype=np.int64)
+    own[updates.ops] = calls
+    uses = step.uses
+    parameters = np.array([update.storages[PARAMETER] for update in updates.updates], dtype=np.int64)
+    rows = np.flatnonzero((own[uses.op_id] != NONE) & np.isin(uses.storage_id, parameters))
+    earliest = np.full(len(step.storages), len(calls), dtype=np.int64)
+    latest = np.full(len(step.storages), NONE, dtype=np.int64)
+    np.minimum.at(earliest, uses.storage_id[rows], own[uses.op_id[rows]])
+    np.maximum.at(latest, uses.storage_id[rows], own[uses.op_id[rows]])
+    twice = np.flatnonzero(earliest[parameters] != latest[parameters])
+    if len(twice):
+        raise PolicyError(
+            f"The step updates {updates.updates[twice[0]].name} more than once; the form of its updates cannot be "
+            "predicted. Record steps that end with each update (memprof.record and its step())."
+        )
+    lasts = np.full(len(calls), NONE, dtype=np.int64)
+    for call in np.unique(calls):
+        first = int(updates.ops[calls == call][0])
+        mine = [update for update in updates.updates if earliest[update.storages[PARAMETER]] == call]
+        lasts[calls == call] = writer.write(form, mine, like=first, before=first)
+    return lasts
+
+
+def call_of_operators(step: Step, updates: Updates) -> Ints:
+    """Numbers the calls of optimizers that the updates' operators are of: forward or backward lies between two."""
+    is_training = np.isin(step.ops.phase, ("forward", "backward"))
+    before = np.cumsum(is_training)[updates.ops]
+    return np.cumsum(np.append(0, np.diff(before) > 0)[: len(before)])
 
 
 def _write_one(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -120,6 +121,14 @@ def _map_leaf(change: Callable[[torch.Tensor], torch.Tensor], leaf: Any) -> Any:
             _holds_tensor(value) for value in fields.values()
         ):
             return dataclasses.replace(leaf, **changed)
+    if isinstance(leaf, MutableMapping):  # a dict of its own type, which pytree does not know: a model's output
+        changed = {key: map_tensors(change, value) for key, value in leaf.items()}
+        if any(changed[key] is not value and not _is_container(value) for key, value in leaf.items()) or any(
+            _holds_tensor(value) for value in leaf.values() if _is_container(value)
+        ):
+            clone = copy.copy(leaf)
+            clone.update(changed)
+            return clone
     return leaf
 
 

@@ -157,6 +157,9 @@ def _cast_between_nodes(casts: Casts, backward: _Backward, is_short: Bools, *, i
         sources, begin, storages.created_op_id[sources], to_short=~is_short[sources], freed=freed, category="temporary"
     )
     casts.redirect(rows, made[rank[cast_of]])
+    # A graph of the backward (create_graph, reentrant checkpoints) names gradients as saved; the cast is what it keeps.
+    saved = casts.draft.saved
+    casts.draft.saved = saved.take(~np.isin(saved.storage_id, sources))
     # What was cast goes with the cast, unless it is read in its own type later.
     casts.free(sources, np.where(is_last, np.where(other >= begin, nodes.end[other], made_ops), casts.freed[sources]))
     if is_scaled:
@@ -189,6 +192,17 @@ def _is_view_of_weight(casts: Casts) -> Bools:
     return views
 
 
+def _next_use(casts: Casts, gradients: Ints, last: Ints) -> Ints:
+    """Returns the operator that next touches each gradient after it is complete, AccumulateGrad's own views aside."""
+    uses, count = casts.step.uses, len(casts.step.ops)
+    complete = np.full(len(casts.step.storages), count, dtype=np.int64)
+    complete[gradients] = last
+    is_later = (uses.op_id > complete[uses.storage_id]) & (casts.types.rule[uses.op_id] != VIEW)
+    found = np.full(len(complete), count, dtype=np.int64)
+    np.minimum.at(found, uses.storage_id[is_later], uses.op_id[is_later])
+    return found[gradients]
+
+
 def _cast_weight_gradients(
     casts: Casts, backward: _Backward, is_short: Bools, *, to_short: bool, is_scaled: bool
 ) -> None:
@@ -214,7 +228,8 @@ def _cast_weight_gradients(
     is_added &= backward.is_made[uses.storage_id] & (is_short[uses.storage_id] | is_scaled)
     np.maximum.at(last, target[is_added], uses.op_id[is_added])
     last = last[gradients]
-    place = nodes.next_start[last]
+    # Before the next node, or before an update that waits for nothing but this gradient.
+    place = np.minimum(nodes.next_start[last], _next_use(casts, gradients, last))
     order = np.lexsort((last, place))
     gradients, last, place = gradients[order], last[order], place[order]
     like = storages.created_op_id[gradients]

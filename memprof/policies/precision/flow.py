@@ -21,6 +21,7 @@ from memprof.policies.precision.operators import (
     plain_names,
     rules,
 )
+from memprof.policies.precision.roots import holds_parameters, is_trained_root, of_trained_models, root_of_modules
 from memprof.trace.schema import NONE, Bools, Ints, Texts
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ def follow_types(step: Step, *, is_pure: bool) -> Types:
     created = storages.created_op_id
     is_inside = is_float & (created != NONE)
     is_inside[is_inside] = region[created[is_inside]] != NONE
-    if not np.any(is_float & (storages.category == "parameter")):
+    if not np.any(is_float & (storages.category == "parameter") & of_trained_models(step)):
         raise PolicyError("precision: the recorded model has no parameters in float32 to shorten.")
 
     is_primary = _primary(step, is_float)
@@ -104,7 +105,7 @@ def follow_types(step: Step, *, is_pure: bool) -> Types:
     is_short = is_inside & ~stays & ~reached
     return Types(
         device=device,
-        forward=np.where(region != NONE, NONE, ops.forward_op_id),
+        forward=_forward_of(step, region),
         region=region,
         region_end=region_end,
         names=names,
@@ -120,32 +121,48 @@ def follow_types(step: Step, *, is_pure: bool) -> Types:
 
 
 def _regions(step: Step) -> tuple[Ints, Ints]:
-    """Finds the calls of the root module, and recomputations in its backward: each has autocast's cache of its own."""
-    modules, calls = step.modules, step.module_calls
-    root_of = modules.module_id.copy()
-    for _ in range(len(modules)):
-        parents = modules.parent_id[root_of] if len(root_of) else root_of
-        if not np.any(parents != NONE):
-            break
-        root_of = np.where(parents != NONE, parents, root_of)
-    held = np.zeros(len(modules), dtype=np.int64)
-    np.add.at(held, root_of, modules.parameter_bytes)
-    if not held.any():
-        raise PolicyError("precision: the recorded step has no module with parameters to run in a shorter type.")
-    root = int(np.argmax(held))
-    parent_module = np.where(calls.parent_call_id != NONE, calls.module_id[calls.parent_call_id], NONE)
-    is_outer_recompute = calls.is_recompute & ~(
-        (calls.parent_call_id != NONE) & calls.is_recompute[calls.parent_call_id]
-    )
-    is_region = (calls.module_id == root) & ~calls.is_recompute & (parent_module != root)
-    is_region |= is_outer_recompute & (root_of[calls.module_id] == root)
+    """Finds the outermost calls of models, and recomputations in backward: each has autocast's cache of its own."""
+    calls = step.module_calls
+    root_of = root_of_modules(step)
+    is_trained = is_trained_root(step, root_of)
+    has_parent = calls.parent_call_id != NONE
+    is_outer_recompute = calls.is_recompute & ~(has_parent & calls.is_recompute[calls.parent_call_id])
+    is_region = (~has_parent & ~calls.is_recompute) | is_outer_recompute
+    is_region &= is_trained[root_of[calls.module_id]] & holds_parameters(step)[calls.module_id]
     rows = np.flatnonzero(is_region & (calls.first_op_id != NONE) & (calls.last_op_id != NONE))
     if not len(rows):
-        raise PolicyError(f"precision: {modules.type[root]} is not called in the recorded step.")
+        raise PolicyError("precision: no module with parameters is called in the recorded step.")
     region = np.full(len(step.ops), NONE, dtype=np.int64)
     for number, row in enumerate(rows):
         region[calls.first_op_id[row] : calls.last_op_id[row] + 1] = number
     return region, calls.last_op_id[rows]
+
+
+def _forward_of(step: Step, region: Ints) -> Ints:
+    """Returns the forward operator of each backward operator, NONE for what is run again in backward.
+
+    A trace names none for a node whose operator works in place and saves a copy of what was there (``hardswish_``).
+    Such a backward operator reads that copy: the operator that made it stands in.
+    """
+    ops, uses, created = step.ops, step.uses, step.storages.created_op_id
+    found = np.where(region != NONE, NONE, ops.forward_op_id)
+    is_orphan = (ops.phase == "backward") & (found == NONE) & (region == NONE)
+    maker = created[uses.storage_id]
+    rows = np.flatnonzero(is_orphan[uses.op_id] & (uses.role == "read") & (maker != NONE))
+    rows = rows[region[maker[rows]] != NONE]
+    np.maximum.at(found, uses.op_id[rows], maker[rows])
+    return found
+
+
+def _is_normalized(step: Step, rule: Ints) -> Bools:
+    """Tells which uses are what a norm normalizes: the largest it reads, whatever weights it is given; ``(uses,)``."""
+    uses = step.uses
+    is_read = (rule[uses.op_id] == FIRST) & (uses.role == "read")
+    sizes = np.where(is_read, step.storages.requested_bytes[uses.storage_id], 0)
+    largest = np.zeros(len(step.ops), dtype=np.int64)
+    np.maximum.at(largest, uses.op_id, sizes)
+    normalized: Bools = is_read & (sizes == largest[uses.op_id])
+    return normalized
 
 
 def _primary(step: Step, is_float: Bools) -> Bools:
@@ -224,11 +241,10 @@ def _reached_by_float32(
     storages, uses = step.storages, step.uses
     created = storages.created_op_id
     made_rule = np.where(created != NONE, rule[created], NONE)
-    is_lasting = is_one_of(storages.category, LASTING)
     # Tensors without dimensions do not widen those with some.
     is_read = (uses.role != "write") & is_float[uses.storage_id] & (storages.shape[uses.storage_id] != "")
     is_read &= (rule[uses.op_id] != SHORT) & ~is_recast[uses.storage_id]
-    is_read &= ~((rule[uses.op_id] == FIRST) & is_lasting[uses.storage_id])
+    is_read &= (rule[uses.op_id] != FIRST) | _is_normalized(step, rule)
     reads_op, reads_storage = uses.op_id[is_read], uses.storage_id[is_read]
     targets = np.flatnonzero(is_inside & (made_rule != SHORT) & (made_rule != FLOAT32))
     # Edges by way of operators: storage -> operator -> storage; operators come after the storages, then the source.

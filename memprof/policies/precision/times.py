@@ -103,7 +103,7 @@ def retime(draft: Draft, step: Step, types: Types, is_short: Bools, dtype: str) 
     bytes_read[: len(ops)] = np.round(bytes_read[: len(ops)] * share)
     bytes_written[: len(ops)] = np.round(bytes_written[: len(ops)] * share)
     draft.ops = draft.ops.replace(duration_us=durations, read_bytes=bytes_read, written_bytes=bytes_written)
-    # The executor's share: the step takes longer than its operators.
+    # The executor's share: the step takes longer than its operators, or less where they run beside each other.
     total = old.sum()
-    executor = max(1.0, step.duration_us / total) if total > 0 else 1.0
+    executor = step.duration_us / total if total > 0 else 1.0
     draft.duration_us = step.duration_us + executor * (np.nan_to_num(durations).sum() - total)

@@ -11,8 +11,10 @@ from memprof.policies.precision.backward import cast_gradients, made_whole, shor
 from memprof.policies.precision.casts import Casts, cast_inputs, cast_reads, rounded
 from memprof.policies.precision.flow import LASTING, Types, follow_types
 from memprof.policies.precision.lives import Nodes
+from memprof.policies.precision.misfits import refuse_mixed_types, refuse_own_autocast
 from memprof.policies.precision.operators import is_one_of
 from memprof.policies.precision.outputs import cast_outputs
+from memprof.policies.precision.roots import of_trained_models
 from memprof.policies.precision.times import Rates, retime
 from memprof.policies.precision.workspaces import short_workspaces
 from memprof.trace.schema import NONE, Bools
@@ -32,9 +34,11 @@ def transform_precision(step: Step, policy: Precision) -> Step:
     take the types that follow from it; casts become operators with storages of their own.
 
     Raises:
-        PolicyError: The step has no model in float32.
+        PolicyError: The step has no model in float32, or one that a shorter type does not fit.
     """
+    refuse_own_autocast(step, policy)
     types = follow_types(step, is_pure=policy.is_pure)
+    refuse_mixed_types(step, types)
     nodes = Nodes(step, types)
     draft = Draft(step)
     casts = Casts(step, types, nodes, draft, DTYPES[policy.dtype], Rates(step, types))
@@ -60,6 +64,7 @@ def _lasting(step: Step, types: Types) -> Bools:
     is_lasting = is_one_of(storages.category, LASTING) & has_shape
     created = storages.created_op_id
     in_optimizer = (created != NONE) & (step.ops.phase[created] == "optimizer") & has_shape
+    is_lasting &= of_trained_models(step)
     short: Bools = types.is_float & (is_lasting | in_optimizer)
     return short
 

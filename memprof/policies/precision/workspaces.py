@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 RECURRENT_SHARE = 0.7085
 #: oneDNN lays channels out in groups of this many.
 CHANNELS = 16
+#: oneDNN's product in bf16 packs so many columns at a time, their depth a multiple of this, and sums so many rows.
+PACKED_COLUMNS, PACKED_DEPTH, SUMMED_ROWS = 64, 32, 256
+#: Up to so many multiplications torch computes a product without oneDNN.
+SMALLEST_PRODUCT = 16 * 16 * 16
 
 
 def short_workspaces(draft: Draft, step: Step, types: Types, is_short: Bools, dtype: str) -> None:
@@ -48,7 +52,19 @@ def short_workspaces(draft: Draft, step: Step, types: Types, is_short: Bools, dt
     if dtype == "bf16":
         _products(own, step, types, of_op, runs_short)
     draft.ops = draft.ops.replace(workspace_bytes=workspace)
+    _means(draft, step, types, runs_short)
     _recurrent(draft, step, types, runs_short)
+
+
+def _means(draft: Draft, step: Step, types: Types, runs_short: Bools) -> None:
+    """Gives means a float32 copy of what they read and a float32 result: on a CPU torch sums short types in float32."""
+    uses, storages, forward = step.uses, step.storages, types.forward
+    is_mean = runs_short & (types.names == "mean") & (forward == NONE)
+    rows = np.flatnonzero(is_mean[uses.op_id] & types.is_float[uses.storage_id])
+    workspace = draft.ops.workspace_bytes.copy()
+    workspace[: len(is_mean)][is_mean] = 0
+    np.add.at(workspace, uses.op_id[rows], storages.requested_bytes[uses.storage_id[rows]])
+    draft.ops = draft.ops.replace(workspace_bytes=workspace)
 
 
 def _recurrent(draft: Draft, step: Step, types: Types, runs_short: Bools) -> None:
@@ -91,31 +107,45 @@ def _recurrent_products(draft: Draft, step: Step, types: Types, runs_short: Bool
 
 
 def _products(own: Ints, step: Step, types: Types, of_op: Ints, runs_short: Bools) -> None:
-    """Gives matrix products in bf16 a copy of the smaller operand, which oneDNN packs; float32 has none recorded.
+    """Gives matrix products in bf16 the buffers of oneDNN's kernel; float32 has none recorded.
 
-    Measured: 1.25 to 1.6 times that operand in forward and input gradients; with the float32 sum of the result on top
-    in weight gradients, whose summed dimension is the longest.
+    A product of ``(m, k)`` and ``(k, n)`` packs 64 columns of the second operand, sums up to 256 rows of them in
+    float32, and where the first operand is a transposed gradient (in weight gradients) copies it. Torch leaves
+    products of up to 16 x 16 x 16 to a kernel without buffers. Measured for 180 sizes from 8 to 512, forward and
+    backward, on one thread: exact in all.
     """
     uses, storages = step.uses, step.storages
-    is_product = runs_short & is_one_of(types.names, ("mm", "addmm"))
-    is_product &= own == 0
-    is_read = is_product[uses.op_id] & (uses.role == "read")
-    smallest = np.full(len(own), np.iinfo(np.int64).max)
-    largest = np.zeros(len(own), dtype=np.int64)
-    sizes = storages.requested_bytes[uses.storage_id]
-    # A bias is no operand: it has one dimension.
+    is_product = runs_short & is_one_of(types.names, ("mm", "addmm")) & (own == 0)
+    sizes = np.where(types.is_float, storages.requested_bytes // 4, 0)[uses.storage_id]
+    is_weight = (storages.category == "parameter")[uses.storage_id]
+    created = storages.created_op_id[uses.storage_id]
+    is_gradient = (step.ops.phase == "backward")[created] & (created != NONE)
+    has_weight = np.zeros(len(own), dtype=np.bool_)
     place, distinct = pd.factorize(storages.shape)
-    is_matrix = np.array(["x" in str(shape) for shape in distinct], dtype=np.bool_)[place]
-    is_operand = is_read & is_matrix[uses.storage_id]
-    np.minimum.at(smallest, uses.op_id[is_operand], sizes[is_operand])
-    np.maximum.at(largest, uses.op_id[is_operand], sizes[is_operand])
-    made = np.zeros(len(own), dtype=np.int64)
-    is_made = is_product[uses.op_id] & (uses.role == "write")
-    np.maximum.at(made, uses.op_id[is_made], sizes[is_made])
-    del of_op
-    is_sum = made * 2 <= smallest
-    rows = is_product & (smallest < np.iinfo(np.int64).max)
-    own[rows] = np.where(is_sum, smallest // 2 + made, smallest * 7 // 10)[rows]
+    # A bias is no operand: it has one dimension.
+    is_matrix = np.array(["x" in str(shape) for shape in distinct], dtype=np.bool_)[place][uses.storage_id]
+    is_read = is_product[uses.op_id] & (uses.role == "read") & is_matrix
+    has_weight[uses.op_id[is_read & is_weight]] = True
+    # The second operand: the weight, or in the weight's gradient what forward saved.
+    is_second = is_read & np.where(has_weight[uses.op_id], is_weight, ~is_gradient)
+    first, second, made = (np.zeros(len(own), dtype=np.int64) for _ in range(3))
+    for elements, rows in (
+        (first, is_read & ~is_second),
+        (second, is_second),
+        (made, is_product[uses.op_id] & (uses.role == "write")),
+    ):
+        np.maximum.at(elements, uses.op_id[rows], sizes[rows])
+    rows = np.flatnonzero(is_product & (first > 0) & (second > 0) & (made > 0))
+    depth = np.sqrt(first[rows] / made[rows] * second[rows])
+    high, wide = first[rows] / depth, second[rows] / depth
+    padded = np.ceil(depth / PACKED_DEPTH) * PACKED_DEPTH
+    is_transposed = (of_op[rows] != rows) & ~has_weight[rows]
+    # Rows a multiple of 1,024 bytes apart are set further apart, so that they do not share cache lines.
+    apart = padded + np.where(padded % 512 == 0, PACKED_DEPTH, 0)
+    workspace = padded * PACKED_COLUMNS * 2 + 1024
+    workspace += np.minimum(high, SUMMED_ROWS) * np.minimum(wide, PACKED_COLUMNS) * 4
+    workspace += np.where(is_transposed, high * apart * 2 + 128, 0)
+    own[rows] = np.where(high * depth * wide > SMALLEST_PRODUCT, np.rint(workspace), 0).astype(np.int64)
 
 
 def _convolutions(own: Ints, step: Step, types: Types, of_op: Ints, runs_short: Bools, dtype: str) -> None:

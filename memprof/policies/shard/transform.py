@@ -8,6 +8,7 @@ import numpy as np
 
 from memprof.policies.draft import Draft
 from memprof.policies.shard.additions import Additions
+from memprof.policies.shard.parts import CUDA_ROUNDING_BYTES, buckets, complete_at, largest_parts, unit_groups
 from memprof.policies.shard.ring import Ring
 from memprof.policies.shard.timeline import Timeline
 from memprof.policies.shard.units import ROOT, Units, find_units
@@ -17,12 +18,8 @@ from memprof.trace.step import Step
 if TYPE_CHECKING:
     from memprof.policies.shard.policy import Shard
 
-_MIB = 1 << 20
 #: What gathers a unit's parameters.
 _GATHER = "c10d._allgather_base_"
-#: DDP makes its first bucket this large, so that sending begins early (torch.distributed._DEFAULT_FIRST_BUCKET_BYTES).
-_FIRST_BUCKET_BYTES = _MIB
-_CUDA_ROUNDING_BYTES = 512
 
 
 def transform_shard(step: Step, policy: Shard) -> Step:
@@ -59,13 +56,13 @@ class _Sharding:
         phase = np.append(step.ops.phase, "older")
         storages = step.storages
         self.full_bytes = storages.allocated_bytes
-        self.part_bytes = _parts(storages, policy.world_size, is_cuda=self.is_cuda)
+        self.part_bytes = largest_parts(storages, policy.world_size, is_cuda=self.is_cuda)
         self.is_parameter = storages.category == "parameter"
         self.is_gradient = storages.category == "gradient"
         self.is_state = storages.category == "optimizer_state"
         self.is_born = storages.created_op_id != NONE
         self.is_update = phase[storages.created_op_id] == "optimizer"
-        self.kept_at = _kept_at(step, self.is_gradient & self.is_born)
+        self.kept_at = complete_at(step, self.is_gradient & self.is_born)
         optimizer = np.flatnonzero(step.ops.phase == "optimizer")
         self.update_begins = int(optimizer[0]) if len(optimizer) else len(step.ops)
         self.timeline = Timeline(step)
@@ -77,7 +74,8 @@ class _Sharding:
         if stage <= 1:
             self._fill_buckets()
         else:
-            self._scatter_gradients(self._unit_groups() if stage == 3 else self._buckets())
+            by_unit = self.units.of_storage if stage == 3 else None
+            self._scatter_gradients(self._buckets() if by_unit is None else unit_groups(self.kept_at, by_unit))
         if stage == 3:
             self._divide_parameters()
         elif stage >= 1:
@@ -222,29 +220,8 @@ class _Sharding:
                 send(order[place + 1], begins)
         return whole
 
-    def _unit_groups(self) -> list[Ints]:
-        """Returns the gradients of each unit, the unit whose gradients are there first in front."""
-        made = np.flatnonzero(self.kept_at != NONE)
-        groups = [made[self.units.of_storage[made] == unit] for unit in range(self.units.count)]
-        return sorted((group for group in groups if len(group)), key=lambda group: int(self.kept_at[group].max()))
-
     def _buckets(self) -> list[Ints]:
-        """Returns the gradients of each bucket, filled in the order in which they are there."""
-        made = np.flatnonzero(self.kept_at != NONE)
-        made = made[np.argsort(self.kept_at[made], kind="stable")]
-        buckets: list[list[int]] = []
-        room = 0
-        for row, bytes_ in zip(made.tolist(), self.step.storages.requested_bytes[made].tolist(), strict=True):
-            if room <= 0:
-                room = (
-                    self.policy.bucket_mib * _MIB
-                    if buckets
-                    else min(_FIRST_BUCKET_BYTES, self.policy.bucket_mib * _MIB)
-                )
-                buckets.append([])
-            buckets[-1].append(row)
-            room -= bytes_
-        return [np.array(bucket) for bucket in buckets]
+        return buckets(self.kept_at, self.step.storages.requested_bytes, self.policy.bucket_mib)
 
     def _collective(
         self, name: str, before: int, duration_us: float, bytes_: int, *, needed_at: int, workspace_bytes: int = 0
@@ -293,23 +270,4 @@ class _Sharding:
         )
 
     def _rounded(self, bytes_: int) -> int:
-        return -(-bytes_ // _CUDA_ROUNDING_BYTES) * _CUDA_ROUNDING_BYTES if self.is_cuda else bytes_
-
-
-def _parts(storages: Storages, ranks: int, *, is_cuda: bool) -> Ints:
-    """Returns the bytes of the largest rank's part of each storage: its first dimension divided, rounded up."""
-    texts, shape_of = np.unique(storages.shape.astype(str), return_inverse=True)
-    first = np.array([int(text.partition("x")[0]) if text else 1 for text in texts])[shape_of]
-    rows = -(-np.maximum(first, 1) // ranks)
-    # A storage without a shape, such as a step counter, is not divided.
-    parts: Ints = storages.requested_bytes * rows // np.maximum(first, 1)
-    return -(-parts // _CUDA_ROUNDING_BYTES) * _CUDA_ROUNDING_BYTES if is_cuda else parts
-
-
-def _kept_at(step: Step, is_made: Bools) -> Ints:
-    """Returns, for each gradient the step makes, the backward operator after which it is complete; NONE elsewhere."""
-    uses, ops = step.uses, step.ops
-    found = np.where(is_made, step.storages.created_op_id, NONE)
-    row = np.flatnonzero(is_made[uses.storage_id] & (ops.phase[uses.op_id] == "backward"))
-    np.maximum.at(found, uses.storage_id[row], uses.op_id[row])
-    return found
+        return -(-bytes_ // CUDA_ROUNDING_BYTES) * CUDA_ROUNDING_BYTES if self.is_cuda else bytes_

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
 from collections import deque
@@ -9,6 +10,9 @@ from collections.abc import Iterator
 from typing import Any, Protocol
 
 import torch
+import torch.utils.checkpoint
+
+_CHECKPOINT = torch.utils.checkpoint.__file__
 
 
 class Carrier(Protocol):
@@ -86,6 +90,10 @@ class Moved:
         self.place = moves.carrier.send(storage)
         group.add(self)
 
+    def take_again(self, storage: torch.UntypedStorage) -> None:
+        """Copies it out anew."""
+        self._moves.send_again(self, storage)
+
     def restored(self) -> torch.UntypedStorage:
         """Returns the storage, copied back where it is gone."""
         return self._moves.restored(self)
@@ -123,8 +131,11 @@ class Moves:
     def take(self, tensor: torch.Tensor) -> Moved:
         """Starts moving a tensor's storage out."""
         with self._lock:
-            # Autograd numbers its nodes as it makes them, and then has them pack.
+            # Autograd numbers its nodes as it makes them, and then has them pack. torch's checkpoint packs what goes
+            # into a region without a node, or with one of its own, depending on the version: a group of its own.
             node = torch._C._autograd._get_sequence_nr()
+            if sys._getframe(2).f_code.co_filename == _CHECKPOINT:
+                node = -node
             if not self._leaving or self._leaving[-1][0].group.node != node:
                 self._leave_room(self._distance - 1)
                 group = Group(self._count, node)
@@ -143,6 +154,15 @@ class Moves:
         """Lets everything go that is on its way out."""
         with self._lock:
             self._leave_room(0)
+
+    def send_again(self, moved: Moved, storage: torch.UntypedStorage) -> None:
+        """Copies a storage out anew that is out or on its way."""
+        with self._lock:
+            self.carrier.sent(moved.place)
+            self.carrier.forget(moved.place, storage)
+            moved.place = self.carrier.send(storage)
+            if moved.held is None and not self.carrier.sent(moved.place):
+                moved.held = storage
 
     def restored(self, moved: Moved) -> torch.UntypedStorage:
         """Returns a storage, and starts those that backward needs next."""

@@ -8,9 +8,8 @@ import numpy as np
 
 from memprof.errors import PolicyError
 from memprof.policies.draft import Draft
-from memprof.policies.patterns import match_modules, outermost
 from memprof.policies.swap.copies import FETCH_US, SEND_US, copy_ops
-from memprof.policies.swap.records import Calls, node_bounds, require_untouched
+from memprof.policies.swap.records import Calls, called_modules, node_bounds, require_untouched
 from memprof.trace.schema import NONE, Bools, Ints, Uses
 from memprof.trace.step import Step
 
@@ -135,15 +134,15 @@ def _update_of(step: Step, storages: Ints) -> tuple[Ints, Ints]:
 
 
 def _outermost_modules(step: Step, policy: Swap) -> Ints:
-    """Returns the outermost chosen module around each module, NONE where there is none."""
+    """Returns the outermost chosen module around each module that is called, NONE where there is none."""
     modules = step.modules
-    names = set(outermost(match_modules(policy.modules, modules.name.tolist())))
+    is_chosen = called_modules(step, policy.modules)
     tops = np.full(len(modules), NONE, dtype=np.int64)
     for row in range(len(modules)):  # parents come before their children
         parent = int(modules.parent_id[row])
         if parent != NONE and tops[parent] != NONE:
             tops[row] = tops[parent]
-        elif modules.name[row] in names:
+        elif is_chosen[row]:
             tops[row] = row
     return tops
 

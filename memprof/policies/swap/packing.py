@@ -14,8 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from memprof.errors import PolicyError
 from memprof.policies.job import Job
-from memprof.policies.patterns import outermost
-from memprof.policies.swap.records import OVERLAP
+from memprof.policies.swap.records import NEVER_CALLED, OVERLAP
 
 _MARK = "_memprof_handles_saved_tensors"
 
@@ -24,6 +23,10 @@ class Record(Protocol):
     """One storage out of autograd's hands."""
 
     original: weakref.ref[torch.UntypedStorage]
+
+    def take_again(self, storage: torch.UntypedStorage) -> None:
+        """Takes the bytes of the same storage again, since they may have changed."""
+        ...
 
     def restored(self) -> torch.UntypedStorage:
         """Returns its bytes; the same storage for every caller while one of them holds it."""
@@ -58,6 +61,15 @@ class Version:
         if not keeps_memory:
             self._counter = tensor.detach()  # shares the counter,
             self._counter.data = _nothing(tensor.device)  # and keeps it when it is pointed elsewhere
+
+    def is_of(self, tensor: torch.Tensor) -> bool:
+        """Tells whether a tensor has the very counter, and it stands where it stood."""
+        found = self._counter._version
+        if found != self._expected or tensor._version != found:
+            return False
+        with torch.autograd._unsafe_preserve_version_counter(tensor):  # type: ignore[attr-defined]  # no stub names it
+            torch.autograd.graph.increment_version(tensor)
+            return bool(self._counter._version != found)
 
     def check(self) -> None:
         """Raises as PyTorch does when the tensor was changed in place since."""
@@ -123,7 +135,8 @@ class SavedTensors:
         """Knows the model whose parameters stay."""
         self._model = model
         self._keeper = keeper
-        self._records: weakref.WeakValueDictionary[tuple[int, int, torch.dtype], Any] = weakref.WeakValueDictionary()
+        self._records: weakref.WeakValueDictionary[tuple[int, torch.dtype], Any] = weakref.WeakValueDictionary()
+        self._versions: weakref.WeakKeyDictionary[Any, Version] = weakref.WeakKeyDictionary()
         self._owned: set[int] = set()
         self._of_thread = threading.local()
 
@@ -131,11 +144,11 @@ class SavedTensors:
         """Wraps the forward of the chosen modules, and of the root.
 
         Raises:
-            PolicyError: Another policy has hooks there; nothing was wrapped.
+            PolicyError: Another policy has hooks there, or none can be called; nothing was wrapped.
         """
-        modules = job.modules_named()
-        chosen = [modules[name] for name in outermost(list(names))]
+        chosen = callable_modules(job, names)
         require_unhooked(job.model, chosen)
+        # Those inside another are wrapped, too: the outer one may never be called itself.
         for module in chosen:
             job.wrap_forward(module, self._region)
         job.wrap_forward(job.model, self._outermost)
@@ -172,12 +185,30 @@ class SavedTensors:
         if not is_plain(tensor) or tensor.untyped_storage()._cdata in self._owned or not self._keeper.takes(tensor):
             return Left(tensor)
         storage = tensor.untyped_storage()
-        # Changed in place in between, it is another content.
-        key = storage._cdata, tensor._version, tensor.dtype
+        key = storage._cdata, tensor.dtype
         record = self._records.get(key)
         if record is None or record.original() is not storage:
             self._records[key] = record = self._keeper.take(tensor)
+            self._versions[record] = Version(tensor, keeps_memory=False)
+        elif not self._versions[record].is_of(tensor):
+            # Its bytes were changed in place, or may have been: unsafe_chunk makes tensors of one storage with a
+            # counter each. Whoever saved what has changed gets an error anyway; to all others later bytes are as good.
+            record.take_again(storage)
+            self._versions[record] = Version(tensor, keeps_memory=False)
         return _Packed(tensor, record)
+
+
+def callable_modules(job: Job, names: Iterable[str]) -> list[torch.nn.Module]:
+    """Returns modules of a job that have a forward, unlike nn.ModuleList.
+
+    Raises:
+        PolicyError: None has.
+    """
+    modules, names = job.modules_named(), list(names)
+    found = [modules[name] for name in names if type(modules[name]).forward is not torch.nn.Module.forward]
+    if not found:
+        raise PolicyError(NEVER_CALLED.format(name=names[0], holds=f"{names[0]}.*"))
+    return found
 
 
 def unpack(packed: _Packed | Left) -> torch.Tensor:

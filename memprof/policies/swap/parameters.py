@@ -11,9 +11,17 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from memprof.errors import PolicyError
 from memprof.policies.job import Job
-from memprof.policies.patterns import outermost
 from memprof.policies.swap.moves import Carrier
-from memprof.policies.swap.packing import Left, Version, is_plain, marked, may_hook, require_unhooked, unpack
+from memprof.policies.swap.packing import (
+    Left,
+    Version,
+    callable_modules,
+    is_plain,
+    marked,
+    may_hook,
+    require_unhooked,
+    unpack,
+)
 from memprof.policies.swap.states import stand_in
 
 
@@ -25,8 +33,7 @@ def swap_parameters(job: Job, names: Iterable[str], carrier: Carrier, minimum_by
     """
     if not job.optimizers:
         raise PolicyError("swap of parameters needs the optimizer: hand it to memprof.apply.")
-    modules = job.modules_named()
-    chosen = [modules[name] for name in outermost(list(names))]
+    chosen = callable_modules(job, names)
     require_unhooked(job.model, chosen)
     owned = _movable(job, chosen, carrier, max(minimum_bytes, 1))
     if not owned:
@@ -64,6 +71,7 @@ class _Parameter:
     Attributes:
         leases: How many saved tensors are views of it.
         pins: How many forwards and updates under way use it.
+        is_called: A forward has used it: what is only used in other ways stays, since nothing would bring it in.
         storage_id: Its storage while it is in.
     """
 
@@ -77,6 +85,7 @@ class _Parameter:
         self._is_in = True
         self.leases = 0
         self.pins = 0
+        self.is_called = False
         self.storage_id = parameter.untyped_storage()._cdata
 
     def start(self) -> None:
@@ -97,12 +106,12 @@ class _Parameter:
 
     def send(self) -> None:
         """Starts the copy out unless what is out there is what is in here."""
-        if self._is_in and not self.pins and not self.is_written():
+        if self._is_in and self.is_called and not self.pins and not self.is_written():
             self._forget()
             self._place = self._carrier.send(self.parameter.untyped_storage())
 
     def put_out(self) -> None:
-        if self.pins:
+        if self.pins or not self.is_called:
             return
         self.send()
         if self._is_in and self._carrier.sent(self._place):
@@ -145,6 +154,8 @@ class _Region:
         @functools.wraps(forward)
         def fetching(*args: Any, **kwargs: Any) -> Any:
             self.pin()
+            for parameter in self._parameters:
+                parameter.is_called = True
             try:
                 if not may_hook():  # whoever saves here keeps the storages themselves
                     return forward(*args, **kwargs)

@@ -25,7 +25,8 @@ class Swap(Policy):
     """Moves saved tensors, or optimizer state or parameters, out of the device while nobody needs them.
 
     Attributes:
-        modules: Patterns of module names; what is saved while these run forward is moved, or their parameters.
+        modules: Patterns of module names, "." for the whole model; what is saved while these run forward is moved, or
+            their parameters.
         what: One of WHAT.
         to: host for a CUDA device, disk for a job on the processor.
         minimum_bytes: Smaller storages stay.
@@ -44,7 +45,7 @@ class Swap(Policy):
     numerics: ClassVar[str] = "none"
     source: ClassVar[str] = "modelled"
 
-    modules: tuple[str, ...] = ("**",)
+    modules: tuple[str, ...] = (".",)
     what: str = "activations"
     to: str = "host"
     minimum_bytes: int = 1 << 16
@@ -84,7 +85,9 @@ class Swap(Policy):
             raise PolicyError(f"swap needs patterns of module names; write --swap {cls.flag_example}.")
         place = to.strip() or "host"
         if parts[0] in WHAT:
-            return cls(modules=parts[1:] or ("**",), what=parts[0], to=place)
+            # The whole model at once would have all its parameters in; each module that it calls has its own.
+            everything = ("**",) if parts[0] == "parameters" else (".",)
+            return cls(modules=parts[1:] or everything, what=parts[0], to=place)
         return cls(modules=parts, to=place)
 
     @property
@@ -106,7 +109,7 @@ class Swap(Policy):
 
     def describe(self) -> str:
         """Names what is moved and where to."""
-        chosen = "" if self.what == "optimizer" or self.modules == ("**",) else f" of {', '.join(self.modules)}"
+        chosen = "" if self.what == "optimizer" or self.modules == (".",) else f" of {', '.join(self.modules)}"
         small = (
             "" if self.minimum_bytes == type(self).minimum_bytes else f", from {format_bytes(self.minimum_bytes)} on"
         )

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from memprof.errors import PolicyError
-from memprof.policies.patterns import match_modules
+from memprof.policies.model_names import chosen_modules
+from memprof.policies.swap.reruns import find_reruns
 from memprof.trace.schema import NONE, Bools, Ints
 from memprof.trace.step import Step
 
@@ -22,6 +23,8 @@ _OWNED = ("parameter", "buffer", "gradient", "optimizer_state", "input")
 _INSERTED = ("memprof.swap_out", "memprof.swap_in", "memprof.compress")
 #: Why two of them cannot choose the same modules.
 OVERLAP = "Two policies (swap, compress) would move what the same modules save; choose different modules for each."
+#: Why a module cannot be chosen.
+NEVER_CALLED = "{name} is never called, so it saves nothing; choose what it holds: '{holds}'."
 _DTYPES = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool")
 
 
@@ -71,10 +74,9 @@ def find_records(step: Step, patterns: Sequence[str], minimum_bytes: int, dtypes
         dtypes: Element types that are packed.
 
     Raises:
-        PolicyError: A pattern matches no module.
+        PolicyError: A pattern matches no module, or none that is called.
     """
-    names = set(match_modules(patterns, step.modules.name.tolist()))
-    is_chosen = np.fromiter((name in names for name in step.modules.name), np.bool_, len(step.modules))
+    is_chosen = called_modules(step, patterns)
     require_untouched(step, is_chosen)
     ops, storages, saved = step.ops, step.storages, step.saved
     calls = Calls(step, is_chosen)
@@ -89,27 +91,37 @@ def find_records(step: Step, patterns: Sequence[str], minimum_bytes: int, dtypes
     is_packed &= created >= calls.top_start[forward]
     is_packed &= ~np.isin(storages.category[storage], _OWNED) & np.isin(storages.dtype[storage], dtypes)
     is_packed &= storages.requested_bytes[storage] >= minimum_bytes
-    if not is_packed.any():
+    reruns = find_reruns(step)
+    goes_in = calls.surround(reruns.first, reruns.last)
+    goes_in &= storages.created_op_id[reruns.storage] >= calls.top_start[reruns.first]
+    goes_in &= ~np.isin(storages.category[reruns.storage], _OWNED) & np.isin(storages.dtype[reruns.storage], dtypes)
+    goes_in &= storages.requested_bytes[reruns.storage] >= minimum_bytes
+    if not (is_packed.any() or goes_in.any()):
         nothing = np.empty(0, dtype=np.int64)
         return Records(nothing, nothing, nothing, nothing, nothing, nothing, nothing, hooked)
 
-    held = _held_otherwise(step, calls, is_packed, last)
-    storage, forward = storage[is_packed], forward[is_packed]
+    by_rerun = reruns.is_use & np.isin(step.uses.storage_id, reruns.storage[goes_in])
+    held = _held_otherwise(step, calls, is_packed, by_rerun, last)
+    lives = np.where(storages.freed_op_id == NONE, len(ops), storages.freed_op_id)
+    into = reruns.storage[goes_in]
+    first = np.append(first[forward[is_packed]], reruns.again[goes_in])
+    last = np.append(last[forward[is_packed]], lives[into])
+    storage, forward = np.append(storage[is_packed], into), np.append(forward[is_packed], reruns.first[goes_in])
     # Autograd saves an operator's inputs before it runs and its outputs after it.
     written = step.uses.role != "read"
     made = np.unique(_pair(step.uses.op_id[written], step.uses.storage_id[written], step))
     is_output = np.isin(_pair(forward, storage, step), made)
     is_output |= step.storages.created_op_id[storage] == forward
+    is_output[len(storage) - len(into) :] = False
     packed = forward + is_output
     order = np.lexsort((storage, ~is_output, packed))
     kept, first_row = np.unique(storage[order], return_index=True)
     first_row = order[first_row]
     unpacked = np.full(len(storages), len(ops), dtype=np.int64)
     released = np.full(len(storages), NONE, dtype=np.int64)
-    np.minimum.at(unpacked, storage, first[forward])
-    np.maximum.at(released, storage, last[forward])
-    freed = storages.freed_op_id[kept]
-    freed = np.where(freed == NONE, len(ops), freed)
+    np.minimum.at(unpacked, storage, first)
+    np.maximum.at(released, storage, last)
+    freed = lives[kept]
     # Nothing lives longer than it did when the nodes held it too.
     records = Records(
         storage=kept,
@@ -122,6 +134,21 @@ def find_records(step: Step, patterns: Sequence[str], minimum_bytes: int, dtypes
         hooked=hooked,
     )
     return records.take(np.lexsort((kept, ~is_output[first_row], records.packed)))
+
+
+def called_modules(step: Step, patterns: Sequence[str]) -> Bools:
+    """Marks the chosen modules that are called in a step, shape ``(modules,)``.
+
+    Raises:
+        PolicyError: A pattern matches no module, or none of the matching is called.
+    """
+    is_chosen = chosen_modules(step, patterns)
+    is_called = np.zeros(len(is_chosen), dtype=np.bool_)
+    is_called[step.module_calls.module_id] = True
+    if not (is_chosen & is_called).any():
+        name = str(step.modules.name[np.flatnonzero(is_chosen)[0]])
+        raise PolicyError(NEVER_CALLED.format(name=name, holds=f"{name}.*".removeprefix(".")))
+    return is_chosen & is_called
 
 
 def require_untouched(step: Step, is_chosen: Bools) -> None:
@@ -179,15 +206,21 @@ class Calls:
             self.wrapped_end[ops[is_new]] = self.last[owner[is_new]]
             has_wrapped[ops[is_new]] = True
 
+    def surround(self, first: Ints, last: Ints) -> Bools:
+        """Tells whether calls of chosen modules are around spans of operators."""
+        region = self.region_of[first]
+        is_around: Bools = (region != NONE) & (self.last[region] >= last)
+        return is_around
 
-def _held_otherwise(step: Step, calls: Calls, is_packed: Bools, node_last: Ints) -> Ints:
+
+def _held_otherwise(step: Step, calls: Calls, is_packed: Bools, by_rerun: Bools, node_last: Ints) -> Ints:
     """Returns the last operator up to which each storage is held by others than the nodes that packed it."""
     ops, uses, saved, storages = step.ops, step.uses, step.saved, step.storages
     held = storages.created_op_id.copy()
     # Whoever else reads it, in forward or from a node that saved it itself.
     packed_pairs = _pair(saved.forward_op_id[is_packed], saved.storage_id[is_packed], step)
     node = ops.forward_op_id[uses.op_id]
-    by_packer = (node != NONE) & np.isin(_pair(node, uses.storage_id, step), packed_pairs)
+    by_packer = by_rerun | ((node != NONE) & np.isin(_pair(node, uses.storage_id, step), packed_pairs))
     np.maximum.at(held, uses.storage_id[~by_packer], uses.op_id[~by_packer])
     others = ~is_packed & (node_last[saved.forward_op_id] != NONE)
     np.maximum.at(held, saved.storage_id[others], node_last[saved.forward_op_id[others]])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from memprof.trace.assemble.recording import Recording
-from memprof.trace.manifest import Backend, Capture, Machine, Manifest, Window
+from memprof.trace.manifest import Backend, Capture, Machine, Manifest, Speed, Window
 from memprof.trace.schema import NONE, SCHEMA_VERSION, Modules, Ops, Steps
 from memprof.trace.spool import Spool
 
@@ -45,6 +47,7 @@ def build_manifest(
     modules: Modules,
     op_times: str,
     notes: tuple[str, ...],
+    speed: Speed,
 ) -> Manifest:
     """Builds the manifest.
 
@@ -57,6 +60,7 @@ def build_manifest(
         modules: Modules.
         op_times: Where operator durations come from.
         notes: Sentences for the reader.
+        speed: How fast the machine is.
     """
     spool = recording.spool
     start = spool.records["start"][0]
@@ -76,6 +80,7 @@ def build_manifest(
             memory_bytes=machine["memory_bytes"],
             capacity_bytes=machine["memory_bytes"],
             os=machine["os"],
+            speed=speed,
         ),
         rank=start["rank"],
         world_size=start["world_size"],
@@ -87,6 +92,24 @@ def build_manifest(
         op_times=op_times,
         notes=(*_step_notes(spool, steps), *notes),
     )
+
+
+def read_speed(folder: Path, exit_record: Mapping[str, Any] | None) -> Speed:
+    """Returns how fast the machine is: its device, where the process measured one, or else what the parent measured.
+
+    Args:
+        folder: The process's folder in the spool.
+        exit_record: What the parent wrote at the job's end; None while it runs.
+    """
+    told = (exit_record or {}).get("speed", {})
+    try:
+        told = json.loads((folder / "speed.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        pass  # no device was used, or its file was cut short
+    try:
+        return Speed.from_json(told if isinstance(told, dict) else {})
+    except TypeError:
+        return Speed()  # written by a version that measures other things
 
 
 def _step_notes(spool: Spool, steps: Steps) -> list[str]:

@@ -4,29 +4,54 @@ from __future__ import annotations
 
 import numpy as np
 
-from memprof.trace.schema import NONE, Ints, Ops, Saved, Storages, Uses
+from memprof.trace.schema import NONE, Bools, Ints, Ops, Saved, Storages, Texts, Uses
 
 #: Raw node sequence of operators outside backward.
 OUTSIDE = -1
 
+#: What an operator in place runs to keep what it overwrites.
+_CLONE = "aten.clone.default"
 
-def forward_of(sequence: Ints, node_sequence: Ints) -> Ints:
+#: What the node of a base runs first whose view was changed (torch's CopySlices).
+_BASE_GRADIENT = "aten.new_empty_strided.default"
+
+
+def forward_of(sequence: Ints, node_sequence: Ints, names: Texts, mutates: Bools) -> Ints:
     """Returns the forward operator of each backward operator.
 
     Autograd numbers its nodes as it makes them, just before a forward operator runs; a backward node knows its
-    number. So the operator of node k is the first that ran while the counter stood at k + 1.
+    number. So the operator of node k is the first that ran while the counter stood at k + 1. Two kinds of nodes, both
+    of operators that change a tensor in place, are made otherwise:
+
+    * An operator whose backward needs what it overwrites clones that first, and the clone makes a node of its own: it
+      runs at k + 2. It stands for the operator, since what the node saved is there from then on.
+    * What changes a view makes a node for the base, too, when it has run at k; that node runs the operator's own.
 
     Args:
         sequence: Autograd's counter while each operator ran. Shape (ops,).
         node_sequence: Number of the backward node that ran each operator; negative outside. Shape (ops,).
+        names: Name of each operator. Shape (ops,).
+        mutates: Which operators change a tensor in place. Shape (ops,).
     """
-    numbers, first = np.unique(sequence, return_index=True)
-    wanted = node_sequence + 1
-    place = np.minimum(np.searchsorted(numbers, wanted), max(len(numbers) - 1, 0))
     link = np.full(len(sequence), NONE, dtype=np.int64)
-    if len(numbers):
-        found = (node_sequence >= 0) & (numbers[place] == wanted)
-        link[found] = first[place[found]]
+    if not len(sequence):
+        return link
+    numbers, first = np.unique(sequence, return_index=True)
+    last = len(sequence) - 1 - np.unique(sequence[::-1], return_index=True)[1]
+
+    def at(number: Ints, operators: Ints) -> Ints:
+        place = np.minimum(np.searchsorted(numbers, number), len(numbers) - 1)
+        return np.where((node_sequence >= 0) & (numbers[place] == number), operators[place], NONE)
+
+    link = at(node_sequence + 1, first)
+    after_clone = at(node_sequence + 2, first)
+    is_clone = (link == NONE) & (after_clone != NONE) & (names[after_clone] == _CLONE)
+    link = np.where(is_clone, after_clone, link)
+    # The base's node begins by making room for the base's gradient.
+    nodes, begins, node_of = np.unique(node_sequence, return_index=True, return_inverse=True)
+    is_base = (nodes >= 0) & (names[begins] == _BASE_GRADIENT)
+    changes = at(node_sequence, last)
+    link = np.where(is_base[node_of] & (changes != NONE) & mutates[changes], changes, link)
     link[link >= np.arange(len(link))] = NONE  # a node made before the recording began
     return link
 

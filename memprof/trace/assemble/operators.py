@@ -80,7 +80,8 @@ def operator_table(recording: Recording, modules: Modules, calls: Calls, stack_r
     raw = recording.raw
     flags = raw["flags"]
     is_recompute = (flags & FLAG_RECOMPUTE) != 0
-    forward = links.forward_of(raw["sequence"], raw["node_sequence"])
+    names = texts.look_up(recording.names, raw["name"]).astype(np.object_)
+    forward = links.forward_of(raw["sequence"], raw["node_sequence"], names, (flags & FLAG_MUTATES) != 0)
     # Backward belongs where its forward ran: module, and line of the user's code.
     module, stack = raw["module"].copy(), stack_rows[raw["stack"]]
     linked = (forward != NONE) & ~is_recompute
@@ -90,7 +91,6 @@ def operator_table(recording: Recording, modules: Modules, calls: Calls, stack_r
     phase = np.array(PHASES, dtype=np.object_)[raw["phase"]]
     _name_inference(phase, recording.raw_step, raw["call"])
     kind = np.where((flags & FLAG_COLLECTIVE) != 0, "collective", "compute").astype(np.object_)
-    names = texts.look_up(recording.names, raw["name"])
     module_id = recording.spread(module, NONE)
     name = recording.spread(names, "").astype(np.object_)
     between = ~recording.is_real

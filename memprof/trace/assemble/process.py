@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from memprof.trace.assemble import texts
-from memprof.trace.assemble.describe import build_manifest
+from memprof.trace.assemble.describe import build_manifest, read_speed
 from memprof.trace.assemble.links import saved_for_backward
 from memprof.trace.assemble.operators import durations, module_calls, operator_table, partners_by_step
 from memprof.trace.assemble.recording import open_recording
@@ -67,5 +67,6 @@ def assemble_process(
         Stacks: stacks,
     }
     notes = (*recording.spool.records.get("notes", []), *memory.notes)
-    manifest = build_manifest(recording, launch, exit_record, steps, ops, modules, op_times, notes)
+    speed = read_speed(folder, exit_record)
+    manifest = build_manifest(recording, launch, exit_record, steps, ops, modules, op_times, notes, speed)
     return manifest, tables

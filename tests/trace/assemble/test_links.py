@@ -10,10 +10,12 @@ from memprof.trace.assemble.links import forward_of, saved_for_backward
 from memprof.trace.schema import NONE, Ops, Saved, Storages, Uses
 
 
-def linked(*operators: tuple[int, int]) -> list[int]:
-    """Links operators of (autograd's counter, number of the backward node)."""
+def linked(*operators: tuple[int, int], names: dict[int, str] | None = None) -> list[int]:
+    """Links operators of (autograd's counter, number of the backward node), some with a name (``*_`` is in place)."""
     sequence, node = np.array(operators, dtype=np.int64).reshape(-1, 2).T
-    return forward_of(sequence, node).tolist()
+    named = np.array([(names or {}).get(row, "aten.mul.Tensor") for row in range(len(operators))], dtype=np.object_)
+    mutates = np.array([name.split(".")[1].endswith("_") for name in named], dtype=np.bool_)
+    return forward_of(sequence, node, named, mutates).tolist()
 
 
 def test_a_backward_operator_is_linked_to_the_operator_that_made_its_node() -> None:
@@ -37,6 +39,22 @@ def test_a_node_made_in_backward_is_linked_too() -> None:
     """Double backward: the first backward, run with create_graph, makes node 5 that the second runs."""
     # Operator 0 makes node 4; backward of 4 (operator 1) makes node 5; operator 2 is the backward of 5.
     assert linked((5, -1), (6, 4), (6, 5)) == [NONE, 0, 1]
+
+
+def test_an_operator_in_place_is_linked_through_the_clone_of_what_it_overwrites() -> None:
+    """hardswish_ makes node 4 and clones its input, which makes node 5; both run while the counter stands at 6."""
+    names = {0: "aten.clone.default", 1: "aten.hardswish_.default"}
+    assert linked((6, -1), (6, -1), (6, 4), names=names) == [NONE, NONE, 0]
+    # Without the clone nobody knows whose node it is.
+    assert linked((6, -1), (6, -1), (6, 4)) == [NONE, NONE, NONE]
+
+
+def test_the_node_of_a_changed_view_is_linked_to_the_operator_that_changed_it() -> None:
+    """relu_ makes node 4, and, once it has run, node 5 for the base: that one begins with the base's gradient."""
+    names = {0: "aten.relu_.default", 3: "aten.new_empty_strided.default"}
+    assert linked((5, -1), (7, -1), (7, 6), (7, 5), (7, 5), names=names) == [NONE, NONE, 1, 0, 0]
+    # An operator without a node may run right after it: it has nothing to do with the base.
+    assert linked((5, -1), (6, -1), (7, -1), (7, 5), names=names) == [NONE, NONE, NONE, 0]
 
 
 def test_nothing_to_link() -> None:

@@ -1,0 +1,66 @@
+"""Reads how much memory a job may take: a size, a share of the recorded peak, or what a machine has."""
+
+from __future__ import annotations
+
+import re
+from decimal import ROUND_FLOOR, Decimal
+
+from memprof.errors import UsageError
+from memprof.machines.catalogue import Accelerator
+from memprof.units import format_bytes, parse_bytes
+
+_PERCENT = re.compile(r"\s*(?P<number>[+-]?[0-9]*\.?[0-9]*)\s*%\s*", re.ASCII)
+
+
+def parse_budget(text: str | None, recorded_peak_bytes: int, machine: Accelerator | None = None) -> int:
+    """Reads a budget.
+
+    Args:
+        text: A size (``8GiB``, ``24GB``, ``6000000000``), or per cent of the recorded peak (``60%``); None for all
+            that the machine has for tensors.
+        recorded_peak_bytes: The peak of the recorded step.
+        machine: The machine the job is to run on; a size must not be more than it has.
+
+    Returns:
+        Bytes that may be allocated at once.
+
+    Raises:
+        UsageError: The text is no budget, is nothing at all, or more than the machine has; neither text nor machine
+            is given.
+    """
+    if text is None:
+        if machine is None:
+            raise UsageError("a budget is needed: write --budget 24GiB, --budget 60%, or --machine rtx3090")
+        return machine.budget_bytes
+    budget = _bytes(text, recorded_peak_bytes)
+    if machine is not None and budget > machine.memory_bytes:
+        raise UsageError(
+            f"a budget of {format_bytes(budget)} is more than {machine.name} has: of its "
+            f"{format_bytes(machine.memory_bytes)}, tensors can take {format_bytes(machine.budget_bytes)}"
+        )
+    return budget
+
+
+def _bytes(text: str, recorded_peak_bytes: int) -> int:
+    if "%" not in text:
+        if text.strip().startswith("-"):
+            raise UsageError(f"a budget of {text.strip()} is below nothing: write a size such as 24GiB, or 60%")
+        budget = parse_bytes(text)
+        if budget == 0:
+            raise UsageError("a budget of 0 bytes holds no tensor: write a size such as 24GiB, or 60%")
+        return budget
+    match = _PERCENT.fullmatch(text)
+    if match is None or not re.search("[0-9]", match["number"]):
+        raise UsageError(f"{text!r} is no share of the recorded peak: write a number and a per cent sign, such as 60%")
+    share = Decimal(match["number"])
+    if share <= 0:
+        raise UsageError(f"a budget of {text.strip()} of the recorded peak holds no tensor: write more than 0%")
+    if recorded_peak_bytes <= 0:
+        raise UsageError(f"{text!r} is a share of the recorded peak, and this recording has none: write a size")
+    if share > 10_000:
+        raise UsageError(f"{text!r} is more than a hundred times the recorded peak: write a size such as 24GiB")
+    # Never up, so that a budget does not grow by rounding.
+    budget = int((share * recorded_peak_bytes / 100).to_integral_value(rounding=ROUND_FLOOR))
+    if budget == 0:
+        raise UsageError(f"a budget of {text.strip()} of {format_bytes(recorded_peak_bytes)} is not one byte")
+    return budget

@@ -1,0 +1,146 @@
+"""Looks up an accelerator by a name people or drivers use: what it holds, how fast it is, and who says so.
+
+The figures are in ``catalogue.toml`` beside this file, in the units of the data sheets they come from, each with its
+source; what has no source is left out. They are the makers' peaks: a job reaches a part of them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from memprof.errors import UsageError
+from memprof.units import format_bytes
+
+#: Types of matrix products, as tables list them.
+PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "fp8")
+
+#: Of what torch could have, this much is taken before the first tensor: the CUDA context, its kernels and the
+#: libraries' handles. A rule: processes that hold nothing else take 148 to 666 MiB in published out-of-memory messages.
+CONTEXT_BYTES = 768 * 2**20
+
+#: Share of its memory that torch could have, where no figure is published for the machine: the least of those that
+#: are (T4: 14.56 of 16 GiB).
+LEAST_USABLE_SHARE = 0.91
+
+#: Words that do not tell two machines apart.
+_MAKERS = re.compile(r"nvidia|amd|geforce|rtx|tesla|quadro|instinct|radeon|graphics")
+
+
+@dataclass(frozen=True)
+class Accelerator:
+    """An accelerator as its maker describes it.
+
+    Attributes:
+        name: Its short name, such as ``RTX 3090``.
+        aliases: Other names of it, those that drivers report among them.
+        memory_bytes: Memory on the board.
+        usable_bytes: What torch can have of it at most; 0 where no figure is published.
+        memory_bytes_per_us: Memory bandwidth.
+        host_bytes_per_us: Bandwidth to the host in one direction; 0 where no figure is published.
+        peer_bytes_per_us: Bandwidth to other accelerators in one direction, all links together; 0 where there is none.
+        flops_per_us: Dense matrix products by type (PRECISIONS); a type without a figure is missing.
+        source: Data sheet the figures are from.
+        usable_source: Where ``usable_bytes`` is from.
+        note: What else must be known of it, a clause.
+    """
+
+    name: str
+    memory_bytes: int
+    memory_bytes_per_us: float
+    source: str
+    aliases: tuple[str, ...] = ()
+    usable_bytes: int = 0
+    host_bytes_per_us: float = 0.0
+    peer_bytes_per_us: float = 0.0
+    flops_per_us: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    usable_source: str = ""
+    note: str = ""
+
+    @property
+    def budget_bytes(self) -> int:
+        """What tensors can take: the usable memory without the context."""
+        return (self.usable_bytes or int(self.memory_bytes * LEAST_USABLE_SHARE)) - CONTEXT_BYTES
+
+    @property
+    def budget_source(self) -> str:
+        """How ``budget_bytes`` is known, a clause: measured by others, or a rule."""
+        taken = f"without {format_bytes(CONTEXT_BYTES)} for the context"
+        if self.usable_bytes:
+            return f"the capacity that torch reports on it, {taken} (rule)"
+        return f"{LEAST_USABLE_SHARE:.0%} of its memory, {taken} (rule)"
+
+
+@cache
+def accelerators() -> tuple[Accelerator, ...]:
+    """Returns every accelerator of the catalogue, in its order."""
+    text = Path(__file__).with_name("catalogue.toml").read_text(encoding="utf-8")
+    return tuple(_read(row) for row in tomllib.loads(text)["machine"])
+
+
+def find_machine(name: str) -> Accelerator:
+    """Looks up an accelerator; case, spaces, dashes and the maker's name do not count.
+
+    Args:
+        name: Such as ``rtx3090``, ``RTX 3090``, ``a100-80gb`` or ``NVIDIA H100 80GB HBM3``.
+
+    Raises:
+        UsageError: The catalogue has none of that name, or several; the sentence names what is near.
+    """
+    key = _key(name)
+    keys = _by_key()
+    if key in keys:
+        return keys[key]
+    begun = {keys[known].name: keys[known] for known in keys if key and known.startswith(key)}
+    if len(begun) == 1:
+        return next(iter(begun.values()))
+    if begun:
+        raise UsageError(f"{name!r} can be one of several machines: write {_listed(list(begun))}.")
+    near = difflib.get_close_matches(key, keys, n=4, cutoff=0.6)
+    if near:
+        names = list(dict.fromkeys(keys[each].name for each in near))
+        raise UsageError(f"memprof knows no machine {name!r}: did you mean {_listed(names)}?")
+    known_names = ", ".join(machine.name for machine in accelerators())
+    raise UsageError(f"memprof knows no machine {name!r}: give a size such as 24GiB instead, or one of {known_names}.")
+
+
+def machine_of_device(device_name: str) -> Accelerator | None:
+    """Looks up the accelerator that a driver reports under a name; None where the catalogue has it not."""
+    return _by_key().get(_key(device_name))
+
+
+@cache
+def _by_key() -> dict[str, Accelerator]:
+    return {_key(name): machine for machine in accelerators() for name in (machine.name, *machine.aliases)}
+
+
+def _key(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", _MAKERS.sub("", name.lower()))
+
+
+def _listed(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
+
+
+def _read(row: dict[str, Any]) -> Accelerator:
+    """Turns the data sheet's units into bytes and microseconds: 1 GB/s is 1000 bytes a microsecond."""
+    return Accelerator(
+        name=row["name"],
+        aliases=tuple(row.get("aliases", ())),
+        memory_bytes=int(row["memory_gib"] * 2**30),
+        usable_bytes=int(row.get("usable_gib", 0) * 2**30),
+        memory_bytes_per_us=row["memory_gb_s"] * 1e3,
+        host_bytes_per_us=row.get("host_gb_s", 0) * 1e3,
+        peer_bytes_per_us=row.get("peer_gb_s", 0) * 1e3,
+        flops_per_us=MappingProxyType({kind: rate * 1e6 for kind, rate in row.get("tflops", {}).items()}),
+        source=row["source"],
+        usable_source=row.get("usable_source", ""),
+        note=row.get("note", ""),
+    )

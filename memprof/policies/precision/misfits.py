@@ -1,0 +1,65 @@
+"""Recorded steps that a shorter type does not fit: said when they are predicted, not when the job breaks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from memprof.errors import PolicyError
+from memprof.policies.precision.operators import is_one_of
+from memprof.trace.schema import NONE
+
+if TYPE_CHECKING:
+    from memprof.policies.precision.flow import Types
+    from memprof.policies.precision.policy import Precision
+    from memprof.trace.step import Step
+
+#: Operators that want all floating point operands in one type, and that autocast casts on no device.
+ONE_TYPE = ("index_add", "index_add_", "index_put_", "index_copy_", "scatter_add_", "masked_scatter_", "lerp_")
+#: What the trace calls the types of autocast.
+SHORT_TYPES = {"bf16": "bfloat16", "fp16": "float16"}
+
+
+def refuse_own_autocast(step: Step, policy: Precision) -> None:
+    """Refuses a step of a job that runs under another autocast of its own, which casts its weights itself.
+
+    Raises:
+        PolicyError: It does.
+    """
+    uses, storages = step.uses, step.storages
+    is_cast = np.char.startswith(step.ops.name.astype(str), "aten._to_copy") & (step.ops.phase == "forward")
+    reads_weight = np.zeros(len(is_cast), dtype=np.bool_)
+    is_weight = (storages.category == "parameter") & (storages.dtype == "float32")
+    reads_weight[uses.op_id[is_weight[uses.storage_id] & (uses.role == "read")]] = True
+    made = storages.created_op_id
+    is_of_cast = (made != NONE) & (is_cast & reads_weight)[made]
+    for dtype in SHORT_TYPES.values():
+        is_here = np.any(is_of_cast & (storages.dtype == dtype))
+        if is_here and (policy.is_pure or SHORT_TYPES[policy.dtype] != dtype):
+            raise PolicyError(
+                f"precision: the recorded job runs under an autocast of its own, in {dtype}; leave the policy out, or "
+                "take autocast (and GradScaler) out of the script and record it anew."
+            )
+
+
+def refuse_mixed_types(step: Step, types: Types) -> None:
+    """Refuses a step in which a float32 tensor would meet a short one where torch allows one type only.
+
+    Raises:
+        PolicyError: There is such an operator; autocast itself would fail there.
+    """
+    uses = step.uses
+    is_strict = is_one_of(types.names, ONE_TYPE) & (types.region != NONE)
+    rows = is_strict[uses.op_id] & types.is_float[uses.storage_id] & (uses.role != "write")
+    rows &= step.storages.shape[uses.storage_id] != ""
+    is_short = types.is_short[uses.storage_id]
+    counts = [np.bincount(uses.op_id[rows & kind], minlength=len(step.ops)) for kind in (is_short, ~is_short)]
+    mixed = np.flatnonzero((counts[0] > 0) & (counts[1] > 0))
+    if len(mixed):
+        module = step.ops.module_id[mixed[0]]
+        place = f" in {step.modules.name[module] or step.modules.type[module]}" if module != NONE else ""
+        raise PolicyError(
+            f"precision: {types.names[mixed[0]]}{place} would be given float32 and short tensors together, which "
+            "torch's autocast refuses; cast one of them in the model (.to(other.dtype)), or leave the policy out."
+        )

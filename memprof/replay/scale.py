@@ -1,0 +1,174 @@
+"""How long the operators of a step would take on another machine: a model from memory bandwidths and product rates.
+
+Each operator is taken to run at the rate of what bounds it, memory or products, on either machine; its recorded time
+is scaled by the ratio of the two bounds (the roofline: Williams, Waterman & Patterson 2009, Roofline: An Insightful
+Visual Performance Model, section 3; the ratio keeps what an operator reaches of its bound, which they do not model).
+Where a bound is unknown, an operator keeps its time, and is counted. What it does not know is how long a device takes
+to start an operator: from a CPU to a GPU, small operators come out too fast.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from memprof.machines.catalogue import Accelerator, machine_of_device
+from memprof.replay.time import step_time
+from memprof.trace.manifest import Machine
+from memprof.trace.schema import NONE, Bools, Floats
+from memprof.trace.step import Step
+from memprof.units import format_percent
+
+#: Types of elements, as the catalogue calls their products. fp32 is without TF32: torch's own default.
+_PRECISION = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "float8_e4m3fn": "fp8", "float8_e5m2": "fp8"}
+
+
+@dataclass(frozen=True)
+class Rates:
+    """How fast a machine is; what is unknown is 0 or missing.
+
+    Attributes:
+        name: What it is called.
+        memory_bytes_per_us: Memory bandwidth.
+        flops_per_us: Matrix products by type of element, as the catalogue calls them.
+        host_bytes_per_us: Copies between device and host in one direction.
+        how: Where the figures are from, a clause.
+    """
+
+    name: str
+    memory_bytes_per_us: float
+    flops_per_us: Mapping[str, float] = field(default_factory=dict)
+    host_bytes_per_us: float = 0.0
+    how: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class TimesElsewhere:
+    """A step with the times of another machine.
+
+    Attributes:
+        step: The step; only times differ.
+        source: How the times are known (policies.base.SOURCES): ``modelled``, or ``measured`` where they are still
+            those of the recording.
+        how: One sentence on what was scaled by what, and what was not.
+        scaled_share: Share of the operators' recorded time that was scaled.
+    """
+
+    step: Step
+    source: str
+    how: str
+    scaled_share: float
+
+
+def rates_of_recording(machine: Machine) -> Rates | None:
+    """Returns how fast the recording machine is, as measured or as the catalogue says; None where neither does."""
+    speed = machine.speed
+    if speed.memory_bytes_per_us > 0:
+        products = {"fp32": speed.fp32_flops_per_us, "bf16": speed.bf16_flops_per_us}
+        return Rates(
+            name=machine.device_name,
+            memory_bytes_per_us=speed.memory_bytes_per_us,
+            flops_per_us={kind: rate for kind, rate in products.items() if rate > 0},
+            host_bytes_per_us=min(speed.to_host_bytes_per_us, speed.from_host_bytes_per_us),
+            how=speed.how,
+        )
+    known = machine_of_device(machine.device_name)
+    return None if known is None else rates_of(known)
+
+
+def rates_of(machine: Accelerator) -> Rates:
+    """Returns how fast a machine of the catalogue is at best."""
+    return Rates(
+        name=machine.name,
+        memory_bytes_per_us=machine.memory_bytes_per_us,
+        flops_per_us=dict(machine.flops_per_us),
+        host_bytes_per_us=machine.host_bytes_per_us,
+        how="its maker's peak rates",
+    )
+
+
+def scale_times(step: Step, recording: Rates | None, target: Rates) -> TimesElsewhere:
+    """Scales the operators' times from the recording machine to another.
+
+    Python's own time, and whatever else the step takes beyond its operators, stays as recorded. On a device, Python
+    runs ahead of it, so the step may take less.
+
+    Args:
+        step: A recorded or transformed step.
+        recording: How fast the machine is that its times are from; None where that is unknown.
+        target: How fast the other is.
+    """
+    if recording is None:
+        return TimesElsewhere(
+            step,
+            "measured",
+            f"Times are those of the recording machine: how fast it is was not recorded, so they say nothing of "
+            f"{target.name}.",
+            0.0,
+        )
+    ops = step.ops
+    ratio, is_known = _ratios(step, recording, target)
+    own = np.where(np.isnan(ops.duration_us), 0.0, ops.duration_us)
+    is_known &= own > 0
+    scaled = dataclasses.replace(
+        step, ops=ops.replace(duration_us=np.where(is_known, ops.duration_us * ratio, ops.duration_us))
+    )
+    before, after = step_time(step), step_time(scaled)
+    busy = max(before.stream_us.values(), default=0.0), max(after.stream_us.values(), default=0.0)
+    # Operators measured one by one may take longer than the step: then it shrinks as they do.
+    beyond = before.executor_us
+    duration = busy[1] + beyond if beyond >= 0 or busy[0] <= 0 else step.duration_us * busy[1] / busy[0]
+    share = float(own[is_known].sum() / own.sum()) if own.sum() > 0 else 0.0
+    left = int((~is_known & (own > 0)).sum())
+    how = (
+        f"Times are modelled for {target.name} ({target.how}) from those of {recording.name} ({recording.how}): each "
+        f"operator by the ratio of what bounds it, memory or products"
+    )
+    if left:
+        how += f"; {left} operators, {format_percent(1 - share)} of the time, have no known bound and keep theirs"
+    return TimesElsewhere(dataclasses.replace(scaled, duration_us=duration), "modelled", f"{how}.", share)
+
+
+def _ratios(step: Step, recording: Rates, target: Rates) -> tuple[Floats, Bools]:
+    """Returns the ratio of the bounds of each operator, and which are known on both machines."""
+    here, is_known_here = _bounds(step, recording)
+    there, is_known_there = _bounds(step, target)
+    is_known: Bools = is_known_here & is_known_there & (here > 0)
+    return np.divide(there, here, out=np.ones(len(here)), where=is_known), is_known
+
+
+def _bounds(step: Step, rates: Rates) -> tuple[Floats, Bools]:
+    """Returns the least time each operator can take on a machine, in microseconds, and where that is known.
+
+    It is not where an operator multiplies in a type whose rate is unknown, copies over a link of unknown bandwidth,
+    or talks to other devices.
+    """
+    ops = step.ops
+    moved = (ops.read_bytes + ops.written_bytes).astype(np.float64)
+    by_memory = moved / rates.memory_bytes_per_us if rates.memory_bytes_per_us > 0 else np.zeros(len(ops))
+    precision = _precisions(step)
+    rate = np.array([rates.flops_per_us.get(kind, 0.0) for kind in precision.tolist()])
+    multiplies = ops.flops > 0
+    by_products = np.divide(ops.flops, rate, out=np.zeros(len(ops)), where=rate > 0)
+    is_copy, is_collective = ops.kind == "copy", ops.kind == "collective"
+    by_link = ops.written_bytes / rates.host_bytes_per_us if rates.host_bytes_per_us > 0 else np.zeros(len(ops))
+    bound: Floats = np.where(is_copy, by_link, np.maximum(by_memory, by_products))
+    is_known: Bools = (bound > 0) & ~is_collective & (~multiplies | (rate > 0))
+    if rates.memory_bytes_per_us <= 0:
+        is_known &= is_copy
+    return bound, is_known
+
+
+def _precisions(step: Step) -> np.ndarray:
+    """Returns the type in which each operator multiplies: that of the largest storage it makes or changes."""
+    uses, storages = step.uses, step.storages
+    written = np.flatnonzero(uses.role != "read")
+    order = written[np.argsort(storages.requested_bytes[uses.storage_id[written]], kind="stable")]
+    largest = np.full(len(step.ops), NONE, dtype=np.int64)
+    largest[uses.op_id[order]] = uses.storage_id[order]  # the last one written, so the largest
+    kinds = np.array([_PRECISION.get(dtype, "") for dtype in [*storages.dtype.tolist(), ""]], dtype=np.object_)
+    found: np.ndarray = kinds[largest]
+    return found

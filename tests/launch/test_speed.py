@@ -1,0 +1,128 @@
+"""The recording machine's speed, measured when the job is over."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from memprof.launch import speed
+from memprof.launch.output import add_speed, write_exit
+from memprof.launch.speed import measure_speed
+from memprof.trace.assemble.describe import read_speed
+from memprof.trace.manifest import Machine, Manifest, Speed
+from memprof.trace.store import Trace
+
+TRAINING = """
+import torch
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.ReLU(), torch.nn.Linear(32, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(4):
+    optimizer.zero_grad()
+    loss = model(torch.randn(4, 8)).square().mean()
+    loss.backward()
+    optimizer.step()
+    print(loss.item().hex())
+print(torch.rand(1).item().hex())
+"""
+
+
+def test_speeds_are_those_of_a_machine() -> None:
+    """Memory and products have rates that a processor of this century can have, and the threads are said."""
+    begin = time.process_time()
+    measured = measure_speed()
+    assert time.process_time() - begin < 3.0
+    assert 100 < measured.memory_bytes_per_us < 10_000_000
+    assert measured.memory_bytes_per_us == 2 * measured.to_host_bytes_per_us
+    assert 50 < measured.fp32_flops_per_us < 100_000_000
+    assert 1 <= measured.threads <= (os.cpu_count() or 1)
+    assert measured.how.startswith("measured with numpy on")
+
+
+def test_little_memory_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where little memory is free, its bandwidth is not measured rather than the cache's: it stays unknown."""
+    free = psutil.virtual_memory()._replace(available=64 * 2**20)
+    monkeypatch.setattr(speed.psutil, "virtual_memory", lambda: free)
+    measured = measure_speed()
+    assert (measured.memory_bytes_per_us, measured.to_host_bytes_per_us) == (0.0, 0.0)
+    assert measured.fp32_flops_per_us > 0
+
+
+def test_threads_follow_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job told to take one thread is compared with one thread."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert measure_speed().threads == 1
+
+
+def test_recording_holds_the_speed_and_the_job_is_the_same(tmp_path: Path) -> None:
+    """The manifest says how fast the machine is; losses and random numbers are those of the job without memprof."""
+    (tmp_path / "train.py").write_text(TRAINING)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MEMPROF_")}
+    plain, recorded = (
+        subprocess.run(
+            [sys.executable, "-P", *words, "train.py"],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        for words in ([], ["-m", "memprof.cli.main", "record", "-o", "run.memprof"])
+    )
+    assert recorded.stdout == plain.stdout
+    measured = Trace.open(tmp_path / "run.memprof").manifest.machine.speed
+    assert measured.memory_bytes_per_us > 0
+    assert measured.fp32_flops_per_us > 0
+    assert "after the job" in measured.how
+
+
+def test_speed_goes_through_the_spool(tmp_path: Path) -> None:
+    """What the parent measured is in exit.json beside how the job ended; a device measured in the job goes first."""
+    write_exit(tmp_path, 3)
+    add_speed(tmp_path, Speed(memory_bytes_per_us=5.0, threads=2))
+    ended = json.loads((tmp_path / "exit.json").read_text())
+    assert ended["returncode"] == 3
+    process = tmp_path / "process-1"
+    process.mkdir()
+    assert read_speed(process, ended) == Speed(memory_bytes_per_us=5.0, threads=2)
+    (process / "speed.json").write_text(json.dumps({"memory_bytes_per_us": 7.0, "how": "on the device"}))
+    assert read_speed(process, ended) == Speed(memory_bytes_per_us=7.0, how="on the device")
+
+
+def test_full_disk_keeps_how_the_job_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the speed cannot be written, exit.json is as it was, and nothing is left beside it."""
+    write_exit(tmp_path, 3)
+    before = (tmp_path / "exit.json").read_text()
+
+    def full(path: Path, target: Path) -> Path:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    add_speed(tmp_path, Speed(memory_bytes_per_us=5.0))
+    assert (tmp_path / "exit.json").read_text() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["exit.json"]
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", '{"memory_bytes_per_us": "fast"}'])
+def test_damaged_speed_is_no_speed(tmp_path: Path, text: str) -> None:
+    """A recording is read whatever became of the file that says how fast its machine was."""
+    (tmp_path / "speed.json").write_text(text)
+    assert read_speed(tmp_path, {"returncode": 0}) == Speed()
+    assert read_speed(tmp_path, None) == Speed()
+
+
+def test_old_traces_open_without_a_speed() -> None:
+    """A manifest written before speeds were measured reads as one whose speed is unknown."""
+    old = Manifest.from_json({"machine": {"device_name": "AMD EPYC", "cores": 2}})
+    assert old.machine == Machine(device_name="AMD EPYC", cores=2)
+    assert old.machine.speed == Speed()
+    kept = Manifest(machine=Machine(speed=Speed(memory_bytes_per_us=3.0)))
+    assert Manifest.from_json(json.loads(json.dumps(kept.to_json()))) == kept
+    assert Trace.open(Path(__file__).parents[1] / "trace/golden/schema-1.memprof").manifest.machine.speed == Speed()

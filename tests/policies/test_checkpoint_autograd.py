@@ -1,0 +1,85 @@
+"""Activation checkpointing where autograd keeps more than what operators read, or runs in ways of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import cache
+
+import numpy as np
+import pytest
+
+from memprof.errors import PolicyError
+from memprof.policies.checkpoint.policy import Checkpoint
+from memprof.policies.plan import Plan
+from memprof.trace.schema import NONE
+from memprof.trace.step import Step
+from tests.policies.faces import peaks, record_step, train
+
+
+@cache
+def recorded() -> Step:
+    return record_step("inplace")
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "recurrent.cell",  # gates in place: their nodes keep clones
+        "experts",  # index_add_ keeps what it adds, and reads its size only
+        "convs",  # in place on a view
+        "gate",
+        "experts,convs.* keep=matmul",
+    ],
+)
+def test_predicted_peak_is_the_measured_one_to_the_byte(flag):
+    """Whatever a node of autograd's graph keeps is known: clones of what is overwritten, and what is never read."""
+    policy = Checkpoint.from_flag(flag)
+    assert peaks(policy.transform(recorded())) == peaks(record_step("inplace", Plan((policy,))))
+
+
+def test_training_stays_the_same_to_the_bit():
+    """Also where forwards change their own tensors in place."""
+    plan = Plan((Checkpoint.from_flag("recurrent,experts,convs,gate,turn"),))
+    plain, under = train("inplace"), train("inplace", plan)
+    assert under.losses == plain.losses
+    assert all((under.gradients[name] == value).all() for name, value in plain.gradients.items())
+
+
+def test_calls_without_gradients_are_no_regions():
+    """A frozen teacher runs under no_grad: it is left alone, and is no region."""
+    with pytest.raises(PolicyError, match="teacher is never called"):
+        Checkpoint(modules=("teacher",)).transform(recorded())
+
+
+def test_functions_that_keep_what_they_made_are_refused():
+    """An attribute of ctx stays where a saved tensor would be dropped; the trace shows no difference."""
+    for modules in (("turn",), ("",)):
+        with pytest.raises(PolicyError, match=r"autograd\.Function or .* keep tensors made on the way"):
+            Checkpoint(modules=modules).transform(recorded())
+
+
+def test_regions_that_backward_runs_through_twice_are_refused():
+    """With retain_graph a region runs again for each backward: the sentence says so; others are predicted."""
+    step = recorded()
+    # The backward of `out` comes again at the end of backward, as another one through the same graph would.
+    module = step.modules.name.tolist().index("out")
+    ops = step.ops
+    rows = np.flatnonzero((ops.module_id == module) & (ops.forward_op_id != NONE))
+    first = rows[ops.forward_op_id[rows] == ops.forward_op_id[rows[0]]]
+    backward = np.flatnonzero(ops.phase == "backward")
+    names, owners = ops.name.copy(), ops.forward_op_id.copy()
+    last = backward[-len(first) :]
+    names[last], owners[last] = names[first], owners[first]
+    again = dataclasses.replace(step, ops=ops.replace(name=names, forward_op_id=owners))
+    with pytest.raises(PolicyError, match="Backward runs through out more than once"):
+        Checkpoint(modules=("out",)).transform(again)
+    Checkpoint(modules=("experts",)).transform(again).check()
+
+
+def test_what_runs_again_already_is_refused():
+    """A job with activation checkpointing of its own is predicted for the modules apart from that."""
+    own = Checkpoint(modules=("experts",)).transform(recorded())
+    for modules in (("experts",), ("experts.router",), ("",)):
+        with pytest.raises(PolicyError, match="runs again in backward already"):
+            Checkpoint(modules=modules).transform(own)
+    Checkpoint(modules=("recurrent",)).transform(own).check()

@@ -1,0 +1,274 @@
+"""Rules found on scripts no policy was developed on: small jobs of every kind, predicted and measured."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import memprof
+from memprof.errors import PolicyError
+from memprof.policies.job import Job
+from memprof.policies.loss.policy import ChunkedLoss
+from memprof.policies.optimizer.policy import OptimizerPolicy
+from memprof.policies.precision.policy import Precision
+from memprof.replay.live import live_bytes
+from memprof.trace.step import Step
+from memprof.trace.store import Trace
+from tests.policies.faces import compare
+
+BF16, FP16, PURE = Precision("bf16"), Precision("fp16"), Precision("bf16", "bf16")
+
+
+@dataclass
+class Small:
+    """A training job: its models, their optimizers, and one step of it; ``frozen`` models are called, not trained."""
+
+    models: list[nn.Module]
+    step: Callable[[], None]
+    optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
+
+
+def record(make: Callable[[], Small], folder, policy=None) -> Step:
+    """Records a steady step, under a policy applied to every model as `memprof record` does, or plain."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    job = make()
+    applied = [Job(model, job.optimizers) for model in job.models] if policy else []
+    for one in applied:
+        policy.apply(one)
+    path = folder / f"{'head' if policy else 'base'}.memprof"
+    with memprof.record(path, skip=2, steps=1, force=True) as recorder:
+        for _ in range(4):
+            job.step()
+            recorder.step()
+    for one in reversed(applied):
+        one.undo()
+    torch.set_num_threads(threads)
+    return Trace.open(path).steady_step()
+
+
+def peak(step: Step) -> int:
+    return int(live_bytes(step).during.max())
+
+
+def supervised(model: nn.Module, shape: tuple[int, ...], kind=torch.optim.SGD, **settings) -> Small:
+    optimizer = kind(model.parameters(), lr=0.01, **settings)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(torch.randn(shape)).pow(2).mean().backward()
+        optimizer.step()
+
+    return Small([model], step, [optimizer])
+
+
+def normalized() -> Small:
+    layers = [nn.Conv2d(16, 16, 3, padding=1), nn.InstanceNorm2d(16, affine=True), nn.LeakyReLU(inplace=True)]
+    return supervised(nn.Sequential(*layers, nn.Conv2d(16, 16, 3, padding=1)), (4, 16, 32, 32))
+
+
+def in_place() -> Small:
+    layers = [nn.Conv2d(16, 16, 3, padding=1), nn.BatchNorm2d(16), nn.Hardswish(inplace=True)]
+    return supervised(nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 4)), (8, 16, 32, 32))
+
+
+def products() -> Small:
+    layers = [nn.Linear(50, 200), nn.ReLU(), nn.Linear(200, 64), nn.ReLU(), nn.Linear(64, 512), nn.ReLU()]
+    return supervised(nn.Sequential(*layers, nn.Linear(512, 10)), (300, 50))
+
+
+def adversarial(kind=torch.optim.Adam) -> Small:
+    maker = nn.Sequential(nn.Linear(16, 256), nn.ReLU(), nn.Linear(256, 64))
+    judge = nn.Sequential(nn.Linear(64, 256), nn.LeakyReLU(0.2), nn.Linear(256, 1))
+    first, second = kind(judge.parameters(), lr=1e-3), kind(maker.parameters(), lr=1e-3)
+
+    def step() -> None:
+        first.zero_grad()
+        made = maker(torch.randn(64, 16))
+        (judge(torch.randn(64, 64)).mean() - judge(made.detach()).mean()).backward()
+        first.step()
+        second.zero_grad()
+        judge(made).mean().backward()
+        second.step()
+
+    return Small([maker, judge], step, [first, second])
+
+
+def fine_tuned() -> Small:
+    backbone, head = nn.Sequential(nn.Linear(64, 512), nn.ReLU()), nn.Sequential(nn.Linear(512, 128), nn.ReLU())
+    backbone.requires_grad_(requires_grad=False)
+    optimizer = torch.optim.Adam(head.parameters())
+
+    def step() -> None:
+        optimizer.zero_grad()
+        head(backbone(torch.randn(64, 64))).pow(2).mean().backward()
+        optimizer.step()
+
+    job = Small([head], step, [optimizer])
+    step.__dict__["backbone"] = backbone
+    return job
+
+
+@pytest.mark.parametrize(
+    ("make", "policy", "bar"),
+    [
+        (normalized, BF16, 0.03),
+        (in_place, BF16, 0.03),
+        (products, BF16, 0.001),
+        (adversarial, BF16, 0.01),
+        (fine_tuned, PURE, 0.01),
+        (adversarial, OptimizerPolicy(loop="foreach"), 0.001),
+    ],
+    ids=lambda value: getattr(value, "__name__", None) or getattr(value, "describe", lambda: "")(),
+)
+def test_prediction_is_the_measured_peak(make, policy, bar, tmp_path):
+    """Norms with repeated weights, in-place activations, any product, two models, a frozen one: all as measured."""
+    predicted = policy.transform(record(make, tmp_path))
+    measured = record(make, tmp_path, policy)
+    assert abs(peak(predicted) - peak(measured)) <= bar * peak(measured), compare(predicted, measured)
+
+
+def test_weight_updated_inside_backward_has_its_cast_gradient_before(tmp_path):
+    """A script that updates each parameter inside backward: its gradient is cast before that update, not after."""
+
+    def make() -> Small:
+        model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 8))
+        optimizers = {p: torch.optim.SGD([p], lr=0.1) for p in model.parameters()}
+
+        def update(parameter: torch.Tensor) -> None:
+            optimizers[parameter].step()
+            parameter.grad = None
+
+        for parameter in model.parameters():
+            parameter.register_post_accumulate_grad_hook(update)
+        return Small([model], lambda: model(torch.randn(16, 32)).sum().backward())
+
+    predicted = BF16.transform(record(make, tmp_path))
+    gradients = predicted.storages.take(predicted.storages.category == "gradient")
+    assert set(gradients.dtype) == {"float32"}
+    OptimizerPolicy(loop="foreach").transform(record(make, tmp_path)).check()
+
+
+@pytest.mark.parametrize("policy", [BF16, OptimizerPolicy(loop="foreach"), ChunkedLoss(4, minimum_bytes=0)])
+def test_step_shorter_than_its_operators_keeps_a_length(policy, tmp_path):
+    """Where operators overlap, so that the step is shorter than their sum, the predicted step still takes time."""
+
+    def make() -> Small:
+        model = nn.Linear(32, 16)
+        optimizer = torch.optim.Adam(model.parameters())
+
+        def step() -> None:
+            optimizer.zero_grad()
+            F.cross_entropy(model(torch.randn(64, 32)), torch.randint(16, (64,))).backward()
+            optimizer.step()
+
+        return Small([model], step, [optimizer])
+
+    step = record(make, tmp_path)
+    step = dataclasses.replace(step, duration_us=float(np.nansum(step.ops.duration_us)) / 20)
+    assert policy.transform(step).duration_us > 0
+
+
+def test_two_losses_with_a_backward_each_are_refused_in_backward(tmp_path):
+    """Two backward runs before one update add their gradients up; in-backward says so when it is predicted."""
+
+    def make() -> Small:
+        job = supervised(nn.Linear(32, 32), (16, 32))
+
+        def step() -> None:
+            job.optimizers[0].zero_grad()
+            out = job.models[0](torch.randn(16, 32))
+            out.sum().backward(retain_graph=True)
+            out.pow(2).sum().backward()
+            job.optimizers[0].step()
+
+        return Small(job.models, step, job.optimizers)
+
+    with pytest.raises(PolicyError, match="runs backward several times before the update"):
+        OptimizerPolicy(in_backward=True).transform(record(make, tmp_path))
+
+
+def test_types_that_autocast_cannot_mix_are_refused(tmp_path):
+    """What would break under autocast (index_add_ into float32) is refused when it is predicted, by its name."""
+
+    class Routed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.expert = nn.Linear(32, 32)
+
+        def forward(self, x):
+            out = torch.zeros_like(x)
+            return out.index_add_(0, torch.arange(len(x)), self.expert(x))
+
+    step = record(lambda: supervised(Routed(), (16, 32)), tmp_path)
+    with pytest.raises(PolicyError, match="index_add_ in Routed would be given float32 and short tensors together"):
+        BF16.transform(step)
+
+
+def test_autocast_of_the_script_is_not_overruled(tmp_path):
+    """A script under bf16 autocast stays as it is with bf16, and is refused another type."""
+
+    def make() -> Small:
+        job = supervised(nn.Linear(32, 32), (16, 32))
+
+        def step() -> None:
+            with torch.autocast("cpu", torch.bfloat16):
+                job.step()
+
+        return Small(job.models, step, job.optimizers)
+
+    step = record(make, tmp_path)
+    assert peak(BF16.transform(step)) == peak(step)
+    for policy in (FP16, PURE):
+        with pytest.raises(PolicyError, match="autocast of its own, in bfloat16"):
+            policy.transform(step)
+
+
+def test_output_that_is_a_dict_of_its_own_type_is_float32():
+    """A model's output class that pytree does not know comes back as that class, in float32."""
+
+    class Output(OrderedDict):
+        pass
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x):
+            return Output(logits=self.linear(x), count=3)
+
+    model = Model()
+    job = Job(model)
+    BF16.apply(job)
+    out = model(torch.randn(2, 4))
+    job.undo()
+    assert type(out) is Output
+    assert out["logits"].dtype == torch.float32
+    assert out["count"] == 3
+
+
+def test_policy_that_fits_no_longer_ends_the_job_with_a_sentence(tmp_path):
+    """What a policy finds out while the job trains ends it like any refusal: status 125, one sentence, no traceback."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import torch\nmodel = torch.nn.Linear(4, 4)\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "for _ in range(6):\n    optimizer.zero_grad()\n    model(torch.randn(8, 4)).sum().backward()\n"
+        "    optimizer.step()\n"
+    )
+    command = [sys.executable, "-m", "memprof", "record", "--accumulate", "2", "-o", "run.memprof", "train.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 125
+    assert "no DataLoader feeds its loop" in done.stderr
+    assert "Traceback" not in done.stderr

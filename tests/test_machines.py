@@ -1,0 +1,171 @@
+"""The catalogue of accelerators, and budgets given as a size, a share or a machine."""
+
+from __future__ import annotations
+
+import pytest
+
+from memprof.errors import UsageError
+from memprof.machines.budget import parse_budget
+from memprof.machines.catalogue import (
+    CONTEXT_BYTES,
+    LEAST_USABLE_SHARE,
+    PRECISIONS,
+    Accelerator,
+    accelerators,
+    find_machine,
+    machine_of_device,
+)
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize("machine", accelerators(), ids=lambda machine: machine.name)
+def test_figures_are_whole_and_sourced(machine: Accelerator) -> None:
+    """Every machine says where its figures are from, and none of them is out of the range of what is built."""
+    assert machine.source
+    assert 8 * GIB <= machine.memory_bytes <= 512 * GIB
+    assert 200e3 <= machine.memory_bytes_per_us <= 20e6
+    assert set(machine.flops_per_us) <= set(PRECISIONS)
+    assert all(1e6 < rate < 1e10 for rate in machine.flops_per_us.values())
+    assert bool(machine.usable_bytes) == bool(machine.usable_source)
+    if machine.usable_bytes:
+        assert LEAST_USABLE_SHARE * machine.memory_bytes - 1 <= machine.usable_bytes <= machine.memory_bytes
+    assert 0 < machine.budget_bytes < machine.memory_bytes
+
+
+@pytest.mark.parametrize("machine", accelerators(), ids=lambda machine: machine.name)
+def test_shorter_types_are_not_slower(machine: Accelerator) -> None:
+    """A mistyped rate shows: on every machine, the shorter of two types multiplies at least as fast."""
+    rates = [machine.flops_per_us[kind] for kind in ("fp32", "tf32", "bf16", "fp8") if kind in machine.flops_per_us]
+    assert rates == sorted(rates)
+    if "bf16" in machine.flops_per_us:
+        assert machine.flops_per_us["bf16"] == machine.flops_per_us["fp16"]
+
+
+def test_figures_of_one_machine_in_memprofs_units() -> None:
+    """The RTX 3090 has what its whitepaper says: 24 GB, 936 GB/s, 71 TFLOPS in bf16, PCIe 4.0 x16."""
+    machine = find_machine("rtx3090")
+    assert machine.memory_bytes == 24 * GIB
+    assert machine.memory_bytes_per_us == 936_000
+    assert machine.flops_per_us["bf16"] == 71e6
+    assert machine.host_bytes_per_us == 32_000
+    assert machine.budget_bytes == int(23.70 * GIB) - CONTEXT_BYTES
+    assert "rule" in machine.budget_source
+
+
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [
+        ("rtx3090", "RTX 3090"),
+        ("RTX 3090", "RTX 3090"),
+        (" rtx-3090 ", "RTX 3090"),
+        ("3090", "RTX 3090"),
+        ("NVIDIA GeForce RTX 3090", "RTX 3090"),
+        ("NVIDIA H100 80GB HBM3", "H100 SXM"),
+        ("NVIDIA A100-SXM4-80GB", "A100 80GB"),
+        ("NVIDIA A100 80GB PCIe", "A100 PCIe 80GB"),
+        ("NVIDIA A100-PCIE-40GB", "A100 40GB"),
+        ("Tesla V100-SXM2-16GB", "V100 SXM2 16GB"),
+        ("Tesla T4", "T4"),
+        ("NVIDIA RTX 6000 Ada Generation", "RTX 6000 Ada"),
+        ("AMD Instinct MI300X", "MI300X"),
+        ("l40", "L40"),
+        ("gb200", "GB200"),
+    ],
+)
+def test_names_are_found_however_they_are_written(written: str, name: str) -> None:
+    """A machine is found under its short name and the driver's, whatever the case, spaces and dashes."""
+    assert find_machine(written).name == name
+
+
+def test_no_two_machines_share_a_name() -> None:
+    """Every name and every alias of the catalogue leads back to its own machine."""
+    for machine in accelerators():
+        assert [find_machine(name).name for name in (machine.name, *machine.aliases)] == [machine.name] * (
+            1 + len(machine.aliases)
+        )
+
+
+def test_name_of_several_machines_asks_which() -> None:
+    """A name that two machines begin with is not guessed: they hold different amounts."""
+    with pytest.raises(UsageError, match=r"'rtx 3080' can be one of several machines: write RTX 3080 10GB or"):
+        find_machine("rtx 3080")
+
+
+@pytest.mark.parametrize(("written", "near"), [("rtx3909", "RTX 3090"), ("h2000", "H200"), ("gtx4090", "RTX 4090")])
+def test_near_names_are_named(written: str, near: str) -> None:
+    """A slip of the pen is answered with what may have been meant."""
+    with pytest.raises(UsageError, match=rf"did you mean .*{near}"):
+        find_machine(written)
+
+
+def test_beginning_of_one_name_is_enough() -> None:
+    """What only one machine begins with is that machine."""
+    assert find_machine("mi300").name == "MI300X"
+
+
+def test_unknown_machine_is_one_sentence_with_a_way_out() -> None:
+    """A machine that is nowhere near is refused with exit code 2, and the sentence tells that a size will do."""
+    with pytest.raises(UsageError, match=r"^memprof knows no machine 'abacus': give a size such as 24GiB") as caught:
+        find_machine("abacus")
+    assert caught.value.exit_code == 2
+    assert "\n" not in str(caught.value)
+    assert machine_of_device("AMD EPYC") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "budget"),
+    [
+        ("8GiB", 8 * GIB),
+        ("24GB", 24 * 10**9),
+        ("6000000000", 6 * 10**9),
+        ("60%", 600),
+        (" 60 % ", 600),
+        ("12.5%", 125),
+        ("33.33%", 333),
+        ("150%", 1500),
+    ],
+)
+def test_budgets_are_sizes_or_shares_of_the_peak(text: str, budget: int) -> None:
+    """A budget is a size, or a share of the recorded peak (here 1000 bytes), never rounded up."""
+    assert parse_budget(text, 1000) == budget
+
+
+def test_machine_alone_is_a_budget() -> None:
+    """Without a size, the budget is what tensors can take on the machine; with one, the machine only limits it."""
+    machine = find_machine("rtx3090")
+    assert parse_budget(None, 1000, machine) == machine.budget_bytes
+    assert parse_budget("8GiB", 1000, machine) == 8 * GIB
+    with pytest.raises(UsageError, match=r"a budget of 32\.00 GiB is more than RTX 3090 has: of its 24\.00 GiB"):
+        parse_budget("32GiB", 1000, machine)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (None, "a budget is needed"),
+        ("", "is not a size"),
+        ("lots", "is not a size"),
+        ("24G", "can be read in two ways"),
+        ("-8GiB", "is below nothing"),
+        ("0", "holds no tensor"),
+        ("0%", "holds no tensor"),
+        ("-5%", "holds no tensor"),
+        ("%", "is no share of the recorded peak"),
+        ("8GiB%", "is no share of the recorded peak"),
+        ("5%%", "is no share of the recorded peak"),
+        ("1000000000000%", "more than a hundred times"),
+        ("0.00001%", "is not one byte"),
+    ],
+)
+def test_nonsense_is_one_clear_sentence(text: str | None, sentence: str) -> None:
+    """What is no budget is refused with a sentence about it, and exit code 2."""
+    with pytest.raises(UsageError, match=sentence) as caught:
+        parse_budget(text, 1000)
+    assert "\n" not in str(caught.value)
+
+
+def test_share_of_nothing_is_refused() -> None:
+    """A recording without a peak has no shares."""
+    with pytest.raises(UsageError, match="this recording has none"):
+        parse_budget("60%", 0)
