@@ -1,0 +1,108 @@
+"""Hooks before and after every optimizer update, which may be taken away from inside themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+#: Told of the optimizer, and of the arguments of its step.
+Hook = Callable[[Any, Any, Any], None]
+
+
+class UpdateHooks:
+    """A hook before and one after every update of every optimizer.
+
+    torch walks through its table of hooks while it calls them, and a table that changes meanwhile ends the job with
+    "OrderedDict mutated during iteration", unless the walk has reached the last one. So what is taken away from inside
+    a hook that is not the last one does nothing from then on, and leaves the table with the next update, when a hook
+    of the optimizer's own is called before torch begins to walk.
+    """
+
+    def __init__(self, before: Hook | None, after: Hook) -> None:
+        """Takes what to call; nothing is called before `install`.
+
+        Args:
+            before: Called before an update; None for nothing.
+            after: Called after an update.
+        """
+        self._before, self._after = before, after
+        self._pre: Any = None
+        self._post: Any = None
+        self._updating: Any = None  # the optimizer whose hooks torch is walking through
+        self._is_in_pre = False
+
+    def install(self) -> None:
+        """Puts the hooks in place, behind all others."""
+        self._pre = None if self._before is None else register_optimizer_step_pre_hook(self._call_before)
+        self._post = register_optimizer_step_post_hook(self._call_after)
+
+    def remove(self) -> None:
+        """Takes the hooks away: they are not called any more."""
+        handles = [handle for handle in (self._pre, self._post) if handle is not None]
+        walked = self._pre if self._is_in_pre else self._post
+        self._pre = self._post = None
+        self._before, self._after = None, _do_nothing  # whoever is called by them may go
+        for handle in handles:
+            if self._updating is not None and handle is walked and not _is_last(handle):
+                _at_next_update(self._updating, handle.remove)
+            else:
+                handle.remove()
+
+    def is_last(self) -> bool:
+        """Whether nothing else is called after this update, so that hooks may come and go.
+
+        Where something is, the hook after updates is moved behind it with the next one.
+        """
+        if _is_last(self._post):
+            return True
+        _at_next_update(self._updating, self._move_back)
+        return False
+
+    def _move_back(self) -> None:
+        if self._post is not None:
+            self._post.remove()
+            self._post = register_optimizer_step_post_hook(self._call_after)
+
+    def _call_before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if self._pre is None or self._before is None:
+            return
+        self._updating, self._is_in_pre = optimizer, True
+        try:
+            self._before(optimizer, args, kwargs)
+        finally:
+            self._updating, self._is_in_pre = None, False
+
+    def _call_after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if self._post is None:
+            return
+        self._updating = optimizer
+        try:
+            self._after(optimizer, args, kwargs)
+        finally:
+            self._updating = None
+
+
+def _do_nothing(*_: Any) -> None:
+    pass
+
+
+def _is_last(handle: Any) -> bool:
+    table = handle.hooks_dict_ref()
+    return table is None or next(reversed(table), None) == handle.id
+
+
+def _at_next_update(optimizer: torch.optim.Optimizer, action: Callable[[], None]) -> None:
+    """Does something after the optimizer's next update, before torch walks through the hooks of all optimizers."""
+
+    def act(*_: Any) -> None:
+        if not done:
+            done.append(True)
+            action()
+            if _is_last(handle):  # otherwise it stays in the optimizer's own table, and does nothing
+                handle.remove()
+
+    done: list[bool] = []
+    handle = optimizer.register_step_post_hook(act)
