@@ -19,9 +19,11 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 help: ## Show these targets.
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' Makefile
 
-demo: $(READY) ## Record a small GPT in training and show what fills its memory.
+demo: $(READY) ## Record a small GPT, show what fills its memory, and make it fit in half of it.
 	$(BIN)/memprof record -f -o demo.memprof sample_traces/gpt/train.py
 	$(BIN)/memprof report demo.memprof
+	$(BIN)/memprof suggest demo.memprof --budget 50% -f --write demo-plan.toml
+	$(BIN)/memprof record -f -o demo-fits.memprof --plan demo-plan.toml sample_traces/gpt/train.py
 	@echo
 	@echo "Now yours:  $(BIN)/memprof record -o mine.memprof path/to/train.py"
 
@@ -41,7 +43,7 @@ dist: $(READY) ## Build the wheel and the sdist into dist/.
 	$(BIN)/python -m build --no-isolation
 
 clean: ## Remove .venv, caches and everything built.
-	rm -rf $(VENV) build dist demo.memprof demo.memprof.spool
+	rm -rf $(VENV) build dist demo*.memprof demo*.memprof.spool demo-plan.toml
 	rm -rf .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

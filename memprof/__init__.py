@@ -11,6 +11,10 @@ or, to train under a plan::
 
     memprof.apply("plan.toml", model, optimizer)
 
+or, to find the plan while it trains::
+
+    memprof.make_fit(model, optimizer, budget="8GiB")
+
 From the command line: ``memprof record train.py``, then ``memprof report``.
 """
 
@@ -23,15 +27,21 @@ from memprof.version import __version__
 if TYPE_CHECKING:
     from memprof.launch.apply import apply
     from memprof.launch.inline import record
+    from memprof.launch.live.make_fit import make_fit
+    from memprof.planners.arrays import step_from_arrays
+    from memprof.planners.find import find_plan
     from memprof.policies.accumulate.split import micro_batches
 
-__all__ = ["__version__", "apply", "micro_batches", "record"]
+__all__ = ["__version__", "apply", "find_plan", "make_fit", "micro_batches", "record", "step_from_arrays"]
 
 #: Public names that are imported at their first use, and the modules they are in.
 _LAZY = {
     "apply": "memprof.launch.apply",
+    "find_plan": "memprof.planners.find",
+    "make_fit": "memprof.launch.live.make_fit",
     "micro_batches": "memprof.policies.accumulate.split",
     "record": "memprof.launch.inline",
+    "step_from_arrays": "memprof.planners.arrays",
 }
 
 

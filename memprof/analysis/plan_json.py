@@ -35,7 +35,7 @@ def forecast_to_json(made: Forecast) -> Json:
         },
         "policies": [
             {
-                **_policy(stage.policy),
+                **policy_to_json(stage.policy),
                 "peak_allocated_bytes": stage.peak_allocated_bytes,
                 "step_time_us": _number(stage.step_time_us),
             }
@@ -58,12 +58,13 @@ def verification_to_json(found: Verification) -> Json:
         },
         "phases": [{"phase": row.name, **_compared(row)} for row in found.phases],
         "categories": [{"category": row.name, **_compared(row)} for row in found.categories],
-        "policies": [_policy(policy) for policy in found.plan.policies],
+        "policies": [policy_to_json(policy) for policy in found.plan.policies],
         "warnings": list(found.warnings),
     }
 
 
-def _policy(policy: Policy) -> Json:
+def policy_to_json(policy: Policy) -> Json:
+    """Returns a policy with its settings and what it does, ready for ``json.dump``."""
     settings: Mapping[str, Any] = plan_to_tables(Plan((policy,)))[policy.name]
     return {
         "policy": policy.name,

@@ -116,11 +116,12 @@ def forecast(trace: Trace, plan: Plan, step_number: int | None = None) -> Foreca
         predicted=side_of(predicted),
         stages=tuple(stages),
         step=predicted,
-        warnings=tuple(_warnings(trace, recorded)),
+        warnings=tuple(step_warnings(trace, recorded)),
     )
 
 
-def _warnings(trace: Trace, step: Step) -> list[str]:
+def step_warnings(trace: Trace, step: Step) -> list[str]:
+    """Says what a reader must know of a step that predictions start from."""
     manifest, steps = trace.manifest, trace.table(Steps)
     warnings = []
     if manifest.plan:

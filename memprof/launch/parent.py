@@ -35,7 +35,7 @@ class Recorded:
         verdict: What was recorded, or why nothing was.
         refusal: Why the job ended itself because its plan does not fit, "" where it did not.
         missed: Of its plan, what was applied to no model.
-        signals: Signals that reached memprof while the job ran.
+        signals: Signals that reached memprof while the job ran, or the recording was packed.
     """
 
     output: Path
@@ -103,6 +103,8 @@ def run_recorded(target: Target, settings: Settings, stdout: int | None = None) 
         return Recorded(output, returncode, verdict, refusal=refusal, signals=signals)
     missed = [] if settings.plan is None else describe_missed(settings.plan, read_applied(spool))
     verdict = _pack(spool, output, target, returncode)
+    if verdict.is_interrupted:
+        signals |= {signal.SIGINT}
     return Recorded(output, returncode, verdict, missed=tuple(missed), signals=signals)
 
 
@@ -169,12 +171,12 @@ def _pack(spool: Path, output: Path, target: Target, returncode: int) -> Verdict
         return Verdict(str(error))
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - the job's own exit status must survive our faults
         fault = f"{type(error).__name__}: {error}".rstrip(": ")
+        is_interrupted = isinstance(error, KeyboardInterrupt)
         if not spool.exists():
-            return Verdict(f"{output} is written, but could not be summed up ({fault}).", f"memprof report {output}")
-        return Verdict(
-            f"the recording could not be packed ({fault}). It is safe in {spool}.",
-            f"memprof report {spool}",
-        )
+            sentence = f"{output} is written, but could not be summed up ({fault})."
+            return Verdict(sentence, f"memprof report {output}", is_interrupted=is_interrupted)
+        sentence = f"the recording could not be packed ({fault}). It is safe in {spool}."
+        return Verdict(sentence, f"memprof report {spool}", is_interrupted=is_interrupted)
 
 
 def _discard(spool: Path, output: Path, target: Target, returncode: int) -> Verdict:

@@ -26,11 +26,13 @@ class Verdict:
         sentence: What was recorded, or why nothing was.
         next_command: The command to type next, "" where there is nothing to look at.
         comparison: Predicted against measured, "" where nothing was predicted.
+        is_interrupted: Whether somebody ended it before all was said (Ctrl-C).
     """
 
     sentence: str
     next_command: str = ""
     comparison: str = ""
+    is_interrupted: bool = False
 
     def __str__(self) -> str:
         """Writes the verdict as it stands on the terminal."""

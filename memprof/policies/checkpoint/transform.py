@@ -41,6 +41,7 @@ def transform_checkpoint(step: Step, policy: Checkpoint) -> Step:
     step = with_unread(step, nodes)
     is_kept = _kept(step, regions, policy)
     _refuse_changes(step, regions, inputs, is_kept)
+    _refuse_changed_buffers(step, regions)
     recompute = plan_recompute(step, regions, nodes, is_kept, casts)
     lives = find_lives(step, regions, nodes, recompute, inputs, is_kept)
     draft = _rewritten(step, regions, recompute, lives)
@@ -115,6 +116,27 @@ def _refuse_changes(step: Step, regions: Regions, inputs: tuple[Ints, Ints], is_
         raise PolicyError(
             f"The output of {name} is changed in place later, so it cannot be kept; leave it out of keep."
         )
+
+
+def _refuse_changed_buffers(step: Step, regions: Regions) -> None:
+    """Refuses regions that change a buffer of their own in place: a second run would change it again.
+
+    Running statistics of normalisations are restored when a region runs again, and are no hindrance.
+
+    Raises:
+        PolicyError: There is one.
+    """
+    uses, storages = step.uses, step.storages
+    is_change = (uses.role == "mutate") & (storages.category[uses.storage_id] == "buffer")
+    is_change &= (step.ops.phase[uses.op_id] == "forward") & (regions.innermost[uses.op_id] != NONE)
+    owners = storages.module_id[uses.storage_id[is_change]]
+    for owner, op in zip(owners.tolist(), uses.op_id[is_change].tolist(), strict=True):
+        if owner == NONE or "Norm" not in str(step.modules.type[owner]):
+            name = step.modules.name[regions.module_id[regions.innermost[op]]] or "the model"
+            raise PolicyError(
+                f"{name} changes a buffer of its own in place, so its forward cannot run again; choose modules inside "
+                "it that do not."
+            )
 
 
 def _refuse_run_again(step: Step, regions: Regions) -> None:

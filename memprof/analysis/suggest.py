@@ -1,0 +1,179 @@
+"""Which plans make a recorded job fit a budget, and what each of them costs."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from memprof.analysis.predict import step_warnings
+from memprof.errors import GateFailedError, InconclusiveError
+from memprof.planners.space.explore import Answer, Wish, explore
+from memprof.planners.space.tried import Tried
+from memprof.policies.base import Policy
+from memprof.policies.plan import Plan
+from memprof.policies.prediction import Prediction
+from memprof.policies.swap.policy import DEFAULT_GBPS
+from memprof.trace.manifest import Manifest
+from memprof.trace.schema import Steps
+from memprof.trace.step import Step
+from memprof.trace.store import Trace
+from memprof.units import format_bytes
+
+
+@dataclass(frozen=True, eq=False)
+class Suggestion:
+    """What a search over plans came to, ready to be shown.
+
+    Attributes:
+        trace: The recording, as it was named.
+        manifest: What the recording says about itself.
+        step: The step the plans were replayed on.
+        answer: Everything the search found.
+        plans: The fastest plan of each family that fits, the fastest family first.
+        others: Of each family that has none, the plan nearest to the budget.
+        warnings: What a reader must know to judge the figures.
+    """
+
+    trace: str
+    manifest: Manifest
+    step: Step
+    answer: Answer
+    plans: tuple[Tried, ...]
+    others: tuple[Tried, ...]
+    warnings: tuple[str, ...]
+
+    def predicted(self, one: Tried) -> Plan:
+        """Returns a plan with its prediction."""
+        return self.predict(one)[0]
+
+    def predict(self, one: Tried) -> tuple[Plan, Step]:
+        """Returns a plan with its prediction, and the step it leads to."""
+        step = one.plan.transform(self.step)
+        prediction = Prediction.of(self.step, step, trace=self.trace, how=one.source)
+        return dataclasses.replace(one.plan, prediction=prediction), step
+
+
+def suggest(
+    trace: Trace, wish: Wish, step_number: int | None = None, report: Callable[[Tried], None] = lambda _: None
+) -> Suggestion:
+    """Searches for plans under which a recorded job fits a budget.
+
+    Args:
+        trace: The recording.
+        wish: What is asked for.
+        step_number: The step to plan for; None for the steady one.
+        report: Called with each plan that was replayed.
+
+    Raises:
+        BadInputError: The trace holds no operators, or is damaged.
+        InconclusiveError: No step of the recording was seen to its end.
+        UsageError: There is no such step.
+        PolicyError: A policy is named that there is not.
+    """
+    step = steady_step(trace, step_number)
+    answer = explore(step, wish, report)
+    plans = _worth_their_policies(one_of_each_family(answer.fitting))
+    known = {family(one.policies) for one in answer.fitting}
+    return Suggestion(
+        trace=str(trace.path),
+        manifest=trace.manifest,
+        step=step,
+        answer=answer,
+        plans=plans,
+        others=tuple(one for one in one_of_each_family(answer.others) if family(one.policies) not in known),
+        warnings=tuple(step_warnings(trace, step)),
+    )
+
+
+def steady_step(trace: Trace, step_number: int | None) -> Step:
+    """Returns the step to plan for.
+
+    Raises:
+        InconclusiveError: No step was recorded to its end, such as when the job ran out of memory in its first.
+    """
+    steps = trace.table(Steps)
+    chosen = steps.take(steps.first_op_id >= 0)
+    if step_number is None and len(chosen) and not chosen.is_complete.any():
+        raise InconclusiveError(
+            f"{trace.path} holds no step that was seen to its end ({trace.manifest.capture.reason or 'cut short'}), so "
+            "how much its backward and its optimizer need is not known. Record the job with a smaller batch that "
+            "fits, and ask for a plan from that."
+        )
+    return trace.steady_step() if step_number is None else trace.step(step_number)
+
+
+def link_of(trace: Trace) -> float:
+    """Returns the bandwidth to where swapped values go, in bytes a microsecond: measured, or what is usual."""
+    machine = trace.manifest.machine
+    if machine.device_kind == "cpu":
+        return DEFAULT_GBPS["disk"] * 1e3
+    measured = min(machine.speed.to_host_bytes_per_us, machine.speed.from_host_bytes_per_us)
+    return measured or DEFAULT_GBPS["host"] * 1e3
+
+
+def require_fit(found: Suggestion) -> Tried:
+    """Returns the best plan.
+
+    Raises:
+        GateFailedError: Nothing fits; the sentence names the least budget for which something would, and what is held
+            there.
+    """
+    if found.answer.best is not None:
+        return found.answer.best
+    raise GateFailedError(describe_least(found))
+
+
+def describe_least(found: Suggestion) -> str:
+    """Says why nothing fits: the least peak that was found, and what is held there."""
+    answer = found.answer
+    least = answer.least
+    largest = sorted(least.categories.items(), key=lambda item: -item[1])[:3]
+    held = ", ".join(f"{name} {format_bytes(size)}" for name, size in largest)
+    if least.peak_bytes <= answer.wish.budget_bytes:
+        return (
+            f"No plan is within {format_bytes(answer.wish.budget_bytes)} and the slowdown allowed: the fastest within "
+            f"the budget takes {min(one.step_time_us for one in _inside(answer)) / answer.recorded.step_time_us:.2f} "
+            "times the recorded step. Allow more with --max-slowdown."
+        )
+    more = " The search was stopped before its end." if answer.was_stopped else ""
+    return (
+        f"No plan that was found fits {format_bytes(answer.wish.budget_bytes)}: the least is "
+        f"{format_bytes(least.peak_bytes)} with {least.plan.describe()}; its peak is in {place_of(least)} and holds "
+        f"{held}.{more} Give at least that budget, or allow more policies."
+    )
+
+
+def _inside(answer: Answer) -> list[Tried]:
+    return [one for one in answer.others if one.peak_bytes <= answer.wish.budget_bytes]
+
+
+def place_of(one: Tried) -> str:
+    """Says where a peak is: ``backward of layers.3``."""
+    return f"{one.peak_phase} of {one.peak_module}" if one.peak_module else one.peak_phase
+
+
+def family(policies: Iterable[Policy]) -> tuple[str, ...]:
+    """Returns what plans have in common that differ in the modules they choose only."""
+    return tuple(
+        policy.name if hasattr(policy, "modules") else re.sub(r"\d+", "#", policy.describe()) for policy in policies
+    )
+
+
+def _worth_their_policies(plans: tuple[Tried, ...]) -> tuple[Tried, ...]:
+    """Leaves out plans that do all that a faster one does, and more."""
+    kept: list[Tried] = []
+    for one in plans:
+        kinds = set(family(one.policies))
+        if not any(set(family(faster.policies)) < kinds for faster in kept):
+            kept.append(one)
+    return tuple(kept)
+
+
+def one_of_each_family(plans: Iterable[Tried]) -> tuple[Tried, ...]:
+    """Returns the first plan of each family."""
+    first: dict[tuple[str, ...], Tried] = {}
+    for one in plans:
+        first.setdefault(family(one.policies), one)
+    return tuple(first.values())

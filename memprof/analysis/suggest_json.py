@@ -1,0 +1,52 @@
+"""Suggestions as JSON containers: stable keys, bytes and microseconds as numbers."""
+
+from __future__ import annotations
+
+from memprof.analysis.plan_json import PLAN_SCHEMA, Json, policy_to_json
+from memprof.analysis.suggest import Suggestion, describe_least
+from memprof.planners.space.tried import Tried
+
+
+def suggestion_to_json(found: Suggestion) -> Json:
+    """Returns a suggestion ready for ``json.dump``."""
+    answer = found.answer
+    fits = answer.best is not None
+    return {
+        "schema": PLAN_SCHEMA,
+        "trace": found.trace,
+        "step": found.step.number,
+        "budget_bytes": answer.wish.budget_bytes,
+        "recorded": {
+            "peak_allocated_bytes": answer.recorded.peak_bytes,
+            "peak_phase": answer.recorded.peak_phase,
+            "step_time_us": answer.recorded.step_time_us,
+        },
+        "minimum_feasible_bytes": answer.least.peak_bytes,
+        "plans": [
+            *(_plan(one, found, fits=True) for one in found.plans),
+            *(_plan(one, found, fits=False) for one in found.others),
+        ],
+        "refused": [{"plan": plan, "reason": reason} for plan, reason in answer.refused],
+        "reason": "" if fits else describe_least(found),
+        "is_complete": not answer.was_stopped,
+        "replayed_plans": answer.tried,
+        "warnings": list(found.warnings),
+    }
+
+
+def _plan(one: Tried, found: Suggestion, *, fits: bool) -> Json:
+    recorded = found.answer.recorded
+    return {
+        "fits": fits,
+        "describe": one.plan.describe(),
+        "peak_allocated_bytes": one.peak_bytes,
+        "peak_phase": one.peak_phase,
+        "peak_module": one.peak_module or None,
+        "saved_bytes": recorded.peak_bytes - one.peak_bytes,
+        "step_time_us": one.step_time_us,
+        "slowdown": one.step_time_us / recorded.step_time_us - 1 if recorded.step_time_us else None,
+        "how": one.source,
+        "numerics": one.numerics,
+        "at_peak": one.categories,
+        "policies": [policy_to_json(policy) for policy in one.policies],
+    }

@@ -1,0 +1,178 @@
+"""Lays out what `memprof fit` found, as a page and as JSON."""
+
+from __future__ import annotations
+
+import math
+import shlex
+
+from rich.table import Table
+from rich.text import Text
+
+from memprof.analysis.plan_json import PLAN_SCHEMA, Json, policy_to_json
+from memprof.cli.page import Page, cell, make_table, printable
+from memprof.launch.fit.attempt import Attempt, Measured
+from memprof.launch.fit.fit import Fit
+from memprof.policies.prediction import Prediction
+from memprof.units import format_bytes, format_us
+
+
+def fill_fit(page: Page, found: Fit, job: str) -> None:
+    """Writes what came of a fit on a page.
+
+    Args:
+        page: The page.
+        found: What came of it.
+        job: The job's words, for the next command.
+    """
+    page.add(Text(printable(_verdict(found)), style="bold"))
+    for warning in found.warnings:
+        page.add(Text(f"warning: {printable(warning)}", style="yellow"))
+    if found.recorded is not None:
+        peak, time = format_bytes(found.recorded.peak_bytes), _time(found.recorded.step_time_us)
+        page.add(Text(f"as it is: peak {peak}, step {time}", style="dim"))
+    page.add_section("Runs under a plan", _attempt_table(found), "in order")
+    if found.best is not None:
+        page.add_section("Predicted and measured", _comparison_table(found.best))
+        page.add("")
+        page.add(f"plan written to {printable(str(found.request.outputs.plan))}; in your own code:")
+        page.add("")
+        for line in code_of(found):
+            page.add(Text(f"    {line}"))
+        page.add("")
+    for command, reason in _next(found, job):
+        page.add(Text.assemble(("next: ", "dim"), printable(command), (f"  {reason}", "dim")))
+
+
+def fit_to_json(found: Fit, job: str) -> Json:
+    """Returns what came of a fit ready for ``json.dump``.
+
+    Args:
+        found: What came of it.
+        job: The job's words, for the next command.
+    """
+    best, outputs = found.best, found.request.outputs
+    return {
+        "schema": PLAN_SCHEMA,
+        "target": found.request.target.name,
+        "budget_bytes": found.budget_bytes or None,
+        "fits": best is not None or found.is_met,
+        "fits_as_it_is": found.is_met,
+        "recorded": _measured(found.recorded),
+        "attempts": [_attempt(attempt) for attempt in found.attempts],
+        "plan": None if best is None else _attempt(best),
+        "least_measured_bytes": found.least_bytes or None,
+        "files": {
+            "plan": str(outputs.plan) if best is not None else None,
+            "run": str(outputs.run) if outputs.run.is_file() else None,
+            "head": str(outputs.head) if best is not None else None,
+        },
+        "code": "\n".join(code_of(found)) if best is not None else None,
+        "next": [command for command, _ in _next(found, job)],
+        "reason": found.reason,
+        "ended_by": found.ended_by or None,
+        "warnings": list(found.warnings),
+    }
+
+
+def code_of(found: Fit) -> list[str]:
+    """Returns the lines that apply the plan in the user's own code."""
+    return ["import memprof", f"memprof.apply({str(found.request.outputs.plan)!r}, model, optimizer)"]
+
+
+def _verdict(found: Fit) -> str:
+    best, recorded, budget = found.best, found.recorded, format_bytes(found.budget_bytes)
+    if found.is_met and recorded is not None:
+        peak = format_bytes(recorded.peak_bytes)
+        return f"The job fits as it is: its peak of {peak} is within {budget}. No plan was written."
+    if best is None or best.measured is None or recorded is None:
+        return found.reason
+    more = " Interrupted: this is the best plan verified so far." if found.ended_by else ""
+    return (
+        f"Within {budget}, measured: {best.plan.describe()}, peak {format_bytes(best.measured.peak_bytes)}"
+        f"{_change(best.measured.step_time_us, recorded.step_time_us)}.{more}"
+    )
+
+
+def _change(now_us: float, before_us: float) -> str:
+    if not (math.isfinite(now_us) and math.isfinite(before_us) and before_us):
+        return ""
+    return f", step time {100 * (now_us / before_us - 1):+.1f} %"
+
+
+def _attempt_table(found: Fit) -> Table:
+    table = make_table("", "plan", ">predicted", ">measured", ">step time", "what came of it")
+    words = {"fits": "within the budget", "above": "above the budget", "refused": "refused: ", "failed": "failed: "}
+    for number, one in enumerate(found.attempts, start=1):
+        peak = "" if one.measured is None else format_bytes(one.measured.peak_bytes)
+        time = "" if one.measured is None else _time(one.measured.step_time_us)
+        prediction = _prediction(one)
+        text = words[one.outcome] + printable(one.reason) + (", kept" if one is found.best else "")
+        plan = cell(one.plan.describe())
+        table.add_row(str(number), plan, format_bytes(prediction.peak_allocated_bytes), peak, time, text)
+    return table
+
+
+def _comparison_table(best: Attempt) -> Table:
+    table = make_table("", ">predicted", ">measured", ">error")
+    prediction, measured = _prediction(best), best.measured
+    assert measured is not None  # it was verified
+    peaks = prediction.peak_allocated_bytes, measured.peak_bytes
+    times = prediction.step_time_us, measured.step_time_us
+    table.add_row("peak", format_bytes(peaks[0]), format_bytes(peaks[1]), _error(*peaks))
+    table.add_row("step time", _time(times[0]), _time(times[1]), _error(*times))
+    return table
+
+
+def _error(predicted: float, measured: float) -> str:
+    if not math.isfinite(measured) or not measured:
+        return ""
+    return "exact" if predicted == measured else f"{100 * (predicted / measured - 1):+.1f} %"
+
+
+def _next(found: Fit, job: str) -> list[tuple[str, str]]:
+    outputs = found.request.outputs
+    if found.best is not None:
+        return [(f"memprof record --plan {shlex.quote(str(outputs.plan))} {job}", "the full run under the plan")]
+    if not outputs.run.is_file():
+        return []
+    run = shlex.quote(str(outputs.run))
+    report = (f"memprof report {run}", "what fills its memory")
+    if found.returncode or found.is_met:
+        return [report]
+    return [(f"memprof suggest {run} --budget {found.budget_bytes}", "every plan that was found"), report]
+
+
+def _time(duration_us: float) -> str:
+    return format_us(duration_us) if math.isfinite(duration_us) else "not measured"
+
+
+def _prediction(attempt: Attempt) -> Prediction:
+    assert attempt.plan.prediction is not None  # every plan that is tried was predicted
+    return attempt.plan.prediction
+
+
+def _measured(measured: Measured | None) -> Json | None:
+    if measured is None:
+        return None
+    time_us = measured.step_time_us
+    return {
+        "peak_allocated_bytes": measured.peak_bytes,
+        "step_time_us": time_us if math.isfinite(time_us) else None,
+        "rank": measured.rank,
+    }
+
+
+def _attempt(attempt: Attempt) -> Json:
+    prediction = _prediction(attempt)
+    return {
+        "describe": attempt.plan.describe(),
+        "policies": [policy_to_json(policy) for policy in attempt.plan.policies],
+        "outcome": attempt.outcome,
+        "reason": attempt.reason,
+        "predicted": {
+            "peak_allocated_bytes": prediction.peak_allocated_bytes,
+            "step_time_us": prediction.step_time_us,
+            "how": prediction.how,
+        },
+        "measured": _measured(attempt.measured),
+    }

@@ -1,0 +1,173 @@
+"""`memprof suggest --maximise`: the largest batch, or the longest sequence, that fits."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from memprof.analysis.plan_json import PLAN_SCHEMA, policy_to_json
+from memprof.analysis.suggest import place_of, steady_step
+from memprof.cli.page import Page, cell, make_table, printable
+from memprof.cli.progress import SearchBar
+from memprof.errors import GateFailedError
+from memprof.planners.space.explore import Wish
+from memprof.planners.space.largest import Largest, find_largest, sized_step
+from memprof.planners.space.tried import Tried
+from memprof.policies.plan_file import write_plan
+from memprof.policies.plan_tables import SOURCES_IN_WORDS
+from memprof.policies.prediction import Prediction
+from memprof.replay.live import live_bytes
+from memprof.trace.store import Trace
+from memprof.units import format_bytes, format_us
+
+
+def show_largest(
+    opened: Trace,
+    others: list[Trace],
+    wish: Callable[..., Wish],
+    what: str,
+    step_number: int | None,
+    written: Path | None,
+    *,
+    is_json: bool,
+) -> int:
+    """Searches, writes the plan, and prints what was found.
+
+    Args:
+        opened: The recording; a share of its peak is what a budget in per cent means.
+        others: Recordings at other sizes.
+        wish: Makes the wish, of the recorded peak.
+        what: ``batch`` or ``sequence``.
+        step_number: The step of every recording; None for the steady ones.
+        written: Where the plan goes, None for nowhere.
+        is_json: Print JSON instead.
+
+    Returns:
+        The exit code.
+    """
+    steps = [steady_step(trace, step_number) for trace in (opened, *others)]
+    asked = wish(int(live_bytes(steps[0]).during.max(initial=0)))
+    sized = sized_step(steps)
+    with SearchBar(asked) as bar:
+        found = find_largest(sized, asked, bar.add)
+    best = None if found.answer is None else found.answer.best
+    if written is not None and best is not None and best.policies and found.step is not None:
+        predicted = best.plan.transform(found.step)
+        prediction = Prediction.of(found.step, predicted, trace=str(opened.path), how=found.source)
+        write_plan(written, dataclasses.replace(best.plan, prediction=prediction))
+    if is_json:
+        print(json.dumps(_json(found, best, asked, what), indent=2, allow_nan=False))
+    else:
+        page = Page.for_stdout()
+        _fill(page, found, best, asked, what, opened, written)
+        page.write()
+    return 0 if best is not None else GateFailedError.exit_code
+
+
+def _fill(
+    page: Page, found: Largest, best: Tried | None, wish: Wish, what: str, opened: Trace, written: Path | None
+) -> None:
+    noun = {"batch": "Largest batch", "sequence": "Longest sequence"}[what]
+    budget = format_bytes(wish.budget_bytes)
+    if best is None:
+        least = min(found.tried, key=lambda one: one.least_bytes)
+        page.add(
+            Text(
+                f"No {what} fits {budget}: at {least.size} the least peak is {format_bytes(least.least_bytes)}.", "bold"
+            )
+        )
+        return
+    plan = best.plan.describe() if best.policies else "the job as it is"
+    page.add(
+        Text(
+            printable(
+                f"{noun} within {budget}: {found.size}, with {plan}; peak {format_bytes(best.peak_bytes)}, step "
+                f"{format_us(best.step_time_us)}."
+            ),
+            style="bold",
+        )
+    )
+    if found.was_stopped:
+        page.add(Text("warning: the search was stopped before its end; a larger one may fit.", style="yellow"))
+    if found.size > 4 * max(found.sizes):
+        page.add(
+            Text(
+                f"warning: {found.size} is far from what was recorded ({', '.join(map(str, found.sizes))}); record the "
+                f"job nearer to it, and add that with --also.",
+                style="yellow",
+            )
+        )
+    page.add(
+        Text(
+            f"recorded at {', '.join(map(str, found.sizes))}; steps of other sizes are "
+            f"{SOURCES_IN_WORDS.get(found.source, found.source)}",
+            style="dim",
+        )
+    )
+    page.add_section("What fits at each size", _table(found, what))
+    page.add("")
+    if written is not None and best.policies:
+        command = f"memprof record --plan {shlex.quote(str(written))}"
+        page.add(Text.assemble(("next: ", "dim"), command, (f" and the job's own {what} of {found.size}", "dim")))
+    elif best.policies:
+        page.add(Text.assemble(("next: ", "dim"), "the same with --write plan.toml", ("  keep the plan", "dim")))
+    else:
+        command = f"memprof report {shlex.quote(str(opened.path))}"
+        page.add(Text.assemble(("next: ", "dim"), command, ("  what fills it", "dim")))
+
+
+def _table(found: Largest, what: str) -> Table:
+    table = make_table(f">{what}", "plan", ">peak", ">step time", f">per unit of {what}", "peak in")
+    for one in found.tried:
+        best = one.best
+        if best is None:
+            table.add_row(str(one.size), "nothing fits", format_bytes(one.least_bytes), "", "", "")
+        else:
+            table.add_row(
+                str(one.size),
+                cell(best.plan.describe() if best.policies else "as it is"),
+                format_bytes(best.peak_bytes),
+                format_us(best.step_time_us),
+                format_us(best.step_time_us / one.size),
+                cell(place_of(best)),
+            )
+    return table
+
+
+def _json(found: Largest, best: Tried | None, wish: Wish, what: str) -> dict[str, Any]:
+    return {
+        "schema": PLAN_SCHEMA,
+        "maximise": what,
+        "budget_bytes": wish.budget_bytes,
+        "recorded_sizes": list(found.sizes),
+        "how": found.source,
+        "largest": found.size or None,
+        "is_complete": not found.was_stopped,
+        "plan": None if best is None else _plan(best),
+        "sizes": [
+            {
+                "size": one.size,
+                "fits": one.best is not None,
+                "least_peak_bytes": one.least_bytes,
+                "plan": None if one.best is None else _plan(one.best),
+            }
+            for one in found.tried
+        ],
+    }
+
+
+def _plan(one: Tried) -> dict[str, Any]:
+    return {
+        "describe": one.plan.describe(),
+        "peak_allocated_bytes": one.peak_bytes,
+        "peak_phase": one.peak_phase,
+        "step_time_us": one.step_time_us,
+        "policies": [policy_to_json(policy) for policy in one.policies],
+    }

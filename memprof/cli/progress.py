@@ -1,0 +1,77 @@
+"""Says on stderr how a search is doing, where a person looks at it."""
+
+from __future__ import annotations
+
+import sys
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.status import Status
+
+from memprof.analysis.compare import Point
+from memprof.planners.space.explore import Wish
+from memprof.planners.space.tried import Tried
+from memprof.units import format_us
+
+
+class _Line:
+    """A line on stderr; nothing where that is no terminal."""
+
+    def __init__(self, text: str) -> None:
+        """Shows nothing yet."""
+        is_seen = sys.stderr is not None and sys.stderr.isatty()
+        self._status: Status | None = Console(stderr=True).status(text) if is_seen else None
+
+    def __enter__(self) -> Self:
+        """Shows the line."""
+        if self._status is not None:
+            self._status.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Takes the line away."""
+        if self._status is not None:
+            self._status.stop()
+
+    def show(self, text: str) -> None:
+        """Changes what the line says."""
+        if self._status is not None:
+            self._status.update(text)
+
+
+class SearchBar(_Line):
+    """Counts the plans replayed and names the fastest that fits."""
+
+    def __init__(self, wish: Wish) -> None:
+        """Shows nothing yet."""
+        super().__init__("replaying plans")
+        self._wish = wish
+        self._count = 0
+        self._best: Tried | None = None
+
+    def add(self, one: Tried) -> None:
+        """Counts a plan that was replayed."""
+        self._count += 1
+        fits = one.peak_bytes <= self._wish.budget_bytes
+        if fits and (self._best is None or one.step_time_us < self._best.step_time_us):
+            self._best = one
+        best = f", the fastest that fits takes {format_us(self._best.step_time_us)}" if self._best else ""
+        self.show(f"{self._count} plans replayed{best} (Ctrl-C ends the search)")
+
+
+class PointBar(_Line):
+    """Counts the searches of a comparison."""
+
+    def __init__(self, total: int) -> None:
+        """Shows nothing yet."""
+        super().__init__("comparing planners")
+        self._total = total
+        self._count = 0
+
+    def add(self, point: Point) -> None:
+        """Counts a search that has ended."""
+        self._count += 1
+        self.show(f"{self._count} of {self._total} searches: {point.planner} at {point.share:.0%}")

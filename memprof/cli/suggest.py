@@ -1,0 +1,154 @@
+"""`memprof suggest`: the fastest plans under which a recorded job fits a budget."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from memprof.cli.wish_options import wish_of, wish_options
+from memprof.errors import UsageError
+
+if TYPE_CHECKING:
+    from memprof.analysis.suggest import Suggestion
+    from memprof.planners.space.tried import Tried
+    from memprof.trace.store import Trace
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  memprof suggest run.memprof --budget 8GiB
+  memprof suggest run.memprof --budget 60% --max-slowdown 15% --write plan.toml
+  memprof suggest batch8.memprof --also batch16.memprof --maximise batch --machine rtx3090
+  memprof suggest run.memprof --compare"""
+)
+@click.argument("trace", type=click.Path(), metavar="TRACE")
+@wish_options
+@click.option("--world-size", type=click.IntRange(min=1), default=1, metavar="N", help="Ranks that shards divide by.")
+@click.option(
+    "--planner", default="auto", metavar="NAME", help="How modules are chosen; auto looks everywhere.  [default: auto]"
+)
+@click.option("--explain", "explained", type=click.IntRange(min=1), metavar="N", help="Show the N-th plan in detail.")
+@click.option(
+    "--write",
+    "written",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write the fastest plan that fits to this TOML file, or the one of --explain.",
+)
+@click.option("-f", "--force", is_flag=True, help="Replace the file if it exists.")
+@click.option(
+    "--maximise",
+    type=click.Choice(["batch", "sequence"]),
+    help="Find the largest batch, or the longest sequence, that fits under some plan.",
+)
+@click.option(
+    "--also",
+    multiple=True,
+    type=click.Path(),
+    metavar="TRACE",
+    help="A recording of the same job at another size, for --maximise; may be repeated.",
+)
+@click.option("--compare", is_flag=True, help="Show what every planner needs at budgets of 90 to 30 % of the peak.")
+@click.option("--step", "step_number", type=click.IntRange(min=0), metavar="N", help="Plan for this step.")
+@click.option("--rank", type=click.IntRange(min=0), metavar="N", help="Plan for this rank.")
+@click.option("--json", "is_json", is_flag=True, help="Print everything as JSON: bytes, microseconds, stable keys.")
+def suggest(
+    trace: str,
+    world_size: int,
+    planner: str,
+    explained: int | None,
+    written: Path | None,
+    force: bool,
+    maximise: str | None,
+    also: tuple[str, ...],
+    compare: bool,
+    step_number: int | None,
+    rank: int | None,
+    is_json: bool,
+    **asked: Any,
+) -> int:
+    """Suggest the fastest plans that make a recorded job fit a budget.
+
+    TRACE is a recording of the job as it is. Every plan is replayed on it as a whole; --write keeps the fastest that
+    fits, for `memprof record --plan`. Ctrl-C ends the search with the best so far. The exit code is 4 where nothing
+    fits.
+    """
+    if written is not None and written.exists() and not force:
+        raise UsageError(f"{written} exists already. Replace it with -f, or choose another name.")
+    if also and not maximise:
+        raise UsageError("--also names recordings of other sizes for --maximise batch or --maximise sequence: add it.")
+    if maximise == "sequence" and not also:
+        raise UsageError(
+            "--maximise sequence needs the job recorded at two lengths: add the other recording with --also TRACE."
+        )
+    from memprof.planners.registry import named_planner
+    from memprof.trace.store import Trace
+
+    named_planner(planner)
+    opened = Trace.open(trace, rank)
+    if compare:
+        from memprof.cli.compare_page import show_comparison
+
+        show_comparison(opened, step_number, float(asked["time_limit"]), is_json=is_json)
+        return 0
+    wish = wish_of(**asked)
+    if maximise:
+        from memprof.cli.largest_page import show_largest
+
+        others = [Trace.open(path, rank) for path in also]
+        status = show_largest(opened, others, wish, maximise, step_number, written, is_json=is_json)
+    else:
+        from memprof.analysis.suggest import link_of, steady_step
+        from memprof.analysis.suggest import suggest as search
+        from memprof.cli.progress import SearchBar
+        from memprof.replay.live import live_bytes
+
+        peak = int(live_bytes(steady_step(opened, step_number)).during.max(initial=0))
+        asked_for = wish(peak, world_size=world_size, planner=planner, link_bytes_per_us=link_of(opened))
+        with SearchBar(asked_for) as bar:
+            found = search(opened, asked_for, step_number, bar.add)
+        status = _show(found, opened, step_number, explained, written, is_json=is_json)
+    return status
+
+
+def _show(
+    found: Suggestion,
+    opened: Trace,
+    step_number: int | None,
+    explained: int | None,
+    written: Path | None,
+    *,
+    is_json: bool,
+) -> int:
+    """Writes the plan and the page; returns the exit code."""
+    from memprof.cli.page import Page
+    from memprof.errors import GateFailedError
+
+    if explained is not None and explained > len(found.plans):
+        raise UsageError(f"There is no plan {explained}: {len(found.plans)} kinds of plans fit.")
+    chosen: Tried | None = found.plans[explained - 1] if explained is not None else found.answer.best
+    if written is not None and chosen is not None and chosen.policies:
+        from memprof.policies.plan_file import write_plan
+
+        write_plan(written, found.predicted(chosen))
+    if is_json:
+        from memprof.analysis.suggest_json import suggestion_to_json
+
+        print(json.dumps(suggestion_to_json(found), indent=2, allow_nan=False))
+    else:
+        page = Page.for_stdout()
+        if explained is not None and chosen is not None:
+            from memprof.analysis.predict import forecast
+            from memprof.cli.plan_page import fill_forecast
+
+            fill_forecast(page, forecast(opened, chosen.plan, step_number), written, None)
+        else:
+            from memprof.cli.suggest_page import fill_suggestion
+
+            fill_suggestion(page, found, written)
+        page.write()
+    return 0 if found.answer.best is not None else GateFailedError.exit_code

@@ -1,0 +1,153 @@
+"""Lays out the page of `memprof suggest`."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from pathlib import Path
+
+from rich.table import Table
+from rich.text import Text
+
+from memprof.analysis.suggest import Suggestion, describe_least, place_of
+from memprof.cli.page import Page, cell, make_table, printable
+from memprof.planners.space.tried import Tried
+from memprof.units import format_bytes, format_bytes_change, format_us
+
+_MOST_ROWS = 10
+
+
+def fill_suggestion(page: Page, found: Suggestion, written: Path | None) -> None:
+    """Writes what a search found on a page.
+
+    Args:
+        page: The page.
+        found: What it found.
+        written: The file the fastest plan was written to, None where it was not.
+    """
+    answer = found.answer
+    page.add(Text(printable(_verdict(found)), style="bold"))
+    for warning in found.warnings:
+        page.add(Text(f"warning: {printable(warning)}", style="yellow"))
+    if answer.was_stopped:
+        page.add(Text("warning: the search was stopped before its end; there may be faster plans.", style="yellow"))
+    recorded = answer.recorded
+    page.add(
+        Text(
+            f"recorded: peak {format_bytes(recorded.peak_bytes)} in {printable(place_of(recorded))}, step "
+            f"{format_us(recorded.step_time_us)} | {answer.tried} plans replayed in {answer.took_s:.1f} s",
+            style="dim",
+        )
+    )
+    if answer.best is not None and not answer.best.policies:
+        return
+    if answer.schedule is not None:
+        page.add(Text(printable(_schedule(found)), style="dim"))
+    page.add_section("Plans that fit", _plan_table(found), "the fastest of each kind")
+    page.add_section("Plans that do not", _other_table(found), "the nearest of each kind")
+    page.add_section("Not possible here", _refused_table(found))
+    page.add("")
+    if answer.best is not None:
+        page.add(
+            Text(
+                f"least peak found: {format_bytes(answer.least.peak_bytes)} with "
+                f"{printable(answer.least.plan.describe())}",
+                style="dim",
+            )
+        )
+    for command, reason in _next(found, written):
+        page.add(Text.assemble(("next: ", "dim"), printable(command), (f"  {reason}", "dim")))
+
+
+def _verdict(found: Suggestion) -> str:
+    answer = found.answer
+    best, budget = answer.best, format_bytes(answer.wish.budget_bytes)
+    if best is None:
+        return describe_least(found)
+    if not best.policies:
+        return f"The job fits as it is: its peak of {format_bytes(best.peak_bytes)} is within {budget}."
+    return (
+        f"Within {budget}: {best.plan.describe()}, peak {format_bytes(best.peak_bytes)}, step time "
+        f"{_change(best, answer.recorded)}."
+    )
+
+
+def _schedule(found: Suggestion) -> str:
+    """Says what a planner makes of single operators, beside what can be applied."""
+    made = found.answer.schedule
+    assert made is not None
+    if not made.peak_bytes:
+        return f"{made.planner}: {made.status}. {made.reason}"
+    change = made.step_time_us / found.answer.recorded.step_time_us - 1 if found.answer.recorded.step_time_us else 0.0
+    return (
+        f"{made.planner}, running single operators again: peak {format_bytes(made.peak_bytes)}, step time "
+        f"{100 * change:+.1f} % ({made.status}). {made.reason} Plans choose the modules it runs again."
+    )
+
+
+def _change(one: Tried, recorded: Tried) -> str:
+    if not recorded.step_time_us:
+        return "unknown"
+    change = one.step_time_us / recorded.step_time_us - 1
+    return f"{100 * change:+.1f} %" if math.isfinite(change) else "unknown"
+
+
+def _plan_table(found: Suggestion) -> Table:
+    table = make_table("", "plan", ">peak", ">saved", ">step time", ">change", "peak in", "how known", "numerics")
+    recorded = found.answer.recorded
+    for number, one in enumerate(found.plans[:_MOST_ROWS], start=1):
+        table.add_row(
+            str(number),
+            cell(one.plan.describe()),
+            format_bytes(one.peak_bytes),
+            format_bytes(recorded.peak_bytes - one.peak_bytes),
+            format_us(one.step_time_us),
+            _change(one, recorded),
+            cell(place_of(one)),
+            cell(one.source),
+            cell({"none": "same"}.get(one.numerics, one.numerics)),
+        )
+    return table
+
+
+def _other_table(found: Suggestion) -> Table:
+    table = make_table("plan", ">peak", ">over by", ">change", "peak in", "most of it")
+    budget, recorded = found.answer.wish.budget_bytes, found.answer.recorded
+    for one in found.others[:_MOST_ROWS]:
+        over = one.peak_bytes - budget
+        name, size = max(one.categories.items(), key=lambda item: item[1], default=("", 0))
+        table.add_row(
+            cell(one.plan.describe()),
+            format_bytes(one.peak_bytes),
+            format_bytes_change(over) if over > 0 else "too slow",
+            _change(one, recorded),
+            cell(place_of(one)),
+            cell(f"{name} {format_bytes(size)}"),
+        )
+    return table
+
+
+def _refused_table(found: Suggestion) -> Table:
+    table = make_table("plan", "why")
+    # Of a reason that many plans share, the shortest plan tells.
+    by_reason: dict[str, str] = {}
+    for plan, reason in sorted(found.answer.refused, key=lambda one: len(one[0])):
+        by_reason.setdefault(reason, plan)
+    for reason, plan in list(by_reason.items())[:_MOST_ROWS]:
+        table.add_row(cell(plan), printable(reason))
+    return table
+
+
+def _next(found: Suggestion, written: Path | None) -> list[tuple[str, str]]:
+    command = found.manifest.command
+    is_python = bool(command) and Path(command[0]).name.startswith("python")
+    job = shlex.join(command[1:] if is_python else ("--", *command)) if command else "train.py"
+    again = f"memprof suggest {shlex.quote(found.trace)} --budget {found.answer.wish.budget_bytes}"
+    if found.answer.best is None:
+        return [(f"memprof suggest {shlex.quote(found.trace)} --budget {found.answer.least.peak_bytes}", "what fits")]
+    if written is not None:
+        return [(f"memprof record --plan {shlex.quote(str(written))} {job}", "train under it, and compare")]
+    return [
+        (f"{again} --write plan.toml", "keep the fastest, to train under it"),
+        (f"{again} --explain 1", "what it does, policy by policy"),
+    ]

@@ -1,0 +1,66 @@
+"""What a run of the job was measured to need, as it is or under a plan."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from memprof.analysis.predict import has_untouched_step
+from memprof.analysis.suggest import steady_step
+from memprof.policies.plan import Plan
+from memprof.replay.live import live_bytes
+from memprof.trace.store import Trace
+
+#: How a run under a plan ended: within the budget, above it, the plan did not fit the job, or the job failed under it.
+OUTCOMES = ("fits", "above", "refused", "failed")
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a recorded run needed.
+
+    Attributes:
+        peak_bytes: Most bytes that any rank had allocated in any recorded step.
+        step_time_us: Duration of the steady step of the rank that had; NaN where no step ran without the recorder.
+        rank: That rank.
+    """
+
+    peak_bytes: int
+    step_time_us: float
+    rank: int
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A run of the job under a plan.
+
+    Attributes:
+        plan: The plan, with its prediction.
+        outcome: One of OUTCOMES.
+        measured: What the run needed, None where nothing was recorded of it.
+        reason: Why the plan or the job did not go on, "" where they did.
+    """
+
+    plan: Plan
+    outcome: str
+    measured: Measured | None
+    reason: str = ""
+
+
+def measure(trace: Trace) -> Measured:
+    """Reads off a recording what the job needed.
+
+    Raises:
+        BadInputError: It holds no operators.
+        InconclusiveError: No step was recorded to its end: a peak may be still to come.
+    """
+    ranks = [trace.rank_trace(rank) for rank in trace.ranks]
+    peaks = [max((_peak_of(rank, number) for number in rank.recorded_steps), default=0) for rank in ranks]
+    fullest = ranks[peaks.index(max(peaks))]
+    step = steady_step(fullest, None)
+    time_us = step.duration_us if has_untouched_step(fullest) else math.nan
+    return Measured(peak_bytes=max(peaks), step_time_us=time_us, rank=fullest.rank)
+
+
+def _peak_of(trace: Trace, number: int) -> int:
+    return int(live_bytes(trace.step(number)).during.max(initial=0))

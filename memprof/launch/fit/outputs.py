@@ -1,0 +1,92 @@
+"""The files that `memprof fit` leaves: the recording of the job as it is, the plan, and the recording under it."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from memprof.launch.output import spool_of
+from memprof.launch.target import CannotStartError
+
+_PLAN = ".toml"
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """Where everything goes.
+
+    Attributes:
+        plan: The plan, written once a run under it was measured to fit.
+        run: The recording of the job as it is.
+        head: The recording under the plan.
+        folder: Folder made for them, None where they lie in one that was there.
+    """
+
+    plan: Path
+    run: Path
+    head: Path
+    folder: Path | None = None
+
+    @property
+    def attempt(self) -> Path:
+        """The recording under a plan that is being tried."""
+        return self.head.with_name(f"{self.head.stem}.attempt.memprof")
+
+    def keep_attempt(self) -> None:
+        """Makes the recording of the last attempt the one under the plan."""
+        self.attempt.replace(self.head)
+
+    def remove_if_empty(self) -> None:
+        """Takes the folder away again where nothing was left in it."""
+        if self.folder is not None and self.folder.is_dir() and not any(self.folder.iterdir()):
+            self.folder.rmdir()
+
+
+def claim_outputs(output: Path | None, stem: str, *, force: bool) -> Outputs:
+    """Chooses where everything goes, and makes the folder.
+
+    Args:
+        output: A folder, or a plan file (``.toml``), beside which the recordings are written; None for the folder
+            ``<stem>.<time>.fit``.
+        stem: Name of the job.
+        force: Replace the files of an earlier fit.
+
+    Raises:
+        CannotStartError: Something is there already, or nothing can be written there.
+    """
+    if output is None:
+        output = _free_name(f"{stem}.{time.strftime('%Y%m%d-%H%M%S')}")
+    if output.suffix == _PLAN:
+        outputs = Outputs(output, output.with_suffix(".run.memprof"), output.with_suffix(".head.memprof"))
+    else:
+        outputs = Outputs(output / "plan.toml", output / "run.memprof", output / "head.memprof", output)
+    for path in (outputs.plan, outputs.run, outputs.head):
+        if path.is_dir():
+            raise CannotStartError(f"{path} is a folder. Choose another name with -o.")
+        if path.exists() and not force:
+            raise CannotStartError(f"{path} exists already. Replace it with -f, or choose another name with -o.")
+    try:
+        if outputs.folder is not None:
+            outputs.folder.mkdir(exist_ok=True)
+        # Kept, they would pass for this run's.
+        outputs.plan.unlink(missing_ok=True)
+        for path in (outputs.run, outputs.head, outputs.attempt):
+            path.unlink(missing_ok=True)
+    except OSError as error:
+        raise CannotStartError(f"{output} cannot be written: {error.strerror}. Choose another name with -o.") from None
+    return outputs
+
+
+def discard(recording: Path) -> None:
+    """Takes a recording away, packed or not."""
+    recording.unlink(missing_ok=True)
+    shutil.rmtree(spool_of(recording), ignore_errors=True)
+
+
+def _free_name(stem: str) -> Path:
+    count = 1
+    while (path := Path(f"{stem}{f'-{count}' if count > 1 else ''}.fit")).exists():
+        count += 1
+    return path

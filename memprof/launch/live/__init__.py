@@ -1,0 +1,1 @@
+"""Makes a job fit a budget from inside it, while it trains."""

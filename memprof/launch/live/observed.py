@@ -1,0 +1,73 @@
+"""Records some steps of the running job for memprof's own use: nothing of it is left on disk."""
+
+from __future__ import annotations
+
+import gc
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from memprof.errors import InconclusiveError
+from memprof.launch.output import write_exit, write_launch
+from memprof.launch.settings import Settings
+from memprof.launch.target import Target
+from memprof.recorder.recorder import Recorder
+from memprof.recorder.window import Window
+from memprof.trace.store import Trace
+
+
+class Observed:
+    """Steps of the running job, recorded from now on into a temporary folder.
+
+    The step that begins now passes, one is recorded, one timed, and one left alone; then every hook is gone.
+    Whoever has it says where steps end: other optimizers may be alive that have nothing to do with the job.
+    """
+
+    def __init__(self) -> None:
+        """Begins to record.
+
+        Raises:
+            OSError: There is no room for temporary files.
+        """
+        gc.collect()  # garbage would pass for the job's, and be gone in the steps that are compared with these
+        self._folder = Path(tempfile.mkdtemp(prefix="memprof-"))
+        self._process = os.getpid()
+        self._spool = self._folder / "steps.memprof.spool"
+        self._spool.mkdir()
+        window = Window(skip=1, steps=1)
+        settings = Settings(skip=window.skip, steps=window.steps)
+        write_launch(self._spool, Target(arguments=tuple(sys.argv), name=sys.argv[0]), settings)
+        self._recorder = Recorder(self._spool / f"process-{self._process}", window, is_late=True)
+        self._recorder.install()
+        self.end_step()  # begins, and tells the recorder that steps are told
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the last of the steps has ended, or recording has failed."""
+        return self._recorder.is_closed or bool(self._recorder.failure)
+
+    def end_step(self) -> None:
+        """Ends a step."""
+        self._recorder.step()
+
+    def read(self) -> Trace:
+        """Ends the recording and reads it.
+
+        Raises:
+            InconclusiveError: Recording failed.
+            BadInputError: Nothing was recorded.
+        """
+        self._recorder.finish("the observed steps ended")
+        if self._recorder.failure:
+            raise InconclusiveError(f"recording failed: {self._recorder.failure.strip().splitlines()[-1]}")
+        write_exit(self._spool, 0)
+        return Trace.open(self._spool)
+
+    def discard(self) -> None:
+        """Ends the recording where it is, and takes its files away."""
+        if os.getpid() != self._process:
+            return  # a forked child: they are its parent's
+        self._recorder.finish("no longer needed")
+        shutil.rmtree(self._folder, ignore_errors=True)

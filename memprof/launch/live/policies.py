@@ -1,0 +1,80 @@
+"""Which policies may be applied to a job that trains already, and to which of its modules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from memprof.errors import PolicyError
+from memprof.planners.space.workbench import allowed_names
+from memprof.policies.base import Policy
+from memprof.policies.patterns import match_modules
+from memprof.policies.plan import Plan
+from memprof.policies.wrappers import fitted
+
+#: Used unless others are allowed: they leave the numbers a job computes as they are, to the bit.
+EXACT = ("checkpoint", "swap")
+
+#: Policies that cannot be applied in the middle of training, and why.
+FROM_THE_START = {
+    "accumulate": "batches are split from the first one of a loop on",
+    "allocator": "the allocator reads its options when the process starts",
+    "compile": "nobody can tell its effect without running it",
+    "optimizer": "updates in backward end the job where its gradients are clipped or scaled",
+    "shard": "parameters are divided before an optimizer holds them",
+}
+
+
+def live_policies(allow: tuple[str, ...], forbid: tuple[str, ...]) -> tuple[str, ...]:
+    """Returns the policies that may be used.
+
+    Args:
+        allow: Names of those that may be, none for EXACT.
+        forbid: Names of those that may not.
+
+    Raises:
+        PolicyError: A policy is named that there is not, or that cannot be applied in the middle of training.
+    """
+    names = allowed_names(allow, forbid, EXACT)
+    for name in sorted(names & FROM_THE_START.keys()):
+        raise PolicyError(
+            f"{name} cannot be applied in the middle of training: {FROM_THE_START[name]}. Find a plan with memprof "
+            "fit, and apply it before the first step with memprof.apply."
+        )
+    if not names:
+        raise PolicyError("No policy is left that may be used; allow one, or forbid fewer.")
+    return tuple(sorted(names))
+
+
+def plan_for(plan: Plan, model_type: str, names: Iterable[str]) -> Plan:
+    """Names the modules of a plan as the model does.
+
+    In a recording of several models, the name of a module begins with its model's type.
+
+    Args:
+        plan: A plan whose patterns are those of a recording.
+        model_type: Type of the model.
+        names: Qualified names of its modules.
+
+    Raises:
+        PolicyError: A pattern is of no module of this model.
+    """
+    known = list(names)
+    inside = fitted(plan, set(known))
+    return Plan(tuple(_policy_for(policy, model_type, known) for policy in inside.policies))
+
+
+def _policy_for(policy: Policy, model_type: str, names: list[str]) -> Policy:
+    patterns = getattr(policy, "modules", None)
+    if not patterns:
+        return policy
+    changes: dict[str, Any] = {"modules": tuple(_pattern_for(pattern, model_type, names) for pattern in patterns)}
+    return replace(policy, **changes)  # type: ignore[type-var]  # every policy is a dataclass
+
+
+def _pattern_for(pattern: str, model_type: str, names: list[str]) -> str:
+    head, _, rest = pattern.partition(".")
+    own = rest if rest and head.partition("#")[0] == model_type else pattern
+    match_modules([own], names)
+    return own

@@ -1,0 +1,1 @@
+"""Search for plans: the least time whose peak is within a budget."""

@@ -1,0 +1,156 @@
+"""A step built from arrays, for graphs that did not come from a recording."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from memprof.errors import UsageError
+from memprof.trace.schema import NONE, Memory, ModuleCalls, Modules, Ops, Saved, Stacks, Storages, Uses
+from memprof.trace.step import Step
+
+
+def step_from_arrays(
+    *,
+    time_us: Sequence[float],
+    output_bytes: Sequence[int],
+    inputs: Sequence[Sequence[int]],
+    is_backward: Sequence[bool],
+    workspace_bytes: Sequence[int] | None = None,
+    in_place: Sequence[int] | None = None,
+    view_of: Sequence[int] | None = None,
+    uses_rng: Sequence[bool] | None = None,
+    names: Sequence[str] | None = None,
+    fixed_bytes: int = 0,
+) -> Step:
+    """Builds a step from one entry per operator, in the order in which they run.
+
+    Operator *i* makes one output, read by the operators that list *i* among their inputs. What a backward operator
+    lists of forward is what is needed in backward. An output is freed after the last operator that reads it, the last
+    one's never. ``find_plan(step_from_arrays(...), budget_bytes)`` plans for it.
+
+    Args:
+        time_us: How long each operator runs, in microseconds.
+        output_bytes: Bytes of its output; ignored for views and operators that work in place.
+        inputs: The operators whose outputs it reads; each comes before it.
+        is_backward: Whether it is a backward operator; those are never run again.
+        workspace_bytes: Bytes it holds while it runs; 0 for all if left out.
+        in_place: The operator whose output it changes, -1 where it makes its own. Nobody reads the unchanged output
+            afterwards.
+        view_of: The operator whose output it returns another view of, -1 where it makes its own.
+        uses_rng: Whether it draws random numbers.
+        names: What it is called.
+        fixed_bytes: Bytes allocated throughout: parameters, gradients, optimizer state.
+
+    Returns:
+        The step, which keeps every promise of ``Step.check``.
+
+    Raises:
+        UsageError: The arrays differ in length, or speak of operators that have not run.
+    """
+    count = len(time_us)
+    columns = {"output_bytes": output_bytes, "inputs": inputs, "is_backward": is_backward}
+    optional = {
+        "workspace_bytes": workspace_bytes,
+        "in_place": in_place,
+        "view_of": view_of,
+        "uses_rng": uses_rng,
+        "names": names,
+    }
+    for name, column in {**columns, **optional}.items():
+        if column is not None and len(column) != count:
+            raise UsageError(f"{name} has {len(column)} entries and time_us has {count}: give one for each operator.")
+    if any(not time >= 0 for time in time_us) or any(size < 0 for size in output_bytes) or fixed_bytes < 0:
+        raise UsageError("Times and bytes are numbers from 0; one of those given is not.")
+    changed = list(in_place) if in_place is not None else [NONE] * count
+    viewed = list(view_of) if view_of is not None else [NONE] * count
+
+    base = list(range(count))
+    op_ids: list[int] = []
+    storage_of: list[int] = []
+    roles: list[str] = []
+    for op_id in range(count):
+        for other in (*inputs[op_id], *(x for x in (changed[op_id], viewed[op_id]) if x != NONE)):
+            if not 0 <= other < op_id:
+                raise UsageError(f"Operator {op_id} takes the output of operator {other}, which has not run by then.")
+        if changed[op_id] != NONE and viewed[op_id] != NONE:
+            raise UsageError(f"Operator {op_id} is given both as a view and as working in place; it can be one.")
+        target = changed[op_id] if changed[op_id] != NONE else viewed[op_id]
+        if target != NONE:
+            base[op_id] = base[target]
+        read = {base[other] for other in inputs[op_id]} | ({base[op_id]} if viewed[op_id] != NONE else set())
+        if changed[op_id] != NONE:
+            read.discard(base[op_id])
+        uses = [(storage, "read") for storage in sorted(read)]
+        if changed[op_id] != NONE:
+            uses.append((base[op_id], "mutate"))
+        elif viewed[op_id] == NONE:
+            uses.append((op_id, "write"))
+        op_ids += [op_id] * len(uses)
+        storage_of += [storage for storage, _ in uses]
+        roles += [role for _, role in uses]
+
+    owners = np.flatnonzero(np.array(base) == np.arange(count))
+    row = np.full(count + 1, NONE)
+    row[owners] = np.arange(len(owners)) + 1
+    last = np.arange(count)
+    np.maximum.at(last, np.array(storage_of, dtype=np.int64), np.array(op_ids, dtype=np.int64))
+    freed = last[owners]
+    backward = np.asarray(is_backward, dtype=np.bool_)
+    phase = np.where(backward, "backward", "forward")
+    ops = Ops.of(
+        op_id=np.arange(count),
+        phase=phase,
+        name=list(names) if names is not None else [f"op{op_id}" for op_id in range(count)],
+        kind=np.full(count, "compute"),
+        duration_us=time_us,
+        uses_rng=list(uses_rng) if uses_rng is not None else np.zeros(count),
+        mutates=np.array(changed) != NONE,
+        workspace_bytes=list(workspace_bytes) if workspace_bytes is not None else np.zeros(count),
+    )
+    sizes = np.asarray(output_bytes, dtype=np.int64)[owners]
+    storages = Storages.of(
+        storage_id=np.arange(len(owners) + 1),
+        category=["parameter", *np.where(backward[owners], "temporary", "activation")],
+        requested_bytes=np.append(fixed_bytes, sizes),
+        allocated_bytes=np.append(fixed_bytes, sizes),
+        created_op_id=np.append(NONE, owners),
+        freed_op_id=np.append(NONE, np.where(freed == count - 1, NONE, freed)),
+    )
+    uses_table = Uses.of(op_id=op_ids, storage_id=row[storage_of], role=roles)
+    saved = _saved(uses_table, backward, storages)
+    step = Step(
+        number=0,
+        duration_us=float(np.sum(time_us)),
+        modules=Modules.empty(),
+        module_calls=ModuleCalls.empty(),
+        stacks=Stacks.empty(),
+        ops=ops,
+        storages=storages,
+        uses=uses_table,
+        saved=saved,
+        memory=Memory.empty(),
+        first_op_id=0,
+        storage_ids=np.arange(len(storages)),
+    )
+    step.check()
+    return step
+
+
+def _saved(uses: Uses, backward: np.ndarray, storages: Storages) -> Saved:
+    """Lists what forward makes and backward reads, as kept by the operator that made it."""
+    created = storages.created_op_id[uses.storage_id]
+    late = backward[uses.op_id] & (created != NONE)
+    late[late] = ~backward[created[late]]
+    storage_ids = np.unique(uses.storage_id[late])
+    released = np.full(len(storages), NONE)
+    np.maximum.at(released, uses.storage_id[late], uses.op_id[late])
+    order = np.argsort(storages.created_op_id[storage_ids], kind="stable")
+    storage_ids = storage_ids[order]
+    return Saved.of(
+        storage_id=storage_ids,
+        forward_op_id=storages.created_op_id[storage_ids],
+        module_id=np.full(len(storage_ids), NONE),
+        released_op_id=released[storage_ids],
+    )

@@ -1,0 +1,137 @@
+"""The one entry to all planners."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from dataclasses import dataclass
+
+from memprof.errors import UsageError
+from memprof.planners.base import Found, Task
+from memprof.planners.graph import Graph, graph_of
+from memprof.planners.moves import Moves
+from memprof.planners.project import project
+from memprof.planners.registry import named_planner
+from memprof.planners.schedule import replay, scheduled_step
+from memprof.planners.space.explore import Wish, explore
+from memprof.planners.space.groups import find_groups
+from memprof.planners.space.tried import Tried
+from memprof.planners.space.workbench import Workbench
+from memprof.policies.plan import Plan
+from memprof.policies.prediction import Prediction
+from memprof.trace.schema import Ints
+from memprof.trace.step import Step
+
+
+@dataclass(frozen=True, eq=False)
+class Finding:
+    """What a planner found, at both levels at which a plan can be made.
+
+    A *schedule* says of every operator when it runs and how often; it is what the papers' algorithms find, and a lower
+    bound of what can be done to a job as it is. A *plan* is a choice of policies that can be applied.
+
+    Attributes:
+        planner: Name of the planner.
+        budget_bytes: What was asked for.
+        status: How the search for a schedule ended, one of planners.base.STATUSES.
+        reason: One sentence on that.
+        runs: The schedule, None where none fits.
+        moves: What is away in host memory in it for a while; None where nothing is.
+        schedule_peak_bytes: Its replayed peak; 0 without one.
+        schedule_time_us: Duration of its step, waits for copies included; 0 without one.
+        bound_us: No schedule that fits makes the step shorter than this; 0 where nothing is known.
+        least_bytes: Smallest budget for which the planner would find a schedule; 0 where unknown.
+        plan: The fastest plan that follows from it and fits, with its prediction; None where there is none.
+        predicted: The step under that plan.
+        took_s: How long the search took.
+    """
+
+    planner: str
+    budget_bytes: int
+    status: str
+    reason: str
+    runs: Ints | None
+    moves: Moves | None
+    schedule_peak_bytes: int
+    schedule_time_us: float
+    bound_us: float
+    least_bytes: int
+    plan: Plan | None
+    predicted: Step | None
+    took_s: float
+    _step: Step = dataclasses.field(repr=False)
+    _graph: Graph = dataclasses.field(repr=False)
+
+    def scheduled(self) -> Step | None:
+        """Returns the step that the schedule leads to, None where there is none."""
+        return None if self.runs is None else scheduled_step(self._step, self._graph, self.runs, self.moves)
+
+
+def find_plan(
+    step: Step,
+    budget_bytes: int,
+    *,
+    planner: str = "auto",
+    time_limit_s: float = 60.0,
+    link_bytes_per_us: float = 0.0,
+) -> Finding:
+    """Searches for the fastest way to run a step within a budget.
+
+    Args:
+        step: A recorded step, or one built by ``planners.arrays.step_from_arrays``.
+        budget_bytes: Most bytes that may be allocated at once.
+        planner: Which search to use; see ``planners.registry``.
+        time_limit_s: When the search ends with the best it has.
+        link_bytes_per_us: Bandwidth to host memory, for the planner that swaps.
+
+    Raises:
+        UsageError: There is no such planner, or the budget is not above 0.
+    """
+    started = time.monotonic()
+    kind = named_planner(planner)
+    if budget_bytes <= 0:
+        raise UsageError(f"A budget of {budget_bytes} bytes holds no tensor: give one above 0.")
+    graph = graph_of(step)
+    task = Task(graph, budget_bytes, deadline=started + time_limit_s, link_bytes_per_us=link_bytes_per_us)
+    found = kind().search(task)
+    done = None if found.runs is None else replay(graph, found.runs, found.moves)
+    chosen = _plan(step, graph, found, task, planner)
+    plan, predicted = (None, None) if chosen is None else _with_prediction(step, chosen)
+    return Finding(
+        planner=planner,
+        budget_bytes=budget_bytes,
+        status=found.status,
+        reason=found.reason,
+        runs=found.runs,
+        moves=found.moves,
+        schedule_peak_bytes=0 if done is None else done.peak_bytes,
+        schedule_time_us=0.0 if done is None else graph.duration_us + done.extra_us + done.stall_us,
+        bound_us=graph.duration_us + found.bound_us,
+        least_bytes=found.least_bytes,
+        plan=plan,
+        predicted=predicted,
+        took_s=time.monotonic() - started,
+        _step=step,
+        _graph=graph,
+    )
+
+
+def _plan(step: Step, graph: Graph, found: Found, task: Task, planner: str) -> Tried | None:
+    """Chooses policies that can be applied: checkpointing as the schedule has it; for auto, the best there is."""
+    groups = find_groups(step) if len(step.modules) else []
+    bench = Workbench(step, deadline=task.deadline)
+    recorded = bench.try_plan()
+    if recorded is None or recorded.peak_bytes <= task.budget_bytes:
+        return recorded
+    candidates = [] if found.runs is None else [project(bench, graph, found, groups, task.budget_bytes)]
+    if planner == "auto" and groups:
+        wish = Wish(task.budget_bytes, allow=("checkpoint",), time_limit_s=max(1.0, task.deadline - time.monotonic()))
+        candidates.append(explore(step, wish).best)
+    fitting = [one for one in candidates if one is not None]
+    return min(fitting, key=lambda one: one.step_time_us, default=None)
+
+
+def _with_prediction(step: Step, chosen: Tried) -> tuple[Plan, Step]:
+    predicted = chosen.plan.transform(step)
+    prediction = Prediction.of(step, predicted, trace="", how=chosen.source)
+    return dataclasses.replace(chosen.plan, prediction=prediction), predicted

@@ -1,0 +1,193 @@
+"""What a planner sees of a step: values that may be made again, the operators that make them, and who reads them.
+
+A *value* is one version of a storage. An operator that changes a storage in place makes the next version of it, a
+value of its own that takes over the memory of the one before. Views are not values: an operator that reads a view
+reads the storage beneath it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from memprof.replay.live import live_bytes
+from memprof.replay.time import op_cost_us
+from memprof.trace.schema import NONE, Bools, Floats, Ints
+from memprof.trace.step import Step
+
+#: Storages of these categories outlive a step or are handed in: nothing in it can make them again.
+_LASTING = ("parameter", "buffer", "gradient", "optimizer_state", "input")
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """A step as operators and values. Columns of operators are of shape ``(ops,)``, of values ``(values,)``.
+
+    Attributes:
+        cost_us: What an operator adds to the step when it runs once more, in microseconds.
+        workspace_bytes: What it holds for itself while it runs.
+        floor_bytes: What is alive while it runs whatever is planned: everything but values and its workspace.
+        floor_after_bytes: The same once what dies with it is freed.
+        can_repeat: Whether it may run again: forward operators that write nothing but values, and buffers, whose
+            content the second run leaves alone.
+        is_backward: Whether it runs in backward.
+        value_bytes: Size of a value's storage.
+        value_op: The operator that makes it.
+        value_freed_op: Last operator before its storage was freed in the recording; NONE where it outlives the step.
+            Of a value that another takes over, the last operator before that.
+        taken_from: The value whose memory it takes over; NONE for a value that brings memory of its own.
+        storage_id: Its storage in the step.
+        read_op: Operators that read values, in order, shape ``(reads,)``.
+        read_value: What they read, shape ``(reads,)``. An operator that changes a value in place reads it.
+        duration_us: How long the step takes as it is.
+    """
+
+    cost_us: Floats
+    workspace_bytes: Ints
+    floor_bytes: Ints
+    floor_after_bytes: Ints
+    can_repeat: Bools
+    is_backward: Bools
+    value_bytes: Ints
+    value_op: Ints
+    value_freed_op: Ints
+    taken_from: Ints
+    storage_id: Ints
+    read_op: Ints
+    read_value: Ints
+    duration_us: float
+
+    @property
+    def ops(self) -> int:
+        """Number of operators."""
+        return len(self.cost_us)
+
+    @property
+    def values(self) -> int:
+        """Number of values."""
+        return len(self.value_bytes)
+
+    def reads_by_op(self) -> list[list[int]]:
+        """Lists the values each operator reads."""
+        reads: list[list[int]] = [[] for _ in range(self.ops)]
+        for op_id, value in zip(self.read_op.tolist(), self.read_value.tolist(), strict=True):
+            reads[op_id].append(value)
+        return reads
+
+    def values_by_op(self) -> list[list[int]]:
+        """Lists the values each operator makes."""
+        made: list[list[int]] = [[] for _ in range(self.ops)]
+        for value, op_id in enumerate(self.value_op.tolist()):
+            made[op_id].append(value)
+        return made
+
+    def last_forward_read(self) -> Ints:
+        """Returns the last operator outside of backward that reads each value before the first that does in it.
+
+        Returns:
+            Operators, shape ``(values,)``; the value's own operator where nobody reads it in forward.
+        """
+        last = self.value_op.copy()
+        is_early = self.can_repeat[self.read_op]
+        np.maximum.at(last, self.read_value[is_early], self.read_op[is_early])
+        return last
+
+    def is_saved(self) -> Bools:
+        """Returns which values are read by operators that cannot repeat, after all that can: what backward needs."""
+        saved = np.zeros(self.values, dtype=np.bool_)
+        saved[self.read_value[~self.can_repeat[self.read_op]]] = True
+        return saved
+
+
+def graph_of(step: Step) -> Graph:
+    """Reads the graph off a step, recorded or transformed."""
+    ops, storages, uses = step.ops, step.storages, step.uses
+    created, category = storages.created_op_id, storages.category
+    is_made = created != NONE
+    is_lasting = np.isin(category, _LASTING)
+    writes = uses.role != "read"
+
+    # An operator may repeat if whatever it writes was made in this step, or is a buffer.
+    can_repeat = (ops.phase == "forward") & (ops.kind == "compute") & ~ops.is_recompute
+    is_foreign = writes & (~is_made | is_lasting)[uses.storage_id] & (category[uses.storage_id] != "buffer")
+    can_repeat[uses.op_id[is_foreign]] = False
+
+    # A storage is a value if all that write it may repeat; and then so may they: until nothing changes.
+    is_value = is_made & ~is_lasting & (storages.allocated_bytes > 0)
+    while True:
+        fixed = np.zeros(len(storages), dtype=np.bool_)
+        fixed[uses.storage_id[writes & ~can_repeat[uses.op_id]]] = True
+        fixed[is_made] |= ~can_repeat[created[is_made]]
+        stays = is_value & ~fixed
+        blocked = writes & ~stays[uses.storage_id] & (category[uses.storage_id] != "buffer")
+        blocked &= storages.allocated_bytes[uses.storage_id] > 0
+        repeats = can_repeat.copy()
+        repeats[uses.op_id[blocked]] = False
+        if np.array_equal(repeats, can_repeat) and np.array_equal(stays, is_value):
+            break
+        can_repeat, is_value = repeats, stays
+
+    live = live_bytes(step)
+    chosen = storages.take(is_value)
+    during, after = _held(chosen.created_op_id, chosen.freed_op_id, chosen.allocated_bytes, len(ops))
+    version = _versions(step, is_value)
+    return Graph(
+        cost_us=op_cost_us(step),
+        workspace_bytes=ops.workspace_bytes,
+        floor_bytes=live.during - ops.workspace_bytes - during,
+        floor_after_bytes=live.after - after,
+        can_repeat=can_repeat,
+        is_backward=np.asarray(ops.phase == "backward"),
+        duration_us=step.duration_us,
+        **version,
+    )
+
+
+def _held(created: Ints, freed: Ints, size: Ints, ops: int) -> tuple[Ints, Ints]:
+    """Returns the bytes of some storages alive during and after each operator."""
+    born, gone = np.zeros(ops, dtype=np.int64), np.zeros(ops, dtype=np.int64)
+    np.add.at(born, created, size)
+    np.add.at(gone, freed[freed != NONE], size[freed != NONE])
+    after = np.cumsum(born - gone)
+    return after + gone, after
+
+
+def _versions(step: Step, is_value: Bools) -> dict[str, Ints]:
+    """Numbers the versions of storages, and binds every read to one."""
+    storages, uses = step.storages, step.uses
+    rows = np.flatnonzero(is_value[uses.storage_id])
+    op_id, storage_id, role = uses.op_id[rows], uses.storage_id[rows], uses.role[rows]
+    # The operator that makes a storage makes version 0, whatever its role says.
+    is_change = (role == "mutate") & (op_id > storages.created_op_id[storage_id])
+    change_op, change_storage = op_id[is_change], storage_id[is_change]
+    pair = np.unique(np.stack([change_storage, change_op]), axis=1)
+    change_storage, change_op = pair[0], pair[1]
+
+    values = np.flatnonzero(is_value)
+    owner = np.concatenate([values, change_storage])
+    maker = np.concatenate([storages.created_op_id[values], change_op])
+    order = np.lexsort((maker, owner))
+    owner, maker = owner[order], maker[order]
+    is_first = np.append(True, owner[1:] != owner[:-1])[: len(owner)]
+    is_last = np.append(owner[1:] != owner[:-1], True)[: len(owner)]
+    taken_from = np.where(is_first, NONE, np.arange(len(owner)) - 1)
+    freed = np.where(is_last, storages.freed_op_id[owner], np.append(maker[1:], 0)[: len(owner)] - 1)
+
+    # A read is of the last version made before it.
+    is_read = (role == "read") | is_change
+    key = owner * (len(step.ops) + 1) + maker
+    read_key = storage_id[is_read] * (len(step.ops) + 1) + op_id[is_read]
+    found = np.searchsorted(key, read_key, side="left") - 1
+    read_op = op_id[is_read]
+    is_known = (found >= 0) & (owner[found] == storage_id[is_read])
+    read = np.unique(np.stack([read_op[is_known], found[is_known]]), axis=1)
+    return {
+        "value_bytes": storages.allocated_bytes[owner],
+        "value_op": maker,
+        "value_freed_op": freed,
+        "taken_from": taken_from,
+        "storage_id": owner,
+        "read_op": read[0],
+        "read_value": read[1],
+    }

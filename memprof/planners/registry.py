@@ -1,0 +1,45 @@
+"""Every planner there is."""
+
+from __future__ import annotations
+
+import difflib
+from functools import cache
+
+from memprof.errors import UsageError
+from memprof.planners.base import Planner
+
+
+@cache
+def planner_types() -> tuple[type[Planner], ...]:
+    """Returns the planners in the order in which tables list them."""
+    from memprof.planners.auto import Auto
+    from memprof.planners.bptt import Bptt
+    from memprof.planners.chain import Chain
+    from memprof.planners.checkmate import Checkmate
+    from memprof.planners.dtr import Dtr
+    from memprof.planners.knapsack import Knapsack
+    from memprof.planners.selective import Selective
+    from memprof.planners.sqrt import Sqrt
+    from memprof.planners.swap import SwapOut
+
+    return Sqrt, Selective, Bptt, Chain, Checkmate, Dtr, Knapsack, SwapOut, Auto
+
+
+def planner_type(name: str) -> type[Planner] | None:
+    """Returns the planner of a name, None where there is none."""
+    return next((kind for kind in planner_types() if kind.name == name), None)
+
+
+def named_planner(name: str) -> type[Planner]:
+    """Returns a planner.
+
+    Raises:
+        UsageError: There is none of that name.
+    """
+    kind = planner_type(name)
+    if kind is None:
+        names = [one.name for one in planner_types()]
+        near = difflib.get_close_matches(name, names, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}."
+        raise UsageError(f"There is no planner {name!r}; {hint}")
+    return kind

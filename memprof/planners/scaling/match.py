@@ -1,0 +1,208 @@
+"""Finds in two steps of one job, recorded at different sizes, the operators and storages that are the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from memprof.errors import InconclusiveError
+from memprof.trace.schema import NONE, Bools, Ints
+from memprof.trace.step import Step
+
+
+@dataclass(frozen=True, eq=False)
+class Match:
+    """What several steps of one job have in common: a row of each.
+
+    Attributes:
+        ops: Rows of the operators, shape ``(steps, matched operators)``, in order.
+        storages: Rows of the storages, shape ``(steps, matched storages)``.
+    """
+
+    ops: Ints
+    storages: Ints
+
+
+def match_steps(steps: Sequence[Step], names: Sequence[str]) -> Match:
+    """Matches operators one to one, in order, and storages by what makes, uses and frees them.
+
+    Only loading may differ: outside forward, backward and optimizer, a loop over the samples of a batch runs as often
+    as there are samples. What it leaves over is matched with nothing.
+
+    Args:
+        steps: Two or more steps.
+        names: What to call each in a sentence, such as ``batch 4``.
+
+    Raises:
+        InconclusiveError: The steps run different operators, or different storages are alive in them.
+    """
+    ops = _matched_ops(steps[0], steps[1], names[:2])
+    for number in range(2, len(steps)):
+        more = _matched_ops(steps[0], steps[number], (names[0], names[number]))
+        # Rows of the first step that all the others have.
+        common, left, right = np.intersect1d(ops[0], more[0], return_indices=True)
+        ops = np.concatenate([np.concatenate([common[None], ops[1:, left]]), more[1:, right]])
+    signatures = [_Signatures(step, rows) for step, rows in zip(steps, ops, strict=True)]
+    storages = _matched_storages(signatures, names)
+    return Match(ops=ops, storages=storages)
+
+
+def _matched_ops(first: Step, second: Step, names: Sequence[str]) -> Ints:
+    """Returns the rows of two steps that are the same operator, shape ``(2, matched)``."""
+    codes: dict[tuple[str, ...], int] = {}
+    keys = [_op_keys(step, codes) for step in (first, second)]
+    cores = [np.flatnonzero(~_is_loading(step)) for step in (first, second)]
+    core_keys = [key[core] for key, core in zip(keys, cores, strict=True)]
+    if not np.array_equal(core_keys[0], core_keys[1]):
+        raise InconclusiveError(_difference((first, second), cores, core_keys, names))
+    matched = [np.stack(cores)]
+    # Loading between two operators of the core: a loop in it is longer in one than in the other.
+    edges = [np.concatenate([[NONE], core, [len(key)]]) for core, key in zip(cores, keys, strict=True)]
+    gaps = np.flatnonzero((np.diff(edges[0]) > 1) & (np.diff(edges[1]) > 1))
+    for gap in gaps.tolist():
+        spans = [np.arange(edge[gap] + 1, edge[gap + 1]) for edge in edges]
+        matched.append(_ends(spans[0], spans[1], keys[0], keys[1]))
+    rows = np.concatenate(matched, axis=1)
+    order: Ints = rows[:, np.argsort(rows[0])]
+    return order
+
+
+def _is_loading(step: Step) -> Bools:
+    loading: Bools = (step.ops.phase == "other") & (step.ops.module_id == NONE)
+    return loading
+
+
+def _op_keys(step: Step, codes: dict[tuple[str, ...], int]) -> Ints:
+    """Numbers what makes an operator the same in two steps; modules are known by name, ids may differ."""
+    ops, modules = step.ops, step.modules
+    places = [f"{name} {kind}" for name, kind in zip(modules.name, modules.type, strict=True)] + [""]
+    keys = zip(ops.phase, ops.name, (places[row] for row in ops.module_id.tolist()), strict=True)
+    return np.array([codes.setdefault(key, len(codes)) for key in keys], dtype=np.int64)
+
+
+def _ends(first: Ints, second: Ints, first_keys: Ints, second_keys: Ints) -> Ints:
+    """Matches two runs of operators from the front as far as they agree, then from the back."""
+    count = min(len(first), len(second))
+    same = first_keys[first[:count]] == second_keys[second[:count]]
+    front = count if same.all() else int(np.argmin(same))
+    rest = count - front
+    same = first_keys[first[len(first) - rest :]][::-1] == second_keys[second[len(second) - rest :]][::-1]
+    back = rest if same.all() else int(np.argmin(same))
+    return np.stack(
+        [
+            np.concatenate([first[:front], first[len(first) - back :]]),
+            np.concatenate([second[:front], second[len(second) - back :]]),
+        ]
+    )
+
+
+def _difference(steps: Sequence[Step], cores: Sequence[Ints], keys: Sequence[Ints], names: Sequence[str]) -> str:
+    """Says where two steps part."""
+    count = min(map(len, keys))
+    same = keys[0][:count] == keys[1][:count]
+    place = count if same.all() else int(np.argmin(same))
+    told = []
+    for step, core, name in zip(steps, cores, names, strict=True):
+        if place == len(core):
+            told.append(f"at {name} it has ended")
+            continue
+        row = int(core[place])
+        module = int(step.ops.module_id[row])
+        where = f" of {step.modules.name[module] or step.modules.type[module]}" if module != NONE else ""
+        told.append(f"at {name} it is {step.ops.name[row]} ({step.ops.phase[row]}{where})")
+    return (
+        f"The recordings do not run the same operators, so nothing can be said between or beyond them: after "
+        f"{place} operators, {told[0]} and {told[1]}. Record the same steps of the same job, at different sizes."
+    )
+
+
+class _Signatures:
+    """What tells the storages of a step apart, in positions of the matched operators."""
+
+    def __init__(self, step: Step, rows: Ints) -> None:
+        self.step = step
+        storages, uses = step.storages, step.uses
+        is_matched = np.zeros(len(step.ops) + 1, dtype=np.bool_)
+        is_matched[rows] = True
+        is_matched[-1] = True  # stands for NONE: alive from the start
+        position = np.searchsorted(rows, np.arange(len(step.ops)), side="right") - 1
+        position = np.append(position, NONE)
+        first, last = np.full(len(storages), len(rows)), np.full(len(storages), NONE)
+        known = is_matched[uses.op_id]
+        np.minimum.at(first, uses.storage_id[known], position[uses.op_id[known]])
+        np.maximum.at(last, uses.storage_id[known], position[uses.op_id[known]])
+        self.candidates = np.flatnonzero(is_matched[storages.created_op_id])
+        #: Made by loading that is matched with nothing, and read by the model all the same.
+        in_model = uses.storage_id[~_is_loading(step)[uses.op_id]]
+        self.strays = np.intersect1d(np.flatnonzero(~is_matched[storages.created_op_id]), in_model)
+        self.made = position[storages.created_op_id]
+        self.is_used = last != NONE
+        freed = np.where(storages.freed_op_id == NONE, len(rows), position[storages.freed_op_id])
+        self.text = list(
+            zip(
+                self.made.tolist(),
+                storages.category.tolist(),
+                storages.name.tolist(),
+                storages.dtype.tolist(),
+                freed.tolist(),
+                first.tolist(),
+                last.tolist(),
+                strict=True,
+            )
+        )
+
+    def describe(self, row: int) -> str:
+        """Names a storage in a sentence."""
+        storages = self.step.storages
+        made = int(storages.created_op_id[row])
+        maker = f"made by {self.step.ops.name[made]}" if made != NONE else "alive when the step begins"
+        shape = f" {storages.shape[row]}" if storages.shape[row] else ""
+        return f"a {storages.category[row]}{shape} of {storages.requested_bytes[row]} bytes {maker}"
+
+
+def _matched_storages(signatures: Sequence[_Signatures], names: Sequence[str]) -> Ints:
+    """Matches storages of the same signature; of several, the larger with the larger."""
+    groups = [_grouped(each, len(signatures[0].text[0]) if each.text else 0) for each in signatures]
+    matched, left = _pair(signatures, groups)
+    # What is left may have another category or another end in one of the steps: then the maker must do.
+    loose = [
+        _grouped(each, 1, np.array(sorted(rest), dtype=np.int64)) for each, rest in zip(signatures, left, strict=True)
+    ]
+    more, left = _pair(signatures, loose)
+    for each, rest, name in zip(signatures, left, names, strict=True):
+        for row in sorted(rest.union(each.strays.tolist())):
+            # An older tensor that the step does not touch, such as the data set, is the job's own affair.
+            if each.made[row] != NONE or each.is_used[row]:
+                raise InconclusiveError(
+                    f"The recordings do not hold the same tensors, so nothing can be said between or beyond them: at "
+                    f"{name} there is {each.describe(row)} that has no like in the others."
+                )
+    return np.concatenate([matched, more], axis=1)
+
+
+def _grouped(each: _Signatures, width: int, rows: Ints | None = None) -> dict[tuple[object, ...], list[int]]:
+    """Collects the rows of each signature, the fewest bytes first."""
+    rows = each.candidates if rows is None else rows
+    size = each.step.storages.requested_bytes
+    groups: dict[tuple[object, ...], list[int]] = {}
+    for row in rows[np.argsort(size[rows], kind="stable")].tolist():
+        groups.setdefault(each.text[row][:width], []).append(row)
+    return groups
+
+
+def _pair(
+    signatures: Sequence[_Signatures], groups: Sequence[dict[tuple[object, ...], list[int]]]
+) -> tuple[Ints, list[set[int]]]:
+    """Pairs the groups that are equally large everywhere; returns the rows, and those left over of each step."""
+    left = [{row for rows in each.values() for row in rows} for each in groups]
+    columns: list[list[int]] = [[] for _ in signatures]
+    for key, rows in groups[0].items():
+        others = [each.get(key, []) for each in groups]
+        if any(len(other) != len(rows) for other in others):
+            continue
+        for column, rest, other in zip(columns, left, others, strict=True):
+            column.extend(other)
+            rest.difference_update(other)
+    return np.array(columns, dtype=np.int64).reshape(len(signatures), -1), left

@@ -1,0 +1,104 @@
+"""A step at another batch size, from one recording alone: what has the batch among its dimensions grows with it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from memprof.errors import InconclusiveError, PolicyError
+from memprof.planners.scaling.sized import check_size
+from memprof.policies.accumulate.batch import Batch, find_batch
+from memprof.policies.accumulate.scale import scale_step
+from memprof.trace.schema import NONE, Ints, Memory
+from memprof.trace.step import Step
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@dataclass(frozen=True, eq=False)
+class InferredBatch:
+    """A step at any batch, by the rule that splits a batch into micro-batches, the other way too.
+
+    The batch is the first dimension of the inputs; storages computed from them that have it among their dimensions,
+    or a multiple of it, grow with it, and so do the temporaries and the time of the operators that touch them.
+
+    Attributes:
+        step: The recorded step.
+        batch: Its batch.
+    """
+
+    step: Step
+    batch: Batch
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The batch it was recorded at."""
+        return (self.batch.size,)
+
+    @property
+    def source(self) -> str:
+        """How it is known at other batches."""
+        return "rule"
+
+    def step_at(self, size: int) -> Step:
+        """Returns the step at a batch.
+
+        Raises:
+            UsageError: The batch is not positive.
+        """
+        check_size(size)
+        step, ops = self.step, len(self.step.ops)
+        every = np.ones(ops + 1, dtype=np.bool_)
+        scaled = scale_step(step, self.batch, np.array([size]), every[:ops])
+        first = np.zeros(max(ops, len(step.storages)), dtype=np.int64)
+        # In a step of its own size, unlike in a part of one, the inputs change with the batch.
+        made = dataclasses.replace(scaled, batch=self.batch)
+        rows = made.ops(np.arange(ops), first[:ops], every[:ops])
+        storages = made.storages(np.arange(len(step.storages)), first[: len(step.storages)], self._successors())
+        return dataclasses.replace(
+            step, duration_us=made.duration_us(rows), ops=rows, storages=storages, memory=Memory.empty()
+        )
+
+    def _successors(self) -> Ints:
+        """Finds for each storage left by the step before (a batch, a loss) the one of this step that succeeds it."""
+        storages = self.step.storages
+        made = storages.created_op_id != NONE
+        successors = np.full(len(storages), NONE)
+        waiting: dict[tuple[object, ...], Iterator[int]] = {}
+        by_kind: dict[tuple[object, ...], list[int]] = defaultdict(list)
+        kinds = list(
+            zip(
+                storages.dtype.tolist(),
+                storages.shape.tolist(),
+                storages.requested_bytes.tolist(),
+                strict=True,
+            )
+        )
+        for row in np.flatnonzero(made & (storages.freed_op_id == NONE) & self.batch.is_proportional).tolist():
+            by_kind[kinds[row]].append(row)
+        waiting = {kind: iter(rows) for kind, rows in by_kind.items()}
+        owned = np.isin(storages.category, ("parameter", "buffer", "gradient", "optimizer_state"))
+        for row in np.flatnonzero(~made & ~owned).tolist():
+            successors[row] = next(waiting.get(kinds[row], iter(())), NONE)
+        return successors
+
+
+def scale_by_shape(step: Step) -> InferredBatch:
+    """Infers from the shapes of one recording which of its dimensions are the batch.
+
+    Raises:
+        InconclusiveError: No input shows the batch, or it is a single sample.
+    """
+    try:
+        return InferredBatch(step, find_batch(step))
+    except PolicyError as error:
+        # The rule speaks of the policy it is from.
+        reason = str(error).split(": ", 1)[-1]
+        raise InconclusiveError(
+            f"The batch cannot be read off this recording ({reason.rstrip('.')}): record a second one at another batch."
+        ) from error

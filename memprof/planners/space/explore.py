@@ -1,0 +1,188 @@
+"""Searches the policy space for the fastest plans within a budget."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from memprof.planners.base import Task
+from memprof.planners.graph import graph_of
+from memprof.planners.project import project
+from memprof.planners.registry import named_planner
+from memprof.planners.schedule import replay
+from memprof.planners.space.frames import find_frames
+from memprof.planners.space.groups import find_groups
+from memprof.planners.space.select import Selection
+from memprof.planners.space.tried import Tried
+from memprof.planners.space.workbench import Workbench, allowed_names, rank
+from memprof.trace.step import Step
+
+#: What is used unless something else is asked for: what computes the same numbers but for rounding, and can be applied
+#: to a job as it is.
+DEFAULT_POLICIES = ("precision", "accumulate", "loss", "checkpoint", "swap", "optimizer")
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What is asked for.
+
+    Attributes:
+        budget_bytes: Most bytes that may be allocated at once.
+        allow: Names of the policies that may be used; none for DEFAULT_POLICIES.
+        forbid: Names of those that may not.
+        most_slowdown: Most time a step may take, as a share of the recorded one beyond it; None for any.
+        world_size: Ranks there are.
+        time_limit_s: When the search ends with the best it has.
+        planner: Whose schedule the modules that run again are chosen by; ``auto`` searches by itself.
+        link_bytes_per_us: Bandwidth to where swapped values go, for planners that move them.
+    """
+
+    budget_bytes: int
+    allow: tuple[str, ...] = ()
+    forbid: tuple[str, ...] = ()
+    most_slowdown: float | None = None
+    world_size: int = 1
+    time_limit_s: float = 60.0
+    planner: str = "auto"
+    link_bytes_per_us: float = 0.0
+
+
+@dataclass(frozen=True)
+class Scheduled:
+    """A schedule of operators: what could be done if each could be run again by itself.
+
+    Attributes:
+        planner: Who made it.
+        status: How the search ended, one of planners.base.STATUSES.
+        reason: One sentence on that.
+        peak_bytes: Its replayed peak; 0 where nothing fits.
+        step_time_us: How long its step takes; 0 where nothing fits.
+    """
+
+    planner: str
+    status: str
+    reason: str
+    peak_bytes: int
+    step_time_us: float
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a search found.
+
+    Attributes:
+        wish: What was asked for.
+        recorded: The step as it is.
+        fitting: Plans within the budget and the slowdown, the fastest first.
+        others: Plans that are not, those nearest to the budget first.
+        refused: Plans that cannot be: what they were, and why.
+        least: The plan with the least peak that was found.
+        was_stopped: Whether the search ended before it was through.
+        tried: How many plans were replayed.
+        took_s: How long it took.
+        schedule: What the planner that was asked for makes of the step's operators; None for ``auto``.
+    """
+
+    wish: Wish
+    recorded: Tried
+    fitting: tuple[Tried, ...]
+    others: tuple[Tried, ...]
+    refused: tuple[tuple[str, str], ...]
+    least: Tried
+    was_stopped: bool
+    tried: int
+    took_s: float
+    schedule: Scheduled | None = None
+
+    @property
+    def best(self) -> Tried | None:
+        """The fastest plan that fits."""
+        return self.fitting[0] if self.fitting else None
+
+
+def explore(step: Step, wish: Wish, report: Callable[[Tried], None] = lambda _: None) -> Answer:
+    """Searches for the fastest plans whose peak is within a budget.
+
+    Every plan is replayed as a whole on the recorded step; savings are never added up. Combinations of the policies
+    that change sizes are taken up by the time they lead to; beside each, modules are chosen until it fits. A
+    combination that is slower by itself than the best plan so far is left out: what runs again only adds to it.
+
+    An interruption (Ctrl-C) ends the search with the best so far.
+
+    Args:
+        step: A recorded step.
+        wish: What is asked for.
+        report: Called with each plan that was replayed.
+
+    Raises:
+        PolicyError: A policy is named that there is not.
+    """
+    started = time.monotonic()
+    allowed = allowed_names(wish.allow, wish.forbid, DEFAULT_POLICIES)
+    bench = Workbench(step, deadline=started + wish.time_limit_s, report=report)
+    recorded = bench.try_plan()
+    assert recorded is not None  # no policy, no refusal
+    schedule = None
+    if recorded.peak_bytes > wish.budget_bytes:
+        try:
+            if wish.planner == "auto":
+                _search(bench, allowed, wish)
+            else:
+                schedule = _follow(bench, wish)
+        except KeyboardInterrupt:
+            bench.was_stopped = True
+    return dataclasses.replace(_answer(bench, wish, recorded, time.monotonic() - started), schedule=schedule)
+
+
+def _search(bench: Workbench, allowed: set[str], wish: Wish) -> None:
+    groups = find_groups(bench.step)
+    selection = Selection(bench, groups, allowed, wish.budget_bytes)
+    for frame in find_frames(bench, allowed, world_size=wish.world_size):
+        base = bench.try_plan(*frame)
+        if base is None:
+            continue
+        best = next(iter(bench.fitting(wish.budget_bytes)), None)
+        if base.peak_bytes > wish.budget_bytes and (best is None or base.step_time_us < best.step_time_us):
+            selection.choose(frame)
+
+
+def _follow(bench: Workbench, wish: Wish) -> Scheduled:
+    """Chooses the modules that run again as a planner's schedule would."""
+    graph = graph_of(bench.step)
+    # Half of the time, so that the other half is left to choose modules.
+    deadline = (time.monotonic() + bench.deadline) / 2
+    found = named_planner(wish.planner)().search(Task(graph, wish.budget_bytes, deadline, wish.link_bytes_per_us))
+    if found.runs is None:
+        return Scheduled(wish.planner, found.status, found.reason, 0, 0.0)
+    done = replay(graph, found.runs, found.moves)
+    project(bench, graph, found, find_groups(bench.step), wish.budget_bytes)
+    time_us = graph.duration_us + done.extra_us + done.stall_us
+    return Scheduled(wish.planner, found.status, found.reason, done.peak_bytes, time_us)
+
+
+def _answer(bench: Workbench, wish: Wish, recorded: Tried, took_s: float) -> Answer:
+    slowest = float("inf")
+    if wish.most_slowdown is not None:
+        slowest = recorded.step_time_us * (1 + wish.most_slowdown)
+    fits = [one for one in bench.fitting(wish.budget_bytes) if one.step_time_us <= slowest]
+    inside = set(map(id, fits))
+    others = sorted(
+        (one for one in bench.archive.values() if id(one) not in inside and one.policies),
+        key=lambda one: (max(0, one.peak_bytes - wish.budget_bytes), *rank(one)),
+    )
+    return Answer(
+        wish=wish,
+        recorded=recorded,
+        fitting=tuple(fits),
+        others=tuple(others),
+        refused=tuple(
+            (", ".join(policy.describe() for policy in policies), sentence)
+            for policies, sentence in bench.refused.items()
+        ),
+        least=min(bench.archive.values(), key=lambda one: (one.peak_bytes, *rank(one))),
+        was_stopped=bench.was_stopped,
+        tried=len(bench.archive),
+        took_s=took_s,
+    )

@@ -1,0 +1,159 @@
+"""`memprof suggest` as it is typed and read."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from memprof.cli.main import main
+from memprof.policies.plan_file import read_plan
+from memprof.replay.live import live_bytes
+from memprof.trace.store import Trace
+
+SAMPLES = Path(__file__).parent.parent.parent / "sample_traces"
+PEAK = 93_237_072
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(SAMPLES / "gpt" / "run.memprof", "run.memprof")
+    shutil.copy(SAMPLES / "resnet" / "run.memprof", "resnet.memprof")
+    return tmp_path
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: object, status: int = 0) -> str:
+    assert main(list(map(str, words))) == status
+    captured = capsys.readouterr()
+    assert "Traceback" not in captured.err
+    return captured.out if status in (0, 4) else captured.err
+
+
+def test_page_lists_what_fits_and_what_does_not(capsys: pytest.CaptureFixture[str]) -> None:
+    """A verdict, the plans that fit by step time, those that do not, why others cannot be, and what to type next."""
+    page = run(capsys, "suggest", "run.memprof", "--budget", "50%")
+    lines = page.splitlines()
+    assert lines[0].startswith("Within 44.46 MiB: ")
+    for title in ("Plans that fit", "Plans that do not", "Not possible here"):
+        assert any(line.startswith(title) for line in lines)
+    assert "1 " in page
+    assert "checkpoint layers." in page
+    assert lines[-2].startswith("next: memprof suggest run.memprof --budget 46618536 --write plan.toml")
+
+
+def test_json_is_in_order_and_true(capsys: pytest.CaptureFixture[str]) -> None:
+    """Those that fit come first and the fastest of them first; each peak is what replaying the plan again gives."""
+    told = json.loads(run(capsys, "suggest", "run.memprof", "--budget", "60%", "--json"))
+    assert told["recorded"]["peak_allocated_bytes"] == PEAK
+    assert told["budget_bytes"] == PEAK * 60 // 100
+    fits = [plan for plan in told["plans"] if plan["fits"]]
+    assert told["plans"][: len(fits)] == fits
+    assert [plan["step_time_us"] for plan in fits] == sorted(plan["step_time_us"] for plan in fits)
+    assert all(plan["peak_allocated_bytes"] <= told["budget_bytes"] for plan in fits)
+    assert all(plan["peak_allocated_bytes"] > told["budget_bytes"] for plan in told["plans"][len(fits) :])
+    assert all(sum(plan["at_peak"].values()) == plan["peak_allocated_bytes"] for plan in told["plans"])
+    assert told["minimum_feasible_bytes"] <= min(plan["peak_allocated_bytes"] for plan in told["plans"])
+
+
+def test_written_plan_carries_the_prediction(capsys: pytest.CaptureFixture[str]) -> None:
+    """What --write keeps is the first plan of the table, and predicts what replaying it gives."""
+    told = json.loads(run(capsys, "suggest", "run.memprof", "--budget", "40MiB", "--write", "plan.toml", "--json"))
+    plan = read_plan(Path("plan.toml"))
+    assert plan.describe() == told["plans"][0]["describe"]
+    step = Trace.open("run.memprof").steady_step()
+    assert plan.prediction is not None
+    assert plan.prediction.peak_allocated_bytes == live_bytes(plan.transform(step)).during.max() <= 40 << 20
+    message = run(capsys, "suggest", "run.memprof", "--budget", "40MiB", "--write", "plan.toml", status=2)
+    assert "plan.toml exists already" in message
+
+
+def test_allow_and_forbid_choose_the_policies(capsys: pytest.CaptureFixture[str]) -> None:
+    """Only what is allowed is used; an unknown name is answered with those there are."""
+    told = json.loads(run(capsys, "suggest", "run.memprof", "--budget", "50%", "--allow", "checkpoint", "--json"))
+    assert {policy["policy"] for plan in told["plans"] for policy in plan["policies"]} == {"checkpoint"}
+    told = json.loads(run(capsys, "suggest", "run.memprof", "--budget", "50%", "--forbid", "swap,precision", "--json"))
+    used = {policy["policy"] for plan in told["plans"] for policy in plan["policies"]}
+    assert used
+    assert not used & {"swap", "precision"}
+    assert "there are accumulate," in run(
+        capsys, "suggest", "run.memprof", "--budget", "50%", "--allow", "magic", status=2
+    )
+
+
+def test_budget_that_is_met_needs_no_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    """The job fits as it is: said so, no plan written, exit code 0."""
+    page = run(capsys, "suggest", "run.memprof", "--budget", "1GiB", "--write", "plan.toml")
+    assert page.startswith("The job fits as it is: its peak of 88.92 MiB is within 1.00 GiB.")
+    assert not Path("plan.toml").exists()
+
+
+def test_budget_that_nothing_meets_names_the_least(capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 4, the least peak found, with which plan, where that peak is and what it holds."""
+    page = run(capsys, "suggest", "run.memprof", "--budget", "5MiB", "--allow", "checkpoint", status=4)
+    assert page.startswith("No plan that was found fits 5.00 MiB: the least is ")
+    assert "with checkpoint layers.*" in page.splitlines()[0]
+    assert "activation" in page.splitlines()[0]
+    told = json.loads(
+        run(capsys, "suggest", "run.memprof", "--budget", "5MiB", "--allow", "checkpoint", "--json", status=4)
+    )
+    again = run(capsys, "suggest", "run.memprof", "--budget", told["minimum_feasible_bytes"], "--allow", "checkpoint")
+    assert again.startswith("Within ")
+
+
+def test_slowdown_is_a_limit(capsys: pytest.CaptureFixture[str]) -> None:
+    """A plan that is slower than allowed does not count as fitting."""
+    asked = ("suggest", "run.memprof", "--budget", "50%", "--allow", "checkpoint")
+    told = json.loads(run(capsys, *asked, "--json"))
+    assert told["plans"][0]["slowdown"] > 0.1
+    page = run(capsys, *asked, "--max-slowdown", "1%", status=4)
+    assert "Allow more with --max-slowdown" in page
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("--budget", "many"), "many"),
+        ((), "a budget is needed"),
+        (("--budget", "50%", "--machine", "rtx3o90"), "rtx3"),
+        (("--budget", "50%", "--max-slowdown", "soon"), "'soon' is no slowdown"),
+        (("--budget", "50%", "--planner", "chian"), "did you mean 'chain'?"),
+        (("--budget", "50%", "--also", "resnet.memprof"), "--also names recordings of other sizes"),
+        (("--budget", "50%", "--maximise", "sequence"), "needs the job recorded at two lengths"),
+    ],
+)
+def test_mistakes_get_one_sentence(capsys: pytest.CaptureFixture[str], words: tuple[str, ...], sentence: str) -> None:
+    """What was read, what is wrong with it, what to write: exit code 2, nothing searched."""
+    message = run(capsys, "suggest", "run.memprof", *words, status=2)
+    assert sentence in message
+    assert len(message.strip().splitlines()) == 1
+
+
+def test_recordings_of_two_jobs_are_not_two_sizes(capsys: pytest.CaptureFixture[str]) -> None:
+    """--maximise with recordings that are not of one job says so, exit code 3."""
+    message = run(
+        capsys, "suggest", "run.memprof", "--budget", "50%", "--maximise", "batch", "--also", "resnet.memprof", status=3
+    )
+    assert "inputs do not tell the size" in message or "operators" in message
+
+
+def test_largest_batch_fits_and_the_next_does_not(capsys: pytest.CaptureFixture[str]) -> None:
+    """The number it answers with is the last that fits; the plan is written with the prediction at that size."""
+    told = json.loads(
+        run(
+            capsys,
+            *("suggest", "resnet.memprof", "--budget", "39.5MiB", "--maximise", "batch", "--allow", "checkpoint"),
+            *("--write", "plan.toml", "--json"),
+        )
+    )
+    sizes = {one["size"]: one["fits"] for one in told["sizes"]}
+    largest = told["largest"]
+    assert largest >= told["recorded_sizes"][0]
+    assert sizes[largest]
+    assert not sizes[largest + 1]
+    assert told["plan"]["peak_allocated_bytes"] <= told["budget_bytes"]
+    plan = read_plan(Path("plan.toml"))
+    assert plan.prediction is not None
+    assert plan.prediction.peak_allocated_bytes == told["plan"]["peak_allocated_bytes"]

@@ -1,0 +1,81 @@
+"""What every planner promises of its answers, whatever it searches for."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+from memprof.planners.base import STATUSES, Found, Planner, Task
+from memprof.planners.bounds import needed_bytes
+from memprof.planners.graph import Graph, graph_of
+from memprof.planners.schedule import as_recorded, replay
+from memprof.trace.step import Step
+from memprof.trace.store import Trace
+from tests.planners import graphs
+
+_SAMPLES = Path(__file__).parents[2] / "sample_traces"
+
+#: Budgets that planners are asked for, as shares of the recorded peak.
+SHARES = (1.0, 0.9, 0.7, 0.5, 0.3)
+
+_BUILDERS = {
+    "chain": lambda: graphs.chain(30),
+    "uneven chain": lambda: graphs.uneven_chain(25, seed=3),
+    "unet": lambda: graphs.unet(4),
+    "residual": lambda: graphs.residual(5),
+    "random": lambda: graphs.random_graph(30, seed=11),
+}
+STEPS = ("gpt", "resnet", "lstm", *_BUILDERS)
+
+
+@cache
+def step_named(name: str) -> Step:
+    """Returns the step of a sample trace, or of a builder of graphs."""
+    if name in _BUILDERS:
+        return _BUILDERS[name]()
+    return Trace.open(_SAMPLES / name / "run.memprof").steady_step()
+
+
+def peak_bytes(graph: Graph) -> int:
+    """Returns the peak of a step as it was recorded."""
+    return replay(graph, as_recorded(graph)).peak_bytes
+
+
+def cost_us(graph: Graph, found: Found) -> float:
+    """Returns the time that an answer adds to the step; infinite where there is none."""
+    if found.runs is None:
+        return float("inf")
+    done = replay(graph, found.runs, found.moves)
+    return done.extra_us + done.stall_us
+
+
+def check_answers(planner: Planner, step: Step, shares: tuple[float, ...] = SHARES, *, link: float = 0.0) -> None:
+    """Asks for budgets from the largest to the smallest, and checks that every answer is true.
+
+    A schedule is within the budget when it is replayed, a budget that is met costs nothing, a larger budget is never
+    slower, nothing is called infeasible that is not, and the least budget that an answer names does for it.
+    """
+    graph = graph_of(step)
+    peak = peak_bytes(graph)
+    before = 0.0
+    for share in sorted(shares, reverse=True):
+        budget = int(peak * share)
+        found = planner.search(Task(graph, budget, link_bytes_per_us=link))
+        assert found.status in STATUSES
+        assert found.reason.endswith(".")
+        cost = cost_us(graph, found)
+        assert cost >= before - 1e-6, f"at {share} of the peak {type(planner).__name__} is faster than above"
+        before = cost
+        if found.runs is not None:
+            done = replay(graph, found.runs, found.moves)
+            assert found.status in ("optimal", "found")
+            assert done.peak_bytes <= budget
+            assert abs(found.stall_us - done.stall_us) < 1e-6
+        else:
+            assert found.status in ("infeasible", "nothing found")
+            assert (found.status == "infeasible") <= (budget < needed_bytes(graph))
+            assert found.least_bytes > budget
+            again = planner.search(Task(graph, found.least_bytes, link_bytes_per_us=link))
+            assert again.runs is not None
+        if budget >= peak:
+            assert (found.status, cost) == ("optimal", 0.0)

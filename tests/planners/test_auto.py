@@ -1,0 +1,189 @@
+"""The product's own search, and what it is made of."""
+
+from __future__ import annotations
+
+import random
+import time
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from memprof.planners.auto import Auto
+from memprof.planners.auto.cuts import CutModel
+from memprof.planners.auto.front import Choice, Front
+from memprof.planners.auto.moves import Moves
+from memprof.planners.auto.repeats import Repeats, repeats_in
+from memprof.planners.base import Found, Planner, Task
+from memprof.planners.dtr import Dtr
+from memprof.planners.graph import Graph, graph_of
+from memprof.planners.knapsack import Knapsack
+from memprof.planners.schedule import as_recorded, replay
+from memprof.planners.selective import Selective
+from memprof.planners.sqrt import Sqrt
+from memprof.trace.store import Trace
+from tests.planners import graphs, networks
+from tests.planners.every_schedule import least_extra_us
+
+BUILT = {
+    "chain": graphs.chain(14),
+    "uneven chain": graphs.uneven_chain(10, 3),
+    "unet": graphs.unet(2),
+    "residual": graphs.residual(3),
+    "random": graphs.random_graph(12, 4),
+}
+SMALL = {
+    "chain": graphs.chain(9),
+    "uneven chain": graphs.uneven_chain(8, 5),
+    "unet": graphs.unet(2),
+    "random": graphs.random_graph(8, 4),
+}
+SAMPLES = ("gpt", "resnet", "lstm")
+
+
+def sample(name: str) -> Graph:
+    return graph_of(Trace.open(f"sample_traces/{name}/run.memprof").steady_step())
+
+
+def peak_of(graph: Graph) -> int:
+    return replay(graph, as_recorded(graph)).peak_bytes
+
+
+def searched(graph: Graph, budget_bytes: int, *, seconds: float = 60.0) -> Found:
+    return Auto().search(Task(graph, budget_bytes, deadline=time.monotonic() + seconds))
+
+
+def extra_of(graph: Graph, found: Found) -> float:
+    return float("inf") if found.runs is None else replay(graph, found.runs).extra_us
+
+
+@pytest.mark.parametrize("name", [*BUILT, *SAMPLES])
+def test_moves_keep_the_bytes_that_a_replay_counts(name: str) -> None:
+    """After any moves, the peak and the time kept up to date are those of a replay; undone, all is as before."""
+    graph = sample(name) if name in SAMPLES else graph_of(BUILT[name])
+    state = Repeats(graph)
+    moves = Moves(state, random.Random(7))
+    assert state.peak_bytes == peak_of(graph)
+    for number in range(300):
+        before = state.bytes.copy()
+        done = moves.step()
+        if number % 5 == 0:
+            replayed = replay(graph, state.runs())
+            assert state.peak_bytes == replayed.peak_bytes
+            assert state.extra_us == pytest.approx(replayed.extra_us, abs=1e-6)
+            assert repeats_in(graph, state.runs()) == sorted(state.repeats())
+        if number % 3 == 0:
+            moves.toggle(done)
+            assert np.array_equal(state.bytes, before)
+
+
+def test_the_front_keeps_what_nothing_beats() -> None:
+    """A choice that is both larger and slower is not kept, and goes when a better one comes."""
+    front = Front()
+    front.add(Choice(100, 0.0, ()))
+    front.add(Choice(60, 5.0, ()))
+    front.add(Choice(70, 6.0, ()))
+    assert [choice.peak_bytes for choice in front.choices] == [60, 100]
+    front.add(Choice(50, 4.0, ()))
+    assert [choice.peak_bytes for choice in front.choices] == [50, 100]
+    assert front.least_us(49) == float("inf")
+    assert front.least_us(99) == 4.0
+
+
+def test_the_bound_is_below_every_schedule() -> None:
+    """Whatever schedule moves lead to, the model's bound for its peak is no more than its time."""
+    for name, step in BUILT.items():
+        graph = graph_of(step)
+        cuts = list(range(graph.ops // 3, graph.ops, 3))
+        model = CutModel(graph, cuts)
+        moves = Moves(Repeats(graph), random.Random(1))
+        for _ in range(6):
+            for _ in range(12):
+                moves.step()
+            answer = model.solve(moves.state.peak_bytes, whole=False, seconds=10.0)
+            assert answer.is_feasible, name
+            assert answer.bound_us <= moves.state.extra_us + 1e-6, name
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_small_steps_are_solved_to_the_optimum(name: str) -> None:
+    """On small steps no schedule at all is faster; and none is found where there is none."""
+    graph = graph_of(SMALL[name])
+    peak = peak_of(graph)
+    for percent in (90, 75, 60, 45):
+        budget = peak * percent // 100
+        found = searched(graph, budget)
+        assert extra_of(graph, found) == pytest.approx(least_extra_us(graph, budget))
+        if found.runs is not None:
+            assert replay(graph, found.runs).peak_bytes <= budget
+            assert found.bound_us <= extra_of(graph, found) + 1e-6
+
+
+def test_a_chain_is_planned_as_chen_does() -> None:
+    """Ten equal layers whose backward needs their input: with 7 of 10 values three are dropped and made again once."""
+    graph = graph_of(graphs.chain(10))
+    peak = peak_of(graph)
+    found = searched(graph, peak - 3000)
+    assert found.status == "optimal"
+    assert extra_of(graph, found) == pytest.approx(3 * 10.0)
+
+
+@pytest.mark.parametrize(("name", "percent"), [("chain", 60), ("uneven chain", 50), ("unet", 70), ("residual", 60)])
+def test_no_single_planner_is_faster(name: str, percent: int) -> None:
+    """Whatever a quick planner finds within the budget is no faster."""
+    graph = graph_of(BUILT[name])
+    budget = peak_of(graph) * percent // 100
+    ours = extra_of(graph, searched(graph, budget))
+    single: tuple[Planner, ...] = (Dtr(), Sqrt(), Selective(), Knapsack())
+    for planner in single:
+        assert ours <= extra_of(graph, planner.search(Task(graph, budget))) + 1e-6, planner.name
+
+
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    seed=st.integers(0, 1000), layers=st.integers(4, 7), shares=st.lists(st.integers(35, 99), min_size=2, max_size=3)
+)
+def test_a_larger_budget_is_never_slower(seed: int, layers: int, shares: list[int]) -> None:
+    """Of two budgets the larger one's plan takes no more time."""
+    graph = graph_of(graphs.random_graph(layers, seed) if seed % 2 else graphs.uneven_chain(layers, seed))
+    peak = peak_of(graph)
+    times = [extra_of(graph, searched(graph, peak * share // 100)) for share in sorted(shares)]
+    assert all(larger <= smaller + 1e-6 for smaller, larger in pairwise(times))
+
+
+def test_the_same_search_gives_the_same_answer() -> None:
+    """Two searches for one budget return the same schedule."""
+    graph = graph_of(graphs.residual(3))
+    budget = peak_of(graph) * 70 // 100
+    first, second = searched(graph, budget), searched(graph, budget)
+    assert np.array_equal(first.runs, second.runs)
+
+
+def test_a_budget_that_is_met_changes_nothing() -> None:
+    """The step as recorded comes back, as optimal, in no time."""
+    graph = graph_of(graphs.chain(10))
+    found = searched(graph, peak_of(graph))
+    assert found.status == "optimal"
+    assert np.array_equal(found.runs, as_recorded(graph))
+
+
+def test_an_impossible_budget_is_named_with_one_that_does() -> None:
+    """Below what one operator holds it is infeasible, and with the budget named a schedule is found."""
+    graph = graph_of(graphs.random_graph(10, 2))
+    found = searched(graph, peak_of(graph) // 4)
+    assert found.status == "infeasible"
+    assert found.runs is None
+    assert searched(graph, found.least_bytes).runs is not None
+
+
+def test_the_clock_ends_a_search_with_the_best_so_far() -> None:
+    """A residual network of 350 operators at a third of its peak, with 3 seconds: a schedule that fits, in time."""
+    graph = graph_of(networks.resnet50())
+    budget = peak_of(graph) * 40 // 100
+    began = time.monotonic()
+    found = searched(graph, budget, seconds=3.0)
+    assert time.monotonic() - began < 8.0
+    assert found.runs is not None
+    assert replay(graph, found.runs).peak_bytes <= budget

@@ -1,0 +1,126 @@
+"""The planner for chains of stages: rotor's dynamic programme."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from memprof.planners.base import Task
+from memprof.planners.chain import Chain
+from memprof.planners.chain.options import stage_costs
+from memprof.planners.chain.table import Table, grid_of
+from memprof.planners.graph import Graph, graph_of
+from memprof.planners.schedule import as_recorded, replay
+from memprof.planners.stages import lines_of
+from tests.planners import graphs
+from tests.planners.every_schedule import least_extra_us
+from tests.planners.promises import SHARES, STEPS, check_answers, cost_us, peak_bytes, step_named
+
+
+def _input_chain(seed: int, layers: int) -> Graph:
+    """Layers of random sizes whose backward needs their input and not their output: rotor's own setting."""
+    draw = random.Random(seed)
+    step = graphs.mirrored(
+        [[op_id - 1] if op_id else [] for op_id in range(layers)],
+        [draw.randint(1, 9) * 100 for _ in range(layers)],
+        [float(draw.randint(1, 20)) for _ in range(layers)],
+        workspace_bytes=[draw.randint(0, 5) * 100 for _ in range(layers)],
+    )
+    return graph_of(step)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_on_chains_it_equals_trying_all_schedules(seed: int) -> None:
+    """Where every layer needs its input in backward, no schedule that holds what it keeps is faster in the budget.
+
+    This is the optimality that rotor has; schedules that let go of something they kept can be faster.
+    """
+    graph = _input_chain(seed, 3 + seed % 5)
+    peak = peak_bytes(graph)
+    for percent in (95, 85, 75, 65, 55, 45):
+        budget = peak * percent // 100
+        found = Chain().search(Task(graph, budget))
+        assert cost_us(graph, found) == least_extra_us(graph, budget, is_persistent=True)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_it_never_claims_more_than_there_is(seed: int) -> None:
+    """Where layers need their outputs too, it is never faster than the best of all schedules."""
+    graph = graph_of(graphs.uneven_chain(6, seed))
+    for percent in (90, 75, 60):
+        budget = peak_bytes(graph) * percent // 100
+        assert cost_us(graph, Chain().search(Task(graph, budget))) >= least_extra_us(graph, budget)
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_every_answer_is_true(name: str) -> None:
+    """On every graph: never over budget, never slower with more, and what it says about the least budget holds."""
+    check_answers(Chain(), step_named(name), (0.6,) if name == "gpt" else SHARES[::2])
+
+
+@given(seed=st.integers(0, 10_000), layers=st.integers(2, 10), percents=st.tuples(*[st.integers(20, 100)] * 2))
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+def test_more_memory_is_never_slower(seed: int, layers: int, percents: tuple[int, int]) -> None:
+    """Of two budgets for one chain, the larger never leads to the slower schedule."""
+    graph = graph_of(graphs.uneven_chain(layers, seed))
+    small, large = sorted(peak_bytes(graph) * percent // 100 for percent in percents)
+    tight, loose = (Chain().search(Task(graph, budget)) for budget in (small, large))
+    assert cost_us(graph, loose) <= cost_us(graph, tight)
+    for found, budget in ((tight, small), (loose, large)):
+        assert found.runs is None or replay(graph, found.runs).peak_bytes <= budget
+
+
+def test_a_budget_already_met_costs_nothing() -> None:
+    """A step that fits is returned as it was recorded."""
+    graph = graph_of(graphs.chain(5))
+    found = Chain().search(Task(graph, peak_bytes(graph)))
+    assert found.status == "optimal"
+    assert found.runs is not None
+    assert np.array_equal(found.runs, as_recorded(graph))
+
+
+def test_below_what_one_operator_needs_it_is_infeasible() -> None:
+    """A budget below one operator's inputs and outputs is proved infeasible, and the least budget does suffice."""
+    graph = graph_of(graphs.chain(8))
+    found = Chain().search(Task(graph, 1500))
+    assert found.status == "infeasible"
+    assert found.runs is None
+    assert Chain().search(Task(graph, found.least_bytes)).runs is not None
+
+
+def test_four_layers_by_hand() -> None:
+    """Of four layers of 1000 bytes and 10 us, recorded with 4000 bytes at the peak, only the first is made again.
+
+    Its output is dropped once the second layer has read it. Every backward then holds three times 1000 bytes: what it
+    reads, what it makes, and the gradient that comes in or one more input.
+    """
+    graph = graph_of(graphs.chain(4))
+    assert peak_bytes(graph) == 4000
+    found = Chain().search(Task(graph, 3999))
+    assert cost_us(graph, found) == 10.0
+    assert found.runs is not None
+    assert replay(graph, found.runs).peak_bytes == 3000
+
+
+def test_identical_layers_are_solved_once() -> None:
+    """A chain of 40 equal layers has as many different windows as lengths and ends, not as pairs of stages."""
+    graph = graph_of(graphs.chain(40))
+    (line,) = lines_of(graph)
+    costs = stage_costs(graph, line)
+    table = Table(line, costs, grid_of(line, costs, peak_bytes(graph)), lambda: False)
+    assert len(line.stages) == 40
+    assert len({id(cost) for cost in costs}) <= 4
+    assert table.windows < 40 * 41 / 2 / 4
+
+
+def test_time_up_at_once_is_said() -> None:
+    """Without time it returns nothing and says so."""
+    graph = graph_of(graphs.chain(30))
+    found = Chain().search(Task(graph, peak_bytes(graph) // 2, deadline=time.monotonic() - 1))
+    assert found.status == "time limit"
+    assert found.runs is None

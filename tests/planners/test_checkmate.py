@@ -1,0 +1,126 @@
+"""The exact planner: Checkmate's mixed-integer programme."""
+
+from __future__ import annotations
+
+import math
+import time
+
+import numpy as np
+import pytest
+
+from memprof.planners.base import Task
+from memprof.planners.bounds import needed_bytes
+from memprof.planners.checkmate import Checkmate
+from memprof.planners.checkmate.blocks import blocks_of
+from memprof.planners.checkmate.model import Model
+from memprof.planners.graph import Graph, graph_of
+from memprof.planners.schedule import as_recorded, replay, scheduled_step
+from tests.planners import graphs
+from tests.planners.every_schedule import least_extra_us
+from tests.planners.promises import STEPS, cost_us, peak_bytes, step_named
+
+
+def _small(seed: int) -> Graph:
+    """A graph of 3 to 7 forward operators, by turns a chain and one with skips."""
+    build = graphs.random_graph if seed % 2 else graphs.uneven_chain
+    return graph_of(build(3 + seed % 5, seed))
+
+
+def _within(seconds: float, graph: Graph, budget: int) -> Task:
+    return Task(graph, budget, deadline=time.monotonic() + seconds)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_it_equals_trying_all_schedules(seed: int) -> None:
+    """The optimum is that of all schedules, whatever their order, and so is what cannot fit; the bound is below."""
+    graph = _small(seed)
+    peak, least = peak_bytes(graph), needed_bytes(graph)
+    for share in (0.9, 0.5, 0.1):
+        budget = int(least + share * (peak - least))
+        found = Checkmate().search(Task(graph, budget))
+        best = least_extra_us(graph, budget)
+        assert cost_us(graph, found) == pytest.approx(best)
+        assert found.bound_us <= best + 1e-6
+        if found.runs is None:
+            assert found.status in ("infeasible", "nothing found")
+            assert math.isfinite(least_extra_us(graph, found.least_bytes))
+            assert math.isinf(least_extra_us(graph, found.least_bytes - 1))
+        else:
+            assert found.status == "optimal"
+
+
+def test_a_node_may_have_to_run_twice_for_one_event() -> None:
+    """Here the only schedule that fits goes over an operator twice before one backward operator: it is found."""
+    graph = graph_of(graphs.random_graph(7, 109))
+    found = Checkmate().search(Task(graph, 16_050))
+    assert cost_us(graph, found) == least_extra_us(graph, 16_050) == 224.0
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_relaxation_is_below_every_schedule(seed: int) -> None:
+    """The linear bound holds for every schedule, not only for those the programme can write down."""
+    graph = _small(seed)
+    for percent in (95, 85, 75):
+        budget = peak_bytes(graph) * percent // 100
+        model = Model(blocks_of(graph), budget, in_forward=True, in_stage=False)
+        bound = model.solve(time.monotonic() + 10, is_relaxed=True).bound
+        assert bound <= least_extra_us(graph, budget) + 1e-6
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_it_is_never_over_budget_and_ends_in_time(name: str) -> None:
+    """On every graph, within a second: the replayed peak is within the budget and the bound below the time."""
+    step = step_named(name)
+    graph = graph_of(step)
+    budget = peak_bytes(graph) * 7 // 10
+    began = time.monotonic()
+    found = Checkmate().search(_within(1.0, graph, budget))
+    assert time.monotonic() - began < 5.0
+    if found.runs is None:
+        assert found.status in ("infeasible", "nothing found", "time limit")
+        return
+    done = replay(graph, found.runs)
+    assert done.peak_bytes <= budget
+    assert found.bound_us <= done.extra_us + 1e-6
+    scheduled_step(step, graph, found.runs).check()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_more_memory_is_never_slower(seed: int) -> None:
+    """Where it ends in time, a larger budget never leads to a slower schedule."""
+    graph, before = graph_of(graphs.uneven_chain(8, seed)), math.inf
+    for percent in (50, 60, 70, 80, 90, 100):
+        found = Checkmate().search(Task(graph, peak_bytes(graph) * percent // 100))
+        assert found.status in ("optimal", "infeasible")
+        assert cost_us(graph, found) <= before + 1e-6
+        before = cost_us(graph, found)
+
+
+def test_a_budget_already_met_costs_nothing() -> None:
+    """A step that fits is returned as it was recorded."""
+    graph = graph_of(graphs.chain(5))
+    found = Checkmate().search(Task(graph, peak_bytes(graph)))
+    assert found.status == "optimal"
+    assert found.runs is not None
+    assert np.array_equal(found.runs, as_recorded(graph))
+
+
+def test_operators_in_place_are_one_node_with_their_maker() -> None:
+    """Nothing is lost by joining them: a transformer's 90 operators that make values become fewer, exactly."""
+    graph = graph_of(step_named("gpt"))
+    makers = len(np.unique(graph.value_op))
+    blocks = blocks_of(graph)
+    assert len(blocks.members) == makers - int((graph.taken_from >= 0).sum())
+    assert sorted(op for group in blocks.members for op in group) == np.unique(graph.value_op).tolist()
+    joined = blocks_of(graph, 60)
+    assert len(joined.members) <= 60
+    assert not joined.is_exact
+
+
+def test_the_smallest_budget_is_proved() -> None:
+    """Of a U-Net: what it names as the least budget suffices, and a byte less does not."""
+    graph = graph_of(graphs.unet(1))
+    found = Checkmate().search(Task(graph, needed_bytes(graph) - 1))
+    assert found.status == "infeasible"
+    assert Checkmate().search(Task(graph, found.least_bytes)).runs is not None
+    assert Checkmate().search(Task(graph, found.least_bytes - 1)).runs is None

@@ -1,0 +1,123 @@
+"""Schedules: what running operators in some order, some of them twice, comes to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memprof.errors import InvariantError
+from memprof.planners.demand import make_on_demand
+from memprof.planners.graph import Graph, graph_of
+from memprof.planners.schedule import as_recorded, replay, scheduled_step
+from memprof.replay.live import live_bytes
+from memprof.trace.step import Step
+from memprof.trace.store import Trace
+from tests.planners.graphs import chain, random_graph, residual, unet, uneven_chain
+
+SAMPLES = Path(__file__).parent.parent.parent / "sample_traces"
+
+
+def sample(name: str) -> Step:
+    return Trace.open(SAMPLES / name / "run.memprof").steady_step()
+
+
+def some_dropped(graph: Graph, seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).random(graph.values) < 0.5
+
+
+@pytest.mark.parametrize("name", ["gpt", "resnet", "lstm"])
+def test_recorded_schedule_is_the_recording(name: str) -> None:
+    """Running everything once, in its order, gives the recorded bytes at every operator, and no time on top."""
+    step = sample(name)
+    graph = graph_of(step)
+    done = replay(graph, as_recorded(graph))
+    assert np.array_equal(done.during_bytes, live_bytes(step).during)
+    assert done.extra_us == 0
+    assert graph.is_saved().any()
+
+
+@pytest.mark.parametrize("name", ["gpt", "resnet", "lstm"])
+@pytest.mark.parametrize("seed", range(3))
+def test_schedule_and_the_step_it_leads_to_agree(name: str, seed: int) -> None:
+    """The rewritten step keeps what every step promises, and holds at each run the bytes the schedule says."""
+    step = sample(name)
+    graph = graph_of(step)
+    done = replay(graph, make_on_demand(graph, some_dropped(graph, seed)))
+    predicted = scheduled_step(step, graph, done.runs)
+    assert np.array_equal(live_bytes(predicted).during, done.during_bytes)
+    assert predicted.duration_us == pytest.approx(step.duration_us + done.extra_us)
+    assert predicted.ops.is_recompute.sum() - step.ops.is_recompute.sum() == done.is_again.sum() > 0
+
+
+@given(seed=st.integers(0, 10_000), operators=st.integers(2, 25))
+def test_any_choice_of_dropped_values_can_be_replayed(seed: int, operators: int) -> None:
+    """On any graph, whatever is dropped is made again in time, and schedule and step agree."""
+    step = random_graph(operators, seed)
+    graph = graph_of(step)
+    done = replay(graph, make_on_demand(graph, some_dropped(graph, seed)))
+    assert np.array_equal(live_bytes(scheduled_step(step, graph, done.runs)).during, done.during_bytes)
+
+
+@pytest.mark.parametrize("step", [chain(12), uneven_chain(12, 1), unet(3), residual(4)], ids=range(4))
+def test_nothing_dropped_is_the_step_itself(step: Step) -> None:
+    """Without a dropped value nothing runs twice."""
+    graph = graph_of(step)
+    assert np.array_equal(make_on_demand(graph, np.zeros(graph.values, dtype=bool)), as_recorded(graph))
+
+
+def test_one_value_made_again_by_hand() -> None:
+    """Of three layers the second's output is dropped and made again: 10 us more, and room for it in between."""
+    step = chain(3)
+    graph = graph_of(step)
+    plain = replay(graph, as_recorded(graph))
+    dropped = np.zeros(graph.values, dtype=bool)
+    dropped[1] = True
+    done = replay(graph, make_on_demand(graph, dropped))
+    # The backward of the last layer (operator 3) needs it: its operator runs right before.
+    assert done.runs.tolist() == [0, 1, 2, 1, 3, 4, 5]
+    assert done.extra_us == 10.0
+    # Outputs of 1,000 bytes: the last layer reads its input, which is gone once it has run, and which the second run
+    # makes again.
+    assert plain.during_bytes.tolist() == [1000, 2000, 3000, 3000, 3000, 1001]
+    assert done.during_bytes.tolist() == [1000, 2000, 3000, 2000, 3000, 3000, 1001]
+
+
+@pytest.mark.parametrize(
+    ("runs", "sentence"),
+    [
+        ([0, 1, 2, 3, 4], "leaves out 1 of the step's 6"),
+        ([1, 0, 2, 3, 4, 5], "another order"),
+        ([0, 1, 2, 3, 3, 4, 5], "operator 3, which cannot run again"),
+        ([0, 1, 2, 3, 4, 5, 6], "does not have"),
+    ],
+)
+def test_what_is_no_schedule_is_refused(runs: list[int], sentence: str) -> None:
+    """Left out, out of order, twice though it may not, unknown: each has its sentence."""
+    with pytest.raises(InvariantError, match=sentence):
+        replay(graph_of(chain(3)), np.array(runs))
+
+
+def test_value_changed_in_place_is_made_again_from_its_start() -> None:
+    """An operator that works in place runs again on a copy that is made again first, never on what it has changed."""
+    from memprof.planners.arrays import step_from_arrays
+
+    # 0 makes, 1 changes it in place, 2 reads it; backward reads the changed value.
+    step = step_from_arrays(
+        time_us=[1, 2, 4, 8, 16],
+        output_bytes=[100, 0, 10, 5, 5],
+        inputs=[[], [0], [1], [2], [1, 3]],
+        is_backward=[False, False, False, True, True],
+        in_place=[-1, 0, -1, -1, -1],
+    )
+    graph = graph_of(step)
+    assert graph.taken_from.tolist() == [-1, 0, -1]
+    dropped = np.array([False, True, False])
+    done = replay(graph, make_on_demand(graph, dropped))
+    assert done.runs.tolist() == [0, 1, 2, 3, 0, 1, 4]
+    assert done.extra_us == 3.0
+    with pytest.raises(InvariantError, match="changed"):
+        replay(graph, np.array([0, 1, 2, 3, 1, 4]))

@@ -1,0 +1,118 @@
+"""Tests of the planner that drops what is large and cheap to make again."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memprof.planners.arrays import step_from_arrays
+from memprof.planners.base import Task
+from memprof.planners.demand import Demand
+from memprof.planners.graph import graph_of
+from memprof.planners.remaking import Remaking
+from memprof.planners.schedule import replay, scheduled_step
+from memprof.planners.selective import Selective, around, cheapest_first
+from memprof.replay.live import live_bytes
+from tests.planners import graphs
+from tests.planners.promises import STEPS, check_answers, peak_bytes, step_named
+
+
+def saved_in_order(step_inputs: list[list[int]], sizes: list[int], times: list[float]) -> list[list[int]]:
+    """Returns what is dropped after each turn of cheapest_first, of the values that backward reads."""
+    graph = graph_of(graphs.mirrored(step_inputs, sizes, times, needs_output=[True] * len(sizes)))
+    return [np.flatnonzero(dropped & graph.is_saved()).tolist() for dropped in cheapest_first(graph)]
+
+
+def test_cheap_and_large_goes_first() -> None:
+    """Attention's scores go before an activation's output, and the result of a large product last."""
+    # Input, product (40 us for 100 B), scores (5 us for 1000 B), activation (2 us for 200 B), product (90 us, 100 B).
+    inputs: list[list[int]] = [[], [0], [1], [2], [3]]
+    turns = saved_in_order(inputs, [100, 100, 1000, 200, 100], [30.0, 40.0, 5.0, 2.0, 90.0])
+    # By microseconds for each byte: 0.3, 0.4, 0.005, 0.01, 0.9.
+    assert turns == [[2], [2, 3], [0, 2, 3], [0, 1, 2, 3], [0, 1, 2, 3, 4]]
+
+
+def test_what_runs_again_anyway_costs_nothing_more() -> None:
+    """Two saved values made from one that forward frees share its operator: the second costs only its own."""
+    step = step_from_arrays(
+        time_us=[10.0, 20.0, 30.0, 40.0, 1.0],
+        output_bytes=[100] * 5,
+        inputs=[[], [0], [1], [1], [0, 2, 3]],
+        is_backward=[False] * 4 + [True],
+    )
+    remaking = Remaking(graph_of(step))
+    assert (remaking.added_us(2), remaking.added_us(3)) == (50.0, 60.0)
+    assert remaking.drop(2) == {3}
+    assert remaking.added_us(3) == 40.0
+    assert remaking.cost_us == 50.0
+
+
+def test_values_that_forward_frees_are_made_again_on_the_way() -> None:
+    """Dropping a value runs what led to it again, back to what is kept."""
+    step = step_from_arrays(
+        time_us=[10.0, 20.0, 30.0, 5.0, 1.0, 1.0],
+        output_bytes=[100] * 6,
+        inputs=[[], [0], [1], [2], [2, 3], [0, 4]],
+        is_backward=[False] * 4 + [True] * 2,
+    )
+    graph = graph_of(step)
+    remaking = Remaking(graph)
+    # Value 1 is gone after forward; 0 is read by the last operator and stays.
+    assert remaking.dropped.tolist()[:4] == [False, True, False, False]
+    assert remaking.added_us(2) == 20.0 + 30.0
+    assert remaking.drop(0) == set()
+    assert remaking.cost_us == 10.0
+
+
+def test_estimate_is_what_the_schedule_costs() -> None:
+    """On a chain the cost that the order goes by is the time that the replay finds."""
+    graph = graph_of(graphs.uneven_chain(20, seed=5))
+    remaking, demand = Remaking(graph), Demand(graph)
+    for value in np.flatnonzero(graph.is_saved()).tolist()[::2]:
+        remaking.drop(value)
+        assert replay(graph, demand.schedule(remaking.dropped)).extra_us == pytest.approx(remaking.cost_us)
+
+
+def test_around_names_the_step_s_own_operators() -> None:
+    """A peak in a run that repeats lies between the two operators of the step around it."""
+    graph = graph_of(graphs.chain(3))
+    done = replay(graph, np.array([0, 1, 2, 3, 0, 4, 5]))
+    assert around(done, 4, 4) == (3, 4)
+    assert around(done, 1, 2) == (0, 3)
+    assert around(done, 0, 6) == (-1, 6)
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_answers_are_true_on_every_step(name: str) -> None:
+    """On every sample and every builder: within the budget, monotone, true status."""
+    check_answers(Selective(), step_named(name), (1.0, 0.85, 0.5))
+
+
+@settings(max_examples=10, deadline=None)
+@given(seed=st.integers(0, 10_000), operators=st.integers(1, 30))
+def test_answers_are_true_on_random_graphs(seed: int, operators: int) -> None:
+    """On any graph: within the budget, monotone, true status."""
+    check_answers(Selective(), graphs.random_graph(operators, seed), (1.0, 0.8, 0.65, 0.45))
+
+
+def test_expensive_operators_are_kept_where_others_do() -> None:
+    """In residual blocks, nothing that the convolutions make is made again at 80 % of the peak."""
+    graph = graph_of(graphs.residual(5))
+    found = Selective().search(Task(graph, int(peak_bytes(graph) * 0.8)))
+    assert found.runs is not None
+    done = replay(graph, found.runs)
+    assert graph.cost_us[done.runs[done.is_again]].max() < 40.0
+    assert "cheapest to make again" in found.reason
+
+
+@pytest.mark.parametrize("name", ["gpt", "resnet"])
+def test_schedule_becomes_a_step_with_the_same_peak(name: str) -> None:
+    """What is found for a recording can be written as a step, whose own replay has the peak that was promised."""
+    step = step_named(name)
+    graph = graph_of(step)
+    found = Selective().search(Task(graph, int(peak_bytes(graph) * 0.7)))
+    assert found.runs is not None
+    scheduled = scheduled_step(step, graph, found.runs)
+    assert live_bytes(scheduled).during.max() == replay(graph, found.runs).peak_bytes

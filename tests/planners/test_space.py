@@ -1,0 +1,92 @@
+"""The search of the policy space: what it promises whatever the step."""
+
+from __future__ import annotations
+
+import pytest
+
+from memprof.planners.space.explore import Wish, explore
+from memprof.planners.space.groups import find_groups
+from memprof.replay.live import live_bytes
+from tests.planners.promises import step_named
+
+
+@pytest.mark.parametrize("name", ["gpt", "resnet", "lstm"])
+def test_best_plan_fits_and_a_larger_budget_is_never_slower(name: str) -> None:
+    """At budgets from 90 down to 40 % the best plan, replayed anew, is within the budget; less room, no less time."""
+    step = step_named(name)
+    peak = int(live_bytes(step).during.max())
+    before = 0.0
+    for percent in (90, 70, 55, 40):
+        answer = explore(step, Wish(peak * percent // 100, allow=("checkpoint", "swap", "precision")))
+        assert not answer.was_stopped
+        if answer.best is None:
+            assert answer.least.peak_bytes > peak * percent // 100
+            break
+        predicted = answer.best.plan.transform(step)
+        assert live_bytes(predicted).during.max() == answer.best.peak_bytes <= peak * percent // 100
+        assert predicted.duration_us == answer.best.step_time_us
+        assert answer.best.step_time_us >= before
+        before = answer.best.step_time_us
+
+
+def test_answers_are_sorted_and_complete() -> None:
+    """Plans that fit are in order of time; every other plan replayed is over the budget; none is in both."""
+    step = step_named("gpt")
+    peak = int(live_bytes(step).during.max())
+    answer = explore(step, Wish(peak // 2))
+    times = [one.step_time_us for one in answer.fitting]
+    assert times == sorted(times)
+    assert all(one.peak_bytes <= peak // 2 for one in answer.fitting)
+    assert all(one.peak_bytes > peak // 2 for one in answer.others)
+    # The recording itself is no plan.
+    assert len(answer.fitting) + len(answer.others) == answer.tried - 1
+
+
+def test_interruption_keeps_the_best_so_far() -> None:
+    """Ctrl-C in the middle ends the search with what was found, and says so."""
+    step = step_named("gpt")
+    count = 0
+
+    def interrupt(_: object) -> None:
+        nonlocal count
+        count += 1
+        if count == 20:
+            raise KeyboardInterrupt
+
+    answer = explore(step, Wish(int(live_bytes(step).during.max()) // 2), interrupt)
+    assert answer.was_stopped
+    assert answer.tried == 20
+
+
+def test_time_limit_is_kept() -> None:
+    """A search that has no time says that it was stopped."""
+    step = step_named("gpt")
+    answer = explore(step, Wish(int(live_bytes(step).during.max()) // 2, time_limit_s=0.0))
+    assert answer.was_stopped
+    assert answer.best is None
+
+
+@pytest.mark.parametrize("planner", ["sqrt", "selective", "chain", "dtr"])
+def test_named_planner_chooses_the_modules(planner: str) -> None:
+    """A plan that follows a planner's schedule fits, and the answer tells what the schedule itself comes to."""
+    step = step_named("gpt")
+    budget = int(live_bytes(step).during.max()) * 6 // 10
+    answer = explore(step, Wish(budget, planner=planner))
+    assert answer.schedule is not None
+    assert answer.schedule.planner == planner
+    assert 0 < answer.schedule.peak_bytes <= budget
+    assert answer.best is not None
+    assert {policy.name for policy in answer.best.policies} == {"checkpoint"}
+
+
+def test_groups_of_the_sample() -> None:
+    """Repeated modules are one group by their pattern; a module inside others is a group of its own."""
+    groups = {group.pattern: group for group in find_groups(step_named("gpt"))}
+    assert groups["layers.*"].members == ("layers.0", "layers.1", "layers.2", "layers.3")
+    assert groups["layers.*"].is_whole
+    assert groups["layers.*"].chosen(4) == ("layers.*",)
+    assert groups["layers.*"].chosen(2) == ("layers.0", "layers.1")
+    assert not groups["layers.*"].is_apart_from(groups["layers.*.mlp"])
+    assert groups["layers.*.attention"].is_apart_from(groups["layers.*.mlp"])
+    saved = sum(groups[pattern].saved_bytes for pattern in ("layers.*.mlp", "layers.*.attention"))
+    assert saved <= groups["layers.*"].saved_bytes
