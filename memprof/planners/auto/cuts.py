@@ -12,11 +12,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.optimize import Bounds, LinearConstraint
 from scipy.sparse import csr_array
 
 from memprof.planners.auto.repeats import Repeat, Repeats
 from memprof.planners.graph import Graph
+from memprof.planners.solver import solve
 from memprof.trace.schema import NONE, Bools, Floats, Ints
 
 #: Up to so many decisions a model is solved to the last digit: on small steps a larger budget is never slower at all.
@@ -109,7 +110,7 @@ class CutModel:
             highest = np.where(is_fixed, lowest, highest)
         room = (budget_bytes - self._others_bytes) / self._unit_bytes
         rules = [LinearConstraint(self._rules, self._rule_low, np.inf), LinearConstraint(self._bytes, -np.inf, room)]
-        answer = milp(
+        answer = solve(
             self._cost_us,
             constraints=rules,
             bounds=Bounds(lowest, highest),

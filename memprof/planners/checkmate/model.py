@@ -8,10 +8,11 @@ from collections.abc import Iterable, Set
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.optimize import Bounds, LinearConstraint
 from scipy.sparse import csr_array
 
 from memprof.planners.checkmate.blocks import Blocks
+from memprof.planners.solver import solve
 from memprof.trace.schema import NONE, Floats
 
 #: The solver ends when it is so close to its bound.
@@ -103,7 +104,7 @@ class Model:
         """
         if not self.is_possible:
             return Answer(is_proved=True, objective=math.inf, bound=math.inf, values=None)
-        done = milp(
+        done = solve(
             np.array(self._cost),
             integrality=np.array([whole and not is_relaxed for whole in self._is_whole], dtype=np.int64),
             bounds=Bounds(0.0, np.array(self._top)),

@@ -1,0 +1,40 @@
+"""The solver's chatter stays out of standard output."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+
+from memprof.planners import solver
+
+
+def test_what_the_solver_prints_goes_to_standard_error(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A line written past Python to the process's output while it solves is on stderr; later lines are not."""
+
+    def chatters(*_: object, **__: object) -> str:
+        os.write(1, b"HighsMipSolverData says something\n")
+        return "solved"
+
+    monkeypatch.setattr(solver, "milp", chatters)
+    assert solver.solve() == "solved"
+    os.write(1, b"the answer\n")
+    told = capfd.readouterr()
+    assert told.out == "the answer\n"
+    assert told.err == "HighsMipSolverData says something\n"
+
+
+def test_it_solves() -> None:
+    """The largest whole x with 2 x <= 7 is 3."""
+    from scipy.optimize import Bounds, LinearConstraint
+
+    done = solver.solve(
+        np.array([-1.0]),
+        integrality=np.array([1]),
+        bounds=Bounds(0, 10),
+        constraints=LinearConstraint(np.array([[2.0]]), -np.inf, 7.0),
+    )
+    assert done.x.tolist() == [3.0]
