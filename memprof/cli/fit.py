@@ -18,7 +18,7 @@ from memprof.launch.target import find_target
 
 if TYPE_CHECKING:
     from memprof.analysis.suggest import Suggestion
-    from memprof.launch.fit.fit import Fit
+    from memprof.launch.fit.request import Fit
     from memprof.planners.space.explore import Wish
     from memprof.trace.store import Trace
 
@@ -100,7 +100,7 @@ def fit(
     is_json: bool,
     is_module: bool,
     **asked: Any,
-) -> None:
+) -> int:
     """Find a plan under which a training job is measured to fit a budget.
 
     The job runs a few steps as it is, then under the fastest plan that is predicted to fit. Where the peak measured is
@@ -113,9 +113,9 @@ def fit(
     """
     wish = wish_of(**asked)
     target = find_target(words, is_module=is_module, is_command=ctx.meta["is_command"], verb="fit")
-    from memprof.launch.fit.fit import Request
     from memprof.launch.fit.fit import fit as find_fit
     from memprof.launch.fit.outputs import claim_outputs
+    from memprof.launch.fit.request import Request
 
     request = Request(
         target=target,
@@ -140,7 +140,7 @@ def fit(
         page = Page.for_stdout()
         fill_fit(page, found, job)
         page.write()
-    _leave(found)
+    return _status_of(found)
 
 
 def _search(trace: Trace, wish: Wish) -> Suggestion:
@@ -155,13 +155,12 @@ def _say(sentence: str) -> None:
     print(f"memprof: {sentence}", file=sys.stderr, flush=True)
 
 
-def _leave(found: Fit) -> None:
-    """Ends with the status that says what came of it; the page has said it in words."""
+def _status_of(found: Fit) -> int:
+    """Returns the status that says what came of it; where the job failed by itself, ends as the job did."""
     if found.returncode:
         from memprof.launch.parent import leave_like
 
         leave_like(found.returncode)
     if found.ended_by:
-        sys.exit(_SIGNAL + found.ended_by)
-    if found.best is None and not found.is_met:
-        sys.exit(GateFailedError.exit_code)
+        return _SIGNAL + found.ended_by
+    return 0 if found.best is not None or found.is_met else GateFailedError.exit_code

@@ -11,7 +11,7 @@ from rich.text import Text
 from memprof.analysis.plan_json import PLAN_SCHEMA, Json, policy_to_json
 from memprof.cli.page import Page, cell, make_table, printable
 from memprof.launch.fit.attempt import Attempt, Measured
-from memprof.launch.fit.fit import Fit
+from memprof.launch.fit.request import Fit
 from memprof.policies.prediction import Prediction
 from memprof.units import format_bytes, format_us
 

@@ -132,7 +132,7 @@ def _table(found: Largest, what: str) -> Table:
         else:
             table.add_row(
                 str(one.size),
-                cell(best.plan.describe() if best.policies else "as it is"),
+                Text(printable(best.plan.describe() if best.policies else "as it is")),
                 format_bytes(best.peak_bytes),
                 format_us(best.step_time_us),
                 format_us(best.step_time_us / one.size),

@@ -93,19 +93,18 @@ def _change(one: Tried, recorded: Tried) -> str:
 
 
 def _plan_table(found: Suggestion) -> Table:
-    table = make_table("", "plan", ">peak", ">saved", ">step time", ">change", "peak in", "how known", "numerics")
+    table = make_table("", "plan", ">peak", ">saved", ">step time", ">change", "peak in", "known, numbers")
     recorded = found.answer.recorded
     for number, one in enumerate(found.plans[:_MOST_ROWS], start=1):
         table.add_row(
             str(number),
-            cell(one.plan.describe()),
+            Text(printable(one.plan.describe())),  # what to do is not cut
             format_bytes(one.peak_bytes),
             format_bytes(recorded.peak_bytes - one.peak_bytes),
             format_us(one.step_time_us),
             _change(one, recorded),
             cell(place_of(one)),
-            cell(one.source),
-            cell({"none": "same"}.get(one.numerics, one.numerics)),
+            cell(f"{one.source}, {'same' if one.numerics == 'none' else one.numerics}"),
         )
     return table
 
@@ -117,7 +116,7 @@ def _other_table(found: Suggestion) -> Table:
         over = one.peak_bytes - budget
         name, size = max(one.categories.items(), key=lambda item: item[1], default=("", 0))
         table.add_row(
-            cell(one.plan.describe()),
+            Text(printable(one.plan.describe())),
             format_bytes(one.peak_bytes),
             format_bytes_change(over) if over > 0 else "too slow",
             _change(one, recorded),

@@ -12,6 +12,9 @@ from memprof.errors import PolicyError
 #: What stands for the model itself: as it is written, and as named_modules() has it.
 WHOLE = (".", "")
 
+#: A name with a number among its parts; the last one counts.
+_NUMBERED = re.compile(r"((?:.*\.)?)([0-9]+)((?:\.[^0-9][^.]*)*)")
+
 
 def match_modules(patterns: Sequence[str], names: Iterable[str]) -> list[str]:
     """Returns the names that match a pattern, in the order given.
@@ -48,6 +51,23 @@ def outermost(names: Iterable[str]) -> list[str]:
         return any(".".join(parts[:length]) in known for length in range(1, len(parts))) or (name != "" and "" in known)
 
     return [name for name in names if not is_inside(name)]
+
+
+def condensed(patterns: Sequence[str]) -> str:
+    """Says patterns in a few words: names that count up are one, ``layers.0-11, head``; the root is the whole model."""
+    runs: list[tuple[str, str, str]] = []  # what comes before the number, the last number, what comes after
+    words: list[str] = []
+    for pattern in patterns:
+        found = _NUMBERED.fullmatch(pattern)
+        before, number, after = found.groups() if found else (pattern, "", "")
+        last = runs[-1] if runs else ("", "", "")
+        if number and last[1] and (before, after) == (last[0], last[2]) and int(number) == int(last[1]) + 1:
+            first = words[-1].removeprefix(before).removesuffix(after).split("-")[0]
+            words[-1] = f"{before}{first}-{number}{after}"
+        else:
+            words.append("the whole model" if pattern in ("", ".") else pattern)
+        runs.append((before, number, after))
+    return ", ".join(words)
 
 
 def _translate(pattern: str) -> str:

@@ -1,6 +1,8 @@
 """Measures every figure memprof promises, prints them, and rewrites their tables in docs/benchmarks.md.
 
 python tests/benchmarks/run.py [--quick] [--only NAME]... [--no-write]
+
+With --only, the other tables of the page stay as they are; each table says when it was measured.
 """
 
 from __future__ import annotations
@@ -33,7 +35,11 @@ NAMES = (
     "trace_size",
     "report_start",
     "two_faces",
+    "swap_disk",
     "transform_speed",
+    "planners",
+    "fits",
+    "search_time",
 )
 
 
@@ -54,19 +60,21 @@ def main() -> None:
             sections.append(section)
             console.print(section.table())
             console.print(f"({name}: {time.monotonic() - start:.0f} s)\n")
-    if not (args.no_write or args.quick or args.only):
+    if not (args.no_write or args.quick):
         write_page(sections)
         console.print(f"Written to {PAGE.relative_to(ROOT)}.")
 
 
 def write_page(sections: list[Section]) -> None:
-    """Replaces what stands between the markers of the page."""
+    """Replaces the tables of these sections between the markers of the page, in the order of the others or behind."""
     text = PAGE.read_text(encoding="utf-8")
     head, _, rest = text.partition(BEGIN)
-    _, _, tail = rest.partition(END)
+    body, _, tail = rest.partition(END)
+    kept = {part.partition("\n")[0]: f"### {part.strip()}\n" for part in body.split("### ")[1:]}
     day = datetime.datetime.now(datetime.UTC).date().isoformat()
-    body = "\n".join([f"Measured {day} on: {describe_machine()}", "", *(section.markdown() for section in sections)])
-    PAGE.write_text(f"{head}{BEGIN}\n{body}{END}{tail}", encoding="utf-8")
+    for section in sections:
+        kept[section.title] = f"{section.markdown()}\nMeasured {day} on: {describe_machine()}\n"
+    PAGE.write_text(f"{head}{BEGIN}\n" + "\n".join(kept.values()) + f"{END}{tail}", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from torch.optim import optimizer as torch_optimizer
 
 import memprof
 from memprof.errors import PolicyError, UsageError
-from memprof.launch.live.make_fit import LiveFit
+from memprof.launch.live.live_fit import LiveFit
 from memprof.launch.live.policies import EXACT, FROM_THE_START, live_policies, plan_for
 from memprof.policies.checkpoint.policy import Checkpoint
 from memprof.policies.plan import Plan

@@ -55,6 +55,7 @@ def test_interruption_keeps_the_best_so_far() -> None:
 
     answer = explore(step, Wish(int(live_bytes(step).during.max()) // 2), interrupt)
     assert answer.was_stopped
+    assert answer.was_interrupted
     assert answer.tried == 20
 
 
@@ -63,6 +64,7 @@ def test_time_limit_is_kept() -> None:
     step = step_named("gpt")
     answer = explore(step, Wish(int(live_bytes(step).during.max()) // 2, time_limit_s=0.0))
     assert answer.was_stopped
+    assert not answer.was_interrupted
     assert answer.best is None
 
 

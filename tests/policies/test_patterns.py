@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memprof.errors import PolicyError
-from memprof.policies.patterns import match_modules, outermost
+from memprof.policies.patterns import condensed, match_modules, outermost
 
 NAMES = ["", "embed", "layers", "layers.0", "layers.0.mlp", "layers.0.mlp.0", "layers.1", "layers.10", "layers.10.mlp"]
 
@@ -67,3 +67,21 @@ def test_what_lies_inside_another_is_left_out() -> None:
         "layers.1",
     ]
     assert outermost(["", "embed"]) == [""]
+
+
+@pytest.mark.parametrize(
+    ("patterns", "words"),
+    [
+        (("layers.0", "layers.1", "layers.2", "head"), "layers.0-2, head"),
+        (("layers.9", "layers.10", "layers.11.mlp"), "layers.9-10, layers.11.mlp"),
+        (("a.0.mlp", "a.1.mlp", "a.3.mlp"), "a.0-1.mlp, a.3.mlp"),
+        (("stages.1", "stages.0"), "stages.1, stages.0"),
+        (("0", "1"), "0-1"),
+        (("layers.*", "**.norm"), "layers.*, **.norm"),
+        ((".",), "the whole model"),
+        ((), ""),
+    ],
+)
+def test_names_that_count_up_are_said_in_one(patterns: tuple[str, ...], words: str) -> None:
+    """A reader sees from where to where; what does not count up by one stays by itself."""
+    assert condensed(patterns) == words

@@ -8,6 +8,7 @@ from itertools import combinations
 
 import numpy as np
 
+from memprof.planners.chain.rehearsal import Rehearsal, backward_items
 from memprof.planners.graph import Graph
 from memprof.planners.stages import Line, Stage
 from memprof.trace.schema import NONE
@@ -81,7 +82,8 @@ def stage_costs(graph: Graph, line: Line) -> list[StageCosts]:
     for rows in (part for group in alike.values() for part in _of_like_time(graph, line, group)):
         stages = [line.stages[row] for row in rows]
         times = np.mean([graph.cost_us[stage.first_op : stage.end_op] for stage in stages], axis=0)
-        weighed = _Rehearsal(graph, line, stages[0], times.tolist(), reads, made).costs()
+        rehearsal = Rehearsal(graph, line, stages[0], times.tolist(), reads, made)
+        weighed = _Weighing(stages[0], rehearsal).costs()
         costs.update(dict.fromkeys(rows, weighed))
     return [costs[row] for row in range(len(line.stages))]
 
@@ -113,7 +115,7 @@ def _signature(
         for op_id in range(stage.first_op, stage.end_op)
     )
     sizes = tuple((int(graph.value_bytes[value]), int(graph.taken_from[value] == NONE)) for value in place)
-    backward = tuple(_backward_items(graph, line, stage, reads))
+    backward = tuple(backward_items(graph, line, stage, reads))
     late = tuple(
         (op_id - stage.backward_op, tuple(sorted(place[value] for value in reads[op_id] if value in place)))
         for op_id, _ in backward
@@ -122,66 +124,29 @@ def _signature(
     return forward, sizes, late, tuple(extra for _, extra in backward), len(stage.inputs), len(stage.outputs)
 
 
-def _backward_items(graph: Graph, line: Line, stage: Stage, reads: list[list[int]]) -> list[tuple[int, int]]:
-    """Lists a stage's backward: operators that read its values, and between them the highest of what else is alive."""
-    start, tracked = line.bytes_before(stage.backward_op), set(stage.values)
-    items: list[tuple[int, int]] = []
-    busy = line.base_bytes + graph.workspace_bytes
-    at = stage.backward_op
-    for op_id in range(stage.backward_op, stage.backward_end_op):
-        if tracked.isdisjoint(reads[op_id]):
-            continue
-        if op_id > at:
-            items.append((NONE, int(busy[at:op_id].max()) - start))
-        items.append((op_id, int(busy[op_id]) - start))
-        at = op_id + 1
-    if stage.backward_end_op > at:
-        items.append((NONE, int(busy[at : stage.backward_end_op].max()) - start))
-    return items
+class _Weighing:
+    """Puts the choices of one stage into numbers."""
 
-
-class _Rehearsal:
-    """Plays one stage alone."""
-
-    def __init__(
-        self,
-        graph: Graph,
-        line: Line,
-        stage: Stage,
-        times: list[float],
-        reads: list[list[int]],
-        made: list[list[int]],
-    ) -> None:
-        self._line, self._stage, self._times = line, stage, times
-        self._size, self._taken = graph.value_bytes.tolist(), graph.taken_from.tolist()
-        self._maker, self._workspace = graph.value_op.tolist(), graph.workspace_bytes.tolist()
-        self._reads, self._made = reads, made
-        self._tracked = frozenset(stage.values)
-        self._backward = _backward_items(graph, line, stage, reads)
-        start = line.bytes_before(stage.first_op)
-        self._first = [
-            (op_id, int(line.base_bytes[op_id] + graph.workspace_bytes[op_id]) - start)
-            for op_id in range(stage.first_op, stage.end_op)
-        ]
+    def __init__(self, stage: Stage, rehearsal: Rehearsal) -> None:
+        self._stage, self._rehearsal = stage, rehearsal
 
     def costs(self) -> StageCosts:
         """Weighs going through without keeping anything, and every option."""
-        outputs = set(self._stage.outputs)
-        again = self._making(outputs, set())
-        with_inputs = self._tracked | set(self._stage.inputs)
-        inputs = set(self._stage.inputs)
+        rehearsal = self._rehearsal
+        inputs, outputs = set(self._stage.inputs), set(self._stage.outputs)
+        again = rehearsal.making(outputs, set())
         return StageCosts(
             options=tuple(_undominated(self._options())),
-            pass_us=self._time(again),
-            pass_peak=self._peak(again, set(), outputs, self._tracked),
-            pass_on_peak=self._peak(again, inputs, outputs, with_inputs),
-            first_pass_peak=self._peak(self._first, set(), outputs, self._tracked),
-            first_pass_on_peak=self._peak(self._first, inputs, outputs, with_inputs),
-            output_bytes=sum(self._size[value] for value in outputs),
+            pass_us=rehearsal.time_of(again),
+            pass_peak=rehearsal.peak(again, set(), outputs),
+            pass_on_peak=rehearsal.peak(again, inputs, outputs, with_inputs=True),
+            first_pass_peak=rehearsal.peak(rehearsal.first, set(), outputs),
+            first_pass_on_peak=rehearsal.peak(rehearsal.first, inputs, outputs, with_inputs=True),
+            output_bytes=rehearsal.size_of(outputs),
         )
 
     def _options(self) -> list[Option]:
-        late = sorted({v for op_id, _ in self._backward if op_id != NONE for v in self._reads[op_id]} & self._tracked)
+        late = self._rehearsal.late
         if len(late) <= _MOST_FOR_ALL_CHOICES:
             return [self._option(kept) for size in range(len(late) + 1) for kept in combinations(late, size)]
         found = [self._option(late)]
@@ -206,84 +171,18 @@ class _Rehearsal:
     def _option(self, kept: Iterable[int]) -> Option:
         held = set(kept)
         passed = held | set(self._stage.outputs)
-        again = self._making(passed, set())
-        alive = set(held)
-        backward: list[tuple[int, int]] = []
-        spent = 0.0
-        for op_id, extra in self._backward:
-            if op_id != NONE:
-                missing = {value for value in self._reads[op_id] if value in self._tracked and value not in alive}
-                above = self._line.bytes_before(op_id) - self._line.bytes_before(self._stage.backward_op)
-                made = self._making(missing, alive) if missing else []
-                spent += self._time(made)
-                backward += [(other, busy + above) for other, busy in made]
-            backward.append((op_id, extra))
+        rehearsal = self._rehearsal
+        again = rehearsal.making(passed, set())
+        backward, spent_us = rehearsal.backward(held)
         return Option(
             kept=tuple(place for place, value in enumerate(self._stage.values) if value in held),
-            held_bytes=sum(self._size[value] for value in passed),
-            first_peak=self._peak(self._first, set(), passed, self._tracked),
-            forward_us=self._time(again),
-            forward_peak=self._peak(again, set(), passed, self._tracked),
-            backward_us=spent,
-            backward_peak=self._peak(backward, held, set(), self._tracked),
+            held_bytes=rehearsal.size_of(passed),
+            first_peak=rehearsal.peak(rehearsal.first, set(), passed),
+            forward_us=rehearsal.time_of(again),
+            forward_peak=rehearsal.peak(again, set(), passed),
+            backward_us=spent_us,
+            backward_peak=rehearsal.peak(backward, held, set()),
         )
-
-    def _making(self, wanted: set[int], alive: set[int]) -> list[tuple[int, int]]:
-        """Lists the operators that make values, with their workspace; adds to ``alive`` what they leave."""
-        items: list[tuple[int, int]] = []
-        for value in sorted(wanted):
-            stack = [] if value in alive else [self._maker[value]]
-            while stack:
-                op_id = stack[-1]
-                missing = [v for v in self._reads[op_id] if v in self._tracked and v not in alive]
-                if missing:
-                    stack.extend(self._maker[v] for v in reversed(missing))
-                    continue
-                stack.pop()
-                if all(v in alive for v in self._made[op_id]):
-                    continue
-                items.append((op_id, self._workspace[op_id]))
-                alive.update(self._made[op_id])
-                alive.difference_update(self._taken[v] for v in self._made[op_id])
-        return items
-
-    def _time(self, items: list[tuple[int, int]]) -> float:
-        return sum(self._times[op_id - self._stage.first_op] for op_id, _ in items)
-
-    def _peak(self, items: list[tuple[int, int]], start: set[int], end: set[int], tracked: frozenset[int]) -> int:
-        """Replays a few operators: values live from their making to their last read, or to the end."""
-        count = len(items)
-        change = [0] * (count + 1)
-        size, taken = self._size, self._taken
-        open_since = {value: (0, 0) for value in start if value in tracked}
-
-        def close(value: int, last: int) -> None:
-            born, _ = open_since.pop(value)
-            if last >= born:
-                change[born] += size[value]
-                change[min(last + 1, count)] -= size[value]
-
-        for at, (op_id, _) in enumerate(items):
-            if op_id == NONE:
-                continue
-            for value in self._reads[op_id]:
-                if value in open_since:
-                    open_since[value] = (open_since[value][0], at)
-            for value in self._made[op_id]:
-                if value not in tracked:
-                    continue
-                if value in open_since:
-                    close(value, open_since[value][1])
-                if taken[value] in open_since:
-                    close(taken[value], at - 1)
-                open_since[value] = (at, at)
-        for value in list(open_since):
-            close(value, count - 1 if value in end else open_since[value][1])
-        alive, peak = 0, 0
-        for at, (_, extra) in enumerate(items):
-            alive += change[at]
-            peak = max(peak, alive + extra)
-        return peak
 
 
 def _undominated(options: list[Option]) -> list[Option]:

@@ -82,6 +82,7 @@ class Answer:
         was_stopped: Whether the search ended before it was through.
         tried: How many plans were replayed.
         took_s: How long it took.
+        was_interrupted: Whether it ended before it was through because of Ctrl-C, and not for want of time.
         schedule: What the planner that was asked for makes of the step's operators; None for ``auto``.
     """
 
@@ -94,6 +95,7 @@ class Answer:
     was_stopped: bool
     tried: int
     took_s: float
+    was_interrupted: bool = False
     schedule: Scheduled | None = None
 
     @property
@@ -124,7 +126,7 @@ def explore(step: Step, wish: Wish, report: Callable[[Tried], None] = lambda _: 
     bench = Workbench(step, deadline=started + wish.time_limit_s, report=report)
     recorded = bench.try_plan()
     assert recorded is not None  # no policy, no refusal
-    schedule = None
+    schedule, was_interrupted = None, False
     if recorded.peak_bytes > wish.budget_bytes:
         try:
             if wish.planner == "auto":
@@ -132,8 +134,9 @@ def explore(step: Step, wish: Wish, report: Callable[[Tried], None] = lambda _: 
             else:
                 schedule = _follow(bench, wish)
         except KeyboardInterrupt:
-            bench.was_stopped = True
-    return dataclasses.replace(_answer(bench, wish, recorded, time.monotonic() - started), schedule=schedule)
+            bench.was_stopped = was_interrupted = True
+    answer = _answer(bench, wish, recorded, time.monotonic() - started)
+    return dataclasses.replace(answer, was_interrupted=was_interrupted, schedule=schedule)
 
 
 def _search(bench: Workbench, allowed: set[str], wish: Wish) -> None:

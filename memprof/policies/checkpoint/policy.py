@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 from memprof.errors import PolicyError
 from memprof.policies.base import Policy
 from memprof.policies.checkpoint.kinds import check_kinds
+from memprof.policies.patterns import condensed
 
 if TYPE_CHECKING:
     from memprof.policies.job import Job
@@ -102,7 +103,7 @@ class Checkpoint(Policy):
 
     def describe(self) -> str:
         """Says what it does: ``checkpoint layers.* (keep matmul)``."""
-        what = ", ".join(pattern or "the whole model" for pattern in self.modules)
+        what = condensed(self.modules)
         if self.segments:
             what = f"{what} in {self.segments} segments" if what else f"{self.segments} segments"
         return f"checkpoint {what}" + (f" (keep {', '.join(self.keep)})" if self.keep else "")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 
 from memprof.errors import PolicyError
 from memprof.policies.base import Policy
+from memprof.policies.patterns import condensed
 
 if TYPE_CHECKING:
     from memprof.policies.job import Job
@@ -78,5 +79,5 @@ class Compile(Policy):
 
     def describe(self) -> str:
         """Says what it does: ``compile layers.* at 0.5``."""
-        names = ", ".join(name or "the model" for name in self.modules)
+        names = condensed(self.modules)
         return f"compile {names}" + (f" at {self.activation_budget:g}" if self.activation_budget < 1 else "")

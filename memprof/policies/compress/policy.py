@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 
 from memprof.errors import PolicyError
 from memprof.policies.base import Policy
+from memprof.policies.patterns import condensed
 from memprof.units import format_bytes
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ class Compress(Policy):
 
     def describe(self) -> str:
         """Names what is packed."""
-        chosen = "everything saved" if self.modules == (".",) else f"what {', '.join(self.modules)} save"
+        chosen = "everything saved" if self.modules == (".",) else f"what {condensed(self.modules)} save"
         small = (
             "" if self.minimum_bytes == type(self).minimum_bytes else f", from {format_bytes(self.minimum_bytes)} on"
         )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 
 from memprof.errors import PolicyError
 from memprof.policies.base import Policy
+from memprof.policies.patterns import condensed
 from memprof.units import format_bytes
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ class Swap(Policy):
 
     def describe(self) -> str:
         """Names what is moved and where to."""
-        chosen = "" if self.what == "optimizer" or self.modules == (".",) else f" of {', '.join(self.modules)}"
+        chosen = "" if self.what == "optimizer" or self.modules == (".",) else f" of {condensed(self.modules)}"
         small = (
             "" if self.minimum_bytes == type(self).minimum_bytes else f", from {format_bytes(self.minimum_bytes)} on"
         )

@@ -1,0 +1,70 @@
+"""What is asked of `memprof fit`, and what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from memprof.launch.fit.attempt import Attempt, Measured
+from memprof.launch.fit.outputs import Outputs
+from memprof.launch.target import Target
+from memprof.planners.space.explore import Wish
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked for.
+
+    Attributes:
+        target: The job.
+        outputs: Where everything goes.
+        wish: Makes what is asked of a search, of the peak that was recorded.
+        skip: Steps to let pass in each run.
+        steps: Steps to record in each run.
+        stop: End each run after the recorded steps.
+        verify: How many plans to verify, of which the fastest is kept.
+        most_attempts: Most runs under a plan.
+    """
+
+    target: Target
+    outputs: Outputs
+    wish: Callable[[int], Wish]
+    skip: int = 2
+    steps: int = 3
+    stop: bool = True
+    verify: int = 1
+    most_attempts: int = 8
+
+
+@dataclass
+class Fit:
+    """What came of it.
+
+    Attributes:
+        request: What was asked for.
+        budget_bytes: Most bytes that may be allocated at once; 0 where the job failed before that was known.
+        recorded: What the job needs as it is, None where it failed.
+        attempts: Its runs under plans, in order.
+        best: The attempt whose plan was written, None where none was.
+        returncode: Exit status of the job as it is, where it failed by itself; 0 otherwise.
+        ended_by: Signal that ended all of it, 0 where none did.
+        reason: Why no plan was written, "" where one was.
+        least_bytes: Least peak that was measured, or predicted where nothing could be measured below it.
+        warnings: What a reader must know to judge the figures.
+    """
+
+    request: Request
+    budget_bytes: int = 0
+    recorded: Measured | None = None
+    attempts: list[Attempt] = field(default_factory=list)
+    best: Attempt | None = None
+    returncode: int = 0
+    ended_by: int = 0
+    reason: str = ""
+    least_bytes: int = 0
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def is_met(self) -> bool:
+        """Whether the job fits as it is."""
+        return self.recorded is not None and self.recorded.peak_bytes <= self.budget_bytes

@@ -1,0 +1,71 @@
+"""What `memprof fit` says of the runs under plans, and of why no plan was kept."""
+
+from __future__ import annotations
+
+from memprof.analysis.suggest import Suggestion, describe_least
+from memprof.launch.fit.attempt import Attempt
+from memprof.launch.fit.request import Fit
+from memprof.launch.parent import Recorded
+from memprof.launch.verdict import describe_status
+from memprof.planners.space.tried import Tried
+from memprof.policies.plan import Plan
+from memprof.units import format_bytes
+
+INTERRUPTED = "It was interrupted before any plan was verified, so none was written."
+
+
+def describe_failure_as_it_is(done: Recorded) -> str:
+    """Says that the job failed by itself, and how far its recording came."""
+    recording = f" {done.verdict.sentence}" if done.output.is_file() else ""
+    return f"The job failed by itself, without any plan: {describe_status(done.returncode)}.{recording}"
+
+
+def describe_failure_under_plan(done: Recorded) -> str:
+    """Says that the job failed under a plan, or that nothing was recorded of it."""
+    if not done.returncode:
+        return done.verdict.sentence
+    return f"the job failed under it, and does not without it: {describe_status(done.returncode)}."
+
+
+def announce(plan: Plan, one: Tried) -> str:
+    """Says that a plan is being tried."""
+    return f"trying {plan.describe()}, predicted peak {format_bytes(one.peak_bytes)}"
+
+
+def describe_attempt(attempt: Attempt) -> str:
+    """Says what came of a run under a plan."""
+    if attempt.measured is None:
+        return f"{attempt.outcome}: {attempt.reason}"
+    measured = format_bytes(attempt.measured.peak_bytes)
+    return f"measured peak {measured}: {'within' if attempt.outcome == 'fits' else 'above'} the budget"
+
+
+def why_none(found: Fit, first: Suggestion) -> str:
+    """Says why no plan was kept: what came nearest, and what would help.
+
+    Args:
+        found: What came of it.
+        first: The search for the budget.
+    """
+    if not found.attempts:
+        return describe_least(first)
+    budget = format_bytes(found.budget_bytes)
+    measured = [(one.measured.peak_bytes, one.plan.describe()) for one in found.attempts if one.measured is not None]
+    count = len(found.attempts)
+    if not measured:
+        tries = f"None of {count} plans tried" if count > 1 else "The plan tried"
+        could = "could be applied" if count > 1 else "could not be applied"
+        return (
+            f"{tries} {could} to the job: {found.attempts[-1].reason} The least peak reached is that of the job as it "
+            f"is, {format_bytes(found.least_bytes)}."
+        )
+    least, plan = min(measured)
+    more = (
+        " Allow more runs with --attempts."
+        if len(found.attempts) == found.request.most_attempts
+        else " Give at least that budget, or allow more policies."
+    )
+    return (
+        f"No plan was verified within {budget}: of {count} tried, the least peak measured is {format_bytes(least)} "
+        f"with {plan}.{more}"
+    )

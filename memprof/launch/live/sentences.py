@@ -1,0 +1,100 @@
+"""What make_fit says to whoever trains: of the plan it applied, and of what was measured under it."""
+
+from __future__ import annotations
+
+from memprof.planners.space.tried import Tried
+from memprof.units import format_bytes
+
+LEFT_TO_MEMPROF = "make_fit leaves the job as it is while memprof record or memprof fit runs it."
+
+AT_WORK_ALREADY = (
+    "make_fit is at work in this process already. Give it several models as one torch.nn.ModuleList, and their "
+    "optimizers as a list."
+)
+
+
+def job_fits(peak_bytes: int, budget_bytes: int, device_type: str) -> str:
+    """Says that the job needs no plan."""
+    peak, budget = format_bytes(peak_bytes), format_bytes(budget_bytes)
+    return f"make_fit: the job fits as it is, its peak of {peak} is within {budget}.{_what_is_watched(device_type)}"
+
+
+def plan_applied(one: Tried, budget_bytes: int, recorded_bytes: int, recorded_us: float) -> str:
+    """Says what a plan is predicted to do.
+
+    Args:
+        one: The plan.
+        budget_bytes: Most bytes that may be allocated at once.
+        recorded_bytes: Peak of the job as it is.
+        recorded_us: Duration of its step, in microseconds.
+    """
+    change = one.step_time_us / recorded_us - 1 if recorded_us else 0.0
+    return (
+        f"make_fit: applied {one.plan.describe()}; predicted peak {format_bytes(one.peak_bytes)} of "
+        f"{format_bytes(budget_bytes)}, was {format_bytes(recorded_bytes)}; step time {100 * change:+.0f} %. The next "
+        "steps are measured."
+    )
+
+
+def plan_held(measured_bytes: int, predicted_bytes: int, budget_bytes: int, device_type: str) -> str:
+    """Says that the job fits under the plan in force."""
+    peak, predicted, budget = map(format_bytes, (measured_bytes, predicted_bytes, budget_bytes))
+    return (
+        f"make_fit: measured peak {peak}, predicted {predicted}, within {budget}. Nothing is recorded from here on."
+        f"{_what_is_watched(device_type)}"
+    )
+
+
+def plan_did_not_hold(one: Tried, measured_bytes: int, budget_bytes: int) -> str:
+    """Says that the job needs more than the budget under the plan in force."""
+    peak, predicted, budget = map(format_bytes, (measured_bytes, one.peak_bytes, budget_bytes))
+    return (
+        f"make_fit: a step under {one.plan.describe()} took {peak}, predicted were {predicted}, and the budget is "
+        f"{budget}; trying another plan."
+    )
+
+
+def nothing_fits(budget_bytes: int, recorded_bytes: int, least: tuple[int, str], policies: tuple[str, ...]) -> str:
+    """Says that no plan was found.
+
+    Args:
+        budget_bytes: Most bytes that may be allocated at once.
+        recorded_bytes: Peak of the job as it is.
+        least: The least peak that was found, and the plan that leads to it.
+        policies: Names of the policies that might be used.
+    """
+    least_bytes, plan = least
+    return (
+        f"make_fit found no plan within {format_bytes(budget_bytes)} and leaves the job as it is, with a peak of "
+        f"{format_bytes(recorded_bytes)}: the least found is {format_bytes(least_bytes)} with {plan} (allowed: "
+        f"{', '.join(policies)})."
+    )
+
+
+def later_step_took(peak_bytes: int, expected_bytes: int, budget_bytes: int) -> str:
+    """Says that a step took more than any before."""
+    peak, expected, budget = map(format_bytes, (peak_bytes, expected_bytes, budget_bytes))
+    above = "above" if peak_bytes > budget_bytes else "within"
+    return (
+        f"make_fit: a step took {peak}, more than the {expected} seen so far; that is {above} the budget of {budget}."
+    )
+
+
+def ended_early(*, has_plan: bool) -> str:
+    """Says that the job ended while make_fit was at work."""
+    before = "the plan in force was measured" if has_plan else "enough steps were observed to plan from"
+    return f"make_fit: the job ended before {before}."
+
+
+def our_fault(error: Exception) -> str:
+    """Says that memprof failed, and that the job goes on."""
+    return (
+        f"make_fit leaves the job as it is: {type(error).__name__}: {error}. This is a fault of memprof, not of your "
+        "job; MEMPROF_DEBUG=1 shows where it is."
+    )
+
+
+def _what_is_watched(device_type: str) -> str:
+    if device_type == "cuda":
+        return ""
+    return " Later steps are not watched: on a CPU nothing counts what is allocated but a recorder."

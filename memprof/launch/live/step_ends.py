@@ -1,0 +1,61 @@
+"""Tells where a step of a model's training ends: after the last of its optimizers' updates."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from memprof.recorder.rounds import OptimizerRounds
+from memprof.recorder.update_hooks import UpdateHooks
+
+
+class StepEnds:
+    """Calls back after each step, at a moment when hooks may come and go.
+
+    Updates in other processes and threads, within backward, and of other models end no step.
+    """
+
+    def __init__(
+        self, model: torch.nn.Module, optimizers: list[torch.optim.Optimizer], then: Callable[[], None]
+    ) -> None:
+        """Takes what to call; nothing is called before `install`.
+
+        Args:
+            model: The model that is trained.
+            optimizers: Its optimizers.
+            then: Called after each step.
+        """
+        self._model, self._then = model, then
+        self._process, self._thread = os.getpid(), threading.get_ident()
+        self._updates = UpdateHooks(None, self._after_update)
+        self._rounds = OptimizerRounds()
+        self._rounds.meet(optimizers)
+        self._own: set[int] = set()
+
+    def install(self) -> None:
+        """Begins, behind all hooks there are."""
+        self._updates.install()
+
+    def remove(self) -> None:
+        """Ends: nothing is called any more."""
+        self._updates.remove()
+
+    def _after_update(self, optimizer: Any, *_: Any) -> None:
+        is_mine = os.getpid() == self._process and threading.get_ident() == self._thread
+        # Within backward a step has not ended, even where an optimizer updates there.
+        if not is_mine or torch._C._current_graph_task_id() != -1 or not self._is_of_model(optimizer):
+            return
+        if not self._updates.is_last() or not self._rounds.update(optimizer):
+            return
+        self._rounds.begin_step()
+        self._then()
+
+    def _is_of_model(self, optimizer: Any) -> bool:
+        """Whether an optimizer updates the model: given ones may be wrappers of those that report."""
+        if not self._own:
+            self._own = {id(parameter) for parameter in self._model.parameters()}
+        return any(id(parameter) in self._own for group in optimizer.param_groups for parameter in group["params"])
