@@ -39,6 +39,7 @@ NAMES = (
     "transform_speed",
     "planners",
     "fits",
+    "rivals",
     "search_time",
 )
 

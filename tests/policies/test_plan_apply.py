@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -128,6 +129,8 @@ def test_refusal_of_a_later_policy_takes_the_earlier_back() -> None:
 
 def test_recording_in_code_says_under_which_plan(tmp_path: Path) -> None:
     """A trace made while a plan is in force carries it, with the notes of its policies; after `undo`, none does."""
+    # Models of other tests whose plans are in force live on in reference cycles.
+    gc.collect()
     model = Net()
     job = memprof.apply(Plan((Checkpoint(modules=("layers.*",)),)), model)
     with memprof.record(tmp_path / "under.memprof", skip=0, steps=2):
