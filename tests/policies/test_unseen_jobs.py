@@ -142,6 +142,8 @@ def test_prediction_is_the_measured_peak(make, policy, bar, tmp_path):
 def test_weight_updated_inside_backward_has_its_cast_gradient_before(tmp_path):
     """A script that updates each parameter inside backward: its gradient is cast before that update, not after."""
 
+    hooks = []
+
     def make() -> Small:
         model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 8))
         optimizers = {p: torch.optim.SGD([p], lr=0.1) for p in model.parameters()}
@@ -150,14 +152,16 @@ def test_weight_updated_inside_backward_has_its_cast_gradient_before(tmp_path):
             optimizers[parameter].step()
             parameter.grad = None
 
-        for parameter in model.parameters():
-            parameter.register_post_accumulate_grad_hook(update)
+        hooks.extend(parameter.register_post_accumulate_grad_hook(update) for parameter in model.parameters())
         return Small([model], lambda: model(torch.randn(16, 32)).sum().backward())
 
     predicted = BF16.transform(record(make, tmp_path))
     gradients = predicted.storages.take(predicted.storages.category == "gradient")
     assert set(gradients.dtype) == {"float32"}
     OptimizerPolicy(loop="foreach").transform(record(make, tmp_path)).check()
+    # A hook that reaches its own parameter keeps both, and their optimizers, for ever.
+    for hook in hooks:
+        hook.remove()
 
 
 @pytest.mark.parametrize("policy", [BF16, OptimizerPolicy(loop="foreach"), ChunkedLoss(4, minimum_bytes=0)])
