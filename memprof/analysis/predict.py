@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -118,6 +120,15 @@ def forecast(trace: Trace, plan: Plan, step_number: int | None = None) -> Foreca
         step=predicted,
         warnings=tuple(step_warnings(trace, recorded)),
     )
+
+
+def words_for_record(manifest: Manifest) -> str:
+    """Returns what stands behind ``memprof record`` to run the recorded job again, quoted for a shell."""
+    command = manifest.command
+    if not command:
+        return "train.py"
+    is_python = Path(command[0]).name.startswith("python")
+    return shlex.join(command[1:] if is_python else ("--", *command))
 
 
 def step_warnings(trace: Trace, step: Step) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -13,7 +12,6 @@ from memprof.planners.space.explore import Answer, Wish, explore
 from memprof.planners.space.tried import Tried
 from memprof.policies.base import Policy
 from memprof.policies.plan import Plan
-from memprof.policies.prediction import Prediction
 from memprof.policies.swap.policy import DEFAULT_GBPS
 from memprof.trace.manifest import Manifest
 from memprof.trace.schema import Steps
@@ -50,9 +48,7 @@ class Suggestion:
 
     def predict(self, one: Tried) -> tuple[Plan, Step]:
         """Returns a plan with its prediction, and the step it leads to."""
-        step = one.plan.transform(self.step)
-        prediction = Prediction.of(self.step, step, trace=self.trace, how=one.source)
-        return dataclasses.replace(one.plan, prediction=prediction), step
+        return one.plan.predict(self.step, trace=self.trace)
 
 
 def suggest(

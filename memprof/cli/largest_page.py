@@ -22,7 +22,6 @@ from memprof.planners.space.largest import Largest, find_largest, sized_step
 from memprof.planners.space.tried import Tried
 from memprof.policies.plan_file import write_plan
 from memprof.policies.plan_tables import SOURCES_IN_WORDS
-from memprof.policies.prediction import Prediction
 from memprof.replay.live import live_bytes
 from memprof.trace.store import Trace
 from memprof.units import format_bytes, format_us
@@ -59,9 +58,11 @@ def show_largest(
         found = find_largest(sized, asked, bar.add)
     best = None if found.answer is None else found.answer.best
     if written is not None and best is not None and best.policies and found.step is not None:
-        predicted = best.plan.transform(found.step)
-        prediction = Prediction.of(found.step, predicted, trace=str(opened.path), how=found.source)
-        write_plan(written, dataclasses.replace(best.plan, prediction=prediction))
+        plan, _ = best.plan.predict(found.step, trace=str(opened.path))
+        assert plan.prediction is not None
+        # The step it starts from is known in that way itself.
+        prediction = dataclasses.replace(plan.prediction, how=found.source)
+        write_plan(written, dataclasses.replace(plan, prediction=prediction))
     if is_json:
         print(json.dumps(_json(found, best, asked, what), indent=2, allow_nan=False))
     else:

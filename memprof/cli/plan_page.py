@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from memprof.analysis.moments import Moment
-from memprof.analysis.predict import Forecast, Side
+from memprof.analysis.predict import Forecast, Side, words_for_record
 from memprof.analysis.verify import Compared, Verification, describe_short
 from memprof.cli.page import Page, TailCell, cell, make_table, printable
 from memprof.policies.plan_tables import NUMERICS_IN_WORDS, SOURCES_IN_WORDS
@@ -189,9 +189,7 @@ def _signed_percent(fraction: float) -> str:
 
 
 def _next_after_forecast(made: Forecast, plan_path: Path | None, output: Path | None) -> list[tuple[str, str]]:
-    command = made.manifest.command
-    is_python = bool(command) and Path(command[0]).name.startswith("python")
-    job = shlex.join(command[1:] if is_python else ("--", *command)) if command else "train.py"
+    job = words_for_record(made.manifest)
     commands = []
     if plan_path is not None:
         record = f"memprof record --plan {shlex.quote(str(plan_path))} {printable(job)}"

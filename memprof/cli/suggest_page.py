@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
+from memprof.analysis.predict import words_for_record
 from memprof.analysis.suggest import Suggestion, describe_least, place_of
 from memprof.cli.page import Page, cell, make_table, printable
 from memprof.planners.space.tried import Tried
@@ -138,9 +139,7 @@ def _refused_table(found: Suggestion) -> Table:
 
 
 def _next(found: Suggestion, written: Path | None) -> list[tuple[str, str]]:
-    command = found.manifest.command
-    is_python = bool(command) and Path(command[0]).name.startswith("python")
-    job = shlex.join(command[1:] if is_python else ("--", *command)) if command else "train.py"
+    job = words_for_record(found.manifest)
     again = f"memprof suggest {shlex.quote(found.trace)} --budget {found.answer.wish.budget_bytes}"
     if found.answer.best is None:
         return [(f"memprof suggest {shlex.quote(found.trace)} --budget {found.answer.least.peak_bytes}", "what fits")]

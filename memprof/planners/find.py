@@ -18,7 +18,6 @@ from memprof.planners.space.groups import find_groups
 from memprof.planners.space.tried import Tried
 from memprof.planners.space.workbench import Workbench
 from memprof.policies.plan import Plan
-from memprof.policies.prediction import Prediction
 from memprof.trace.schema import Ints
 from memprof.trace.step import Step
 
@@ -96,7 +95,7 @@ def find_plan(
     found = kind().search(task)
     done = None if found.runs is None else replay(graph, found.runs, found.moves)
     chosen = _plan(step, graph, found, task, planner)
-    plan, predicted = (None, None) if chosen is None else _with_prediction(step, chosen)
+    plan, predicted = (None, None) if chosen is None else chosen.plan.predict(step)
     return Finding(
         planner=planner,
         budget_bytes=budget_bytes,
@@ -129,9 +128,3 @@ def _plan(step: Step, graph: Graph, found: Found, task: Task, planner: str) -> T
         candidates.append(explore(step, wish).best)
     fitting = [one for one in candidates if one is not None]
     return min(fitting, key=lambda one: one.step_time_us, default=None)
-
-
-def _with_prediction(step: Step, chosen: Tried) -> tuple[Plan, Step]:
-    predicted = chosen.plan.transform(step)
-    prediction = Prediction.of(step, predicted, trace="", how=chosen.source)
-    return dataclasses.replace(chosen.plan, prediction=prediction), predicted

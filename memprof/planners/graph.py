@@ -14,7 +14,7 @@ import numpy as np
 from memprof.replay.live import live_bytes
 from memprof.replay.time import op_cost_us
 from memprof.trace.schema import NONE, Bools, Floats, Ints
-from memprof.trace.step import Step
+from memprof.trace.step import Step, sum_at
 
 #: Storages of these categories outlive a step or are handed in: nothing in it can make them again.
 _LASTING = ("parameter", "buffer", "gradient", "optimizer_state", "input")
@@ -146,10 +146,8 @@ def graph_of(step: Step) -> Graph:
 
 def _held(created: Ints, freed: Ints, size: Ints, ops: int) -> tuple[Ints, Ints]:
     """Returns the bytes of some storages alive during and after each operator."""
-    born, gone = np.zeros(ops, dtype=np.int64), np.zeros(ops, dtype=np.int64)
-    np.add.at(born, created, size)
-    np.add.at(gone, freed[freed != NONE], size[freed != NONE])
-    after = np.cumsum(born - gone)
+    gone = sum_at(freed, size, ops)
+    after = np.cumsum(sum_at(created, size, ops) - gone)
     return after + gone, after
 
 

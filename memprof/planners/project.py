@@ -9,7 +9,6 @@ import numpy as np
 
 from memprof.planners.base import Found
 from memprof.planners.graph import Graph
-from memprof.planners.space.frames import is_on_device
 from memprof.planners.space.groups import Group
 from memprof.planners.space.tried import Tried
 from memprof.planners.space.workbench import Workbench
@@ -91,7 +90,7 @@ def _replayed(bench: Workbench, chosen: Sequence[_Choice]) -> Tried | None:
     moved = tuple(choice.name for choice in chosen if choice.is_moved)
     policies: list[Policy] = [Checkpoint(again)] if again else []
     if moved:
-        policies.append(Swap(moved, to="host" if is_on_device(bench.step) else "disk"))
+        policies.append(Swap(moved, to="host" if bench.step.is_on_device() else "disk"))
     return bench.try_plan(*policies)
 
 

@@ -18,7 +18,7 @@ from memprof.planners.moved_step import step_with_moves
 from memprof.planners.moves import Moves, away_bytes, lives_at, needed_runs, waits_us
 from memprof.policies.draft import Draft
 from memprof.trace.schema import NONE, Bools, Ints, Saved, Uses
-from memprof.trace.step import Step
+from memprof.trace.step import Step, rows_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,17 +79,15 @@ def replay(graph: Graph, runs: Ints, moves: Moves | None = None) -> Replay:
 
     # Lives: every run of a value's operator begins one.
     runs_by_op = np.argsort(runs, kind="stable")
-    low = np.searchsorted(runs[runs_by_op], graph.value_op)
-    times = np.searchsorted(runs[runs_by_op], graph.value_op, side="right") - low
+    rows, times = rows_of(runs[runs_by_op], graph.value_op)
     life_value = np.repeat(np.arange(graph.values), times)
-    life_born = runs_by_op[np.repeat(low, times) + _counting(times)]
+    life_born = runs_by_op[rows]
     key = life_value * (count + 1) + life_born
 
     # Reads: every run of an operator reads what it reads, from the life that began last.
-    read_low = np.searchsorted(graph.read_op, runs)
-    read_times = np.searchsorted(graph.read_op, runs, side="right") - read_low
-    read_run = np.repeat(np.arange(count), read_times)
-    read_value = graph.read_value[np.repeat(read_low, read_times) + _counting(read_times)]
+    rows, times = rows_of(graph.read_op, runs)
+    read_run = np.repeat(np.arange(count), times)
+    read_value = graph.read_value[rows]
     read_life = np.searchsorted(key, read_value * (count + 1) + read_run) - 1
 
     freed = life_born.copy()
@@ -261,9 +259,7 @@ def _rewired(step: Step, graph: Graph, done: Replay, op_of_run: Ints, life_stora
     is_value = np.zeros(storages, dtype=np.bool_)
     is_value[graph.storage_id] = True
     copies = np.flatnonzero(done.is_again)
-    low = np.searchsorted(uses.op_id, done.runs[copies])
-    times = np.searchsorted(uses.op_id, done.runs[copies], side="right") - low
-    rows = np.repeat(low, times) + _counting(times)
+    rows, times = rows_of(uses.op_id, done.runs[copies])
     other = (uses.role[rows] == "read") & ~is_value[uses.storage_id[rows]]
     again = np.flatnonzero(done.is_again[done.read_run])
     return Uses.of(
@@ -288,9 +284,3 @@ def _still_saved(step: Step, graph: Graph, done: Replay, op_of_run: Ints, life_s
     is_moved = done.is_again[done.life_born[life]]
     forward[found[is_moved]] = op_of_run[done.life_born[life[is_moved]]]
     return saved.replace(storage_id=storage_id, forward_op_id=forward)
-
-
-def _counting(times: Ints) -> Ints:
-    """Returns 0, 1, ... for each run of repeated entries."""
-    ends = np.cumsum(times)
-    return np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - times, times)

@@ -14,6 +14,7 @@ import numpy as np
 
 from memprof.planners.cuts import Cuts
 from memprof.planners.graph import Graph
+from memprof.planners.writing import Readers, Writer
 from memprof.trace.schema import Ints
 
 
@@ -91,15 +92,9 @@ class SegmentSchedules:
 
     def __init__(self, graph: Graph) -> None:
         """Prepares a graph."""
-        self._graph = graph
-        self._reads = graph.reads_by_op()
-        self._made = graph.values_by_op()
-        self._maker = graph.value_op.tolist()
-        self._taken = graph.taken_from.tolist()
+        self._readers = Readers(graph)
+        self._maker, self._last_read = self._readers.maker, self._readers.last_read
         self._can_repeat = graph.can_repeat.tolist()
-        last_read = graph.value_op.copy()
-        np.maximum.at(last_read, graph.read_value, graph.read_op)
-        self._last_read = last_read.tolist()
         self._last_forward = graph.last_forward_read().tolist()
         self._ends_after: dict[int, list[int]] = {}
         for value, op_id in enumerate(self._last_forward):
@@ -114,16 +109,16 @@ class SegmentSchedules:
                 is made again and again.
         """
         starts = [segment.start_op for segment in segments]
-        is_alive = [False] * self._graph.values
-        runs: list[int] = []
-        for op_id in range(self._graph.ops):
+        writer = Writer(self._readers)
+        is_alive = writer.is_alive
+        for op_id in range(self._readers.ops):
             if self._can_repeat[op_id]:
-                self._run(op_id, is_alive, runs)
+                writer.run(op_id)
                 for value in self._ends_after.get(op_id, ()):
                     is_alive[value] = is_alive[value] and self._stays_in_forward(value, segments, starts)
                 continue
-            made = self._make(op_id, is_alive, runs, most_runs)
-            if len(runs) > most_runs:
+            made = writer.supply(op_id, most_runs)
+            if len(writer.runs) > most_runs:
                 return None
             if made:
                 reached = max(self._maker[value] for value in made)
@@ -133,8 +128,8 @@ class SegmentSchedules:
                         self._passes(value, segment.cuts)
                         or (self._maker[value] >= segment.start_op and self._last_read[value] > op_id)
                     )
-            self._run(op_id, is_alive, runs)
-        return np.array(runs, dtype=np.int64)
+            writer.run(op_id)
+        return writer.schedule()
 
     def _stays_in_forward(self, value: int, segments: Sequence[Segment], starts: Sequence[int]) -> bool:
         """Tells whether forward keeps a value: backward starts in the last segment of its round."""
@@ -147,26 +142,3 @@ class SegmentSchedules:
     def _passes(self, value: int, cuts: tuple[int, ...]) -> bool:
         place = bisect_left(cuts, self._maker[value])
         return place < len(cuts) and cuts[place] < self._last_forward[value]
-
-    def _run(self, op_id: int, is_alive: list[bool], runs: list[int]) -> None:
-        runs.append(op_id)
-        for value in self._made[op_id]:
-            is_alive[value] = True
-            if self._taken[value] >= 0:
-                is_alive[self._taken[value]] = False
-
-    def _make(self, op_id: int, is_alive: list[bool], runs: list[int], most_runs: int) -> list[int]:
-        """Runs again what an operator needs; returns the values this made."""
-        made: list[int] = []
-        stack = [op_id]
-        while stack and len(runs) <= most_runs:
-            current = stack[-1]
-            missing = [value for value in self._reads[current] if not is_alive[value]]
-            if missing:
-                stack.extend(self._maker[value] for value in reversed(missing))
-                continue
-            stack.pop()
-            if current != op_id and not all(is_alive[value] for value in self._made[current]):
-                self._run(current, is_alive, runs)
-                made.extend(self._made[current])
-        return made

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from memprof.policies.model_roots import parameter_bytes_by_root, root_of
 from memprof.policies.patterns import match_modules
 from memprof.policies.wrappers import WRAPPERS, without_wrappers
 from memprof.trace.schema import NONE, Bools
@@ -41,11 +42,8 @@ def chosen_modules(step: Step, patterns: Sequence[str]) -> Bools:
     Raises:
         PolicyError: A pattern matches nothing.
     """
-    modules = step.modules
-    root = np.arange(len(modules))
-    for row, parent in enumerate(modules.parent_id.tolist()):  # parents come before their children
-        root[row] = row if parent == NONE else root[parent]
-    size = np.bincount(root, weights=modules.parameter_bytes, minlength=len(modules))
+    modules, root = step.modules, root_of(step)
+    size = parameter_bytes_by_root(step)
     is_trained = size[root] > 0 if size.any() else np.ones(len(modules), dtype=np.bool_)
     own, full = np.array(module_names(step), dtype=np.object_), modules.name
     is_wrapped = np.isin(modules.type[root], list(WRAPPERS)) & (own != "")

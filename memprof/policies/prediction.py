@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from memprof.policies.model_roots import parameter_bytes_by_root
 from memprof.replay.live import live_bytes, live_bytes_by_category, peak_op
 from memprof.trace.schema import NONE, PHASES
 from memprof.trace.step import Step
@@ -49,12 +50,12 @@ class Prediction:
         during = live_bytes(predicted).during
         peak = peak_op(predicted)
         module = int(predicted.ops.module_id[peak])
-        roots = np.flatnonzero(recorded.modules.parent_id == NONE)
-        largest = max(roots, key=lambda root: _parameter_bytes_below(recorded, int(root)), default=NONE)
+        roots, size = np.flatnonzero(recorded.modules.parent_id == NONE), parameter_bytes_by_root(recorded)
+        largest = max(roots, key=lambda root: int(size[root]), default=NONE)
         return Prediction(
             trace=trace,
             model=str(recorded.modules.type[largest]) if largest != NONE else "",
-            parameter_bytes=_parameter_bytes_below(recorded, int(largest)) if largest != NONE else 0,
+            parameter_bytes=int(size[largest]) if largest != NONE else 0,
             recorded_peak_bytes=int(live_bytes(recorded).during.max(initial=0)),
             recorded_step_time_us=recorded.duration_us,
             peak_allocated_bytes=int(during[peak]),
@@ -69,13 +70,3 @@ class Prediction:
             },
             categories={name: int(values[peak]) for name, values in live_bytes_by_category(predicted).items()},
         )
-
-
-def _parameter_bytes_below(step: Step, root: int) -> int:
-    """Sums the parameters of a root and everything in it: modules come after their parents."""
-    is_inside = np.zeros(len(step.modules), dtype=np.bool_)
-    is_inside[root] = True
-    for row in range(root + 1, len(step.modules)):
-        parent = step.modules.parent_id[row]
-        is_inside[row] = parent != NONE and is_inside[parent]
-    return int(step.modules.parameter_bytes[is_inside].sum())

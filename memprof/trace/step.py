@@ -62,6 +62,10 @@ class Step:
         """Returns the allocated bytes alive before the first operator."""
         return int(self.storages.allocated_bytes[self.storages.created_op_id == NONE].sum())
 
+    def is_on_device(self) -> bool:
+        """Tells whether it ran on a device with memory of its own."""
+        return bool(np.any(~np.isin(self.storages.device, ("cpu", ""))))
+
     def born_bytes(self) -> Ints:
         """Returns the allocated bytes of the storages each operator makes, shape ``(ops,)``."""
         return sum_at(self.storages.created_op_id, self.storages.allocated_bytes, len(self.ops))
@@ -178,6 +182,19 @@ def sum_at(op_ids: Ints, values: Ints, ops: int) -> Ints:
     # Not numpy.bincount: its weights are floats, which lose bytes above 2**53.
     np.add.at(sums, op_ids[known], values[known])
     return sums
+
+
+def rows_of(column: Ints, ids: Ints) -> tuple[Ints, Ints]:
+    """Finds the rows of a sorted column that hold each of some ids, one id after the other.
+
+    Returns:
+        The rows, and how many there are of each id, shape ``(ids,)``.
+    """
+    low = np.searchsorted(column, ids)
+    times = np.searchsorted(column, ids, side="right") - low
+    ends = np.cumsum(times)
+    within = np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - times, times)
+    return np.repeat(low, times) + within, times
 
 
 def _before(sums: Ints) -> Ints:

@@ -22,7 +22,6 @@ from memprof.launch.live.policies import plan_for
 from memprof.launch.live.step_ends import StepEnds
 from memprof.machines.budget import parse_budget
 from memprof.planners.space.explore import Answer, Wish, explore
-from memprof.planners.space.frames import is_on_device
 from memprof.planners.space.tried import Tried
 from memprof.policies.job import Job
 from memprof.policies.plan import Plan
@@ -153,7 +152,7 @@ class LiveFit:
     def _begin(self, step: Step, measured: Measured) -> None:
         """Plans from the job's own steps, and applies the plan."""
         device = _device_of(self._model)
-        if device.type != "cpu" and not is_on_device(step):
+        if device.type != "cpu" and not step.is_on_device():
             raise InconclusiveError(f"what is allocated on {device.type} is not recorded yet.")
         self._recorded_bytes = self.measured_bytes = measured.peak_bytes
         self._budget_bytes = parse_budget(self._budget, measured.peak_bytes)

@@ -13,12 +13,9 @@ import numpy as np
 from memprof.errors import UsageError
 from memprof.planners.scaling.curves import along, bent, growing
 from memprof.planners.scaling.match import Match, match_steps
+from memprof.replay.rounding import rounded
 from memprof.trace.schema import Bools, Floats, Ints, Memory, Ops, Storages
 from memprof.trace.step import Step
-
-#: CUDA's allocator hands out multiples of this (c10/cuda/CUDACachingAllocator, kMinBlockSize). The CPU's hands out
-#: what is asked for.
-CUDA_ROUNDING_BYTES = 512
 
 
 class SizedStep(Protocol):
@@ -114,7 +111,7 @@ class MeasuredSizes:
         requested[rows[-1]] = np.maximum(found, 0).astype(np.int64)
         shape = base.shape.copy()
         shape[rows[-1][is_known]] = shapes[is_known]
-        return rounded(base, requested, shape), found
+        return resized(base, requested, shape), found
 
     def _ops(self, size: int, found: Floats) -> Ops:
         base = self._base.ops
@@ -180,7 +177,7 @@ def check_size(size: int) -> None:
         raise UsageError(f"A step of size {size} does not exist: sizes begin at 1.")
 
 
-def rounded(base: Storages, requested: Ints, shape: object) -> Storages:
+def resized(base: Storages, requested: Ints, shape: object) -> Storages:
     """Gives storages other sizes, and rounds as their allocators do.
 
     Args:
@@ -188,9 +185,7 @@ def rounded(base: Storages, requested: Ints, shape: object) -> Storages:
         requested: Bytes each is to have; where they are as recorded, so is what was allocated.
         shape: The shapes that go with them.
     """
-    is_cuda = np.char.startswith(base.device.astype(str), "cuda")
-    up = -(-requested // CUDA_ROUNDING_BYTES) * CUDA_ROUNDING_BYTES
-    allocated = np.where(is_cuda, up, requested)
+    allocated = rounded(requested, base.device)
     # Memory that the allocator does not own stays so.
     keeps = (requested == base.requested_bytes) | (base.allocated_bytes == 0)
     return base.replace(

@@ -110,9 +110,4 @@ def _swaps(step: Step) -> tuple[Policy, ...]:
     """Returns what may leave the device apart from activations: the optimizer's state."""
     if not np.any(step.storages.category == "optimizer_state"):
         return ()
-    return (Swap(what="optimizer", to="host" if is_on_device(step) else "disk"),)
-
-
-def is_on_device(step: Step) -> bool:
-    """Tells whether the step ran on a device with memory of its own."""
-    return bool(np.any(~np.isin(step.storages.device, ("cpu", ""))))
+    return (Swap(what="optimizer", to="host" if step.is_on_device() else "disk"),)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from memprof.planners.space.frames import is_on_device
 from memprof.planners.space.groups import Group
 from memprof.planners.space.tried import Tried
 from memprof.planners.space.workbench import Workbench, rank
@@ -37,7 +36,7 @@ class Selection:
         self._groups = groups
         self._budget = budget_bytes
         self._has_checkpoint = "checkpoint" in allowed
-        to = "host" if is_on_device(bench.step) else "disk"
+        to = "host" if bench.step.is_on_device() else "disk"
         self._swap: Maker | None = (lambda modules: Swap(modules, to=to)) if "swap" in allowed else None
 
     def choose(self, frame: tuple[Policy, ...]) -> None:

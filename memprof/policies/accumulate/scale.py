@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from memprof.policies.accumulate.batch import Batch
+from memprof.replay.rounding import rounded
 from memprof.trace.schema import NONE, Bools, Floats, Ints, Ops, Storages
 from memprof.trace.step import Step
 
@@ -16,8 +17,6 @@ from memprof.trace.step import Step
 #: number (528 each of sqrt, lerp_, addcmul_) took 1.0 to 2.2. The larger is taken: micro-batches are rather predicted
 #: too slow than too fast.
 _CALL_US = 4.0
-#: CUDA's allocator hands out multiples of this.
-_CUDA_ROUNDING_BYTES = 512
 #: Kernels whose temporaries hold the weights in another layout, whatever the batch: oneDNN's.
 _REORDERS_WEIGHTS = ("aten.convolution.", "aten.mkldnn_rnn_layer")
 #: Kernels that hold the weight's gradient in another layout at their end, when the rest of their temporaries is gone.
@@ -85,11 +84,7 @@ class Scaled:
         parts = np.rint(self.share * self.batch.size).astype(np.int64)
         # Whole samples times the bytes of one; what is no multiple of the samples is rounded up.
         requested = np.where(grows, -(-rows.requested_bytes * parts[micro] // self.batch.size), rows.requested_bytes)
-        is_cuda = np.char.startswith(rows.device.astype(str), "cuda")
-        rounded = -(-requested // _CUDA_ROUNDING_BYTES) * _CUDA_ROUNDING_BYTES
-        allocated = np.where(
-            grows & (rows.allocated_bytes > 0), np.where(is_cuda, rounded, requested), rows.allocated_bytes
-        )
+        allocated = np.where(grows & (rows.allocated_bytes > 0), rounded(requested, rows.device), rows.allocated_bytes)
         shapes = rows.shape.copy()
         for size in np.unique(parts).tolist():
             chosen = np.flatnonzero(grows & (parts[micro] == size))

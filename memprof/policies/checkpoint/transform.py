@@ -15,7 +15,7 @@ from memprof.policies.checkpoint.regions import Regions, find_regions
 from memprof.policies.checkpoint.unread import with_unread
 from memprof.policies.draft import Draft
 from memprof.trace.schema import NONE, Bools, Ints, Ops, Saved, Storages, Uses
-from memprof.trace.step import Step
+from memprof.trace.step import Step, rows_of
 
 #: What torch's checkpoint costs the CPU, in microseconds: for each run of a region, for each tensor saved in one, and,
 #: where outputs are kept, for each operator in one. Measured as the CPU time by which forward and backward of 30
@@ -224,9 +224,7 @@ def _rewritten(step: Step, regions: Regions, recompute: Recompute, lives: Lives)
 
     # The copies read copies; so does the backward of what is in a region.
     uses = step.uses
-    low, high = np.searchsorted(uses.op_id, source), np.searchsorted(uses.op_id, source, side="right")
-    lengths = high - low
-    use_rows = np.repeat(low - np.append(0, np.cumsum(lengths)[:-1]), lengths) + np.arange(lengths.sum())
+    use_rows, lengths = rows_of(uses.op_id, source)
     _, read = recompute.storage_read(np.repeat(owner, lengths), uses.storage_id[use_rows])
     forward = step.ops.forward_op_id[uses.op_id]
     region_of_use = np.where(forward != NONE, regions.innermost[forward], NONE)
@@ -249,7 +247,7 @@ def _more_time_us(step: Step, regions: Regions, recompute: Recompute, lives: Liv
     """
     total_us = float(np.nansum(step.ops.duration_us))
     again_us = float(np.nansum(step.ops.duration_us[recompute.op_source]))
-    if np.any(~np.isin(step.storages.device, ("cpu", ""))):
+    if step.is_on_device():
         return again_us
     saved = np.count_nonzero(regions.innermost[step.saved.forward_op_id] != NONE)
     # Each run of a region takes one random state, and each second run one more.

@@ -11,6 +11,7 @@ from memprof.policies.compress.policy import BLOCK, CHUNK
 from memprof.policies.draft import Draft
 from memprof.policies.swap.copies import HOOK_US
 from memprof.policies.swap.records import Records, find_records
+from memprof.replay.rounding import rounded
 from memprof.trace.schema import NONE, Bools, Ints, Ops, Storages, Uses
 from memprof.trace.step import Step
 
@@ -94,19 +95,13 @@ def _insert(draft: Draft, step: Step, like: Ints, created: Ints, freed: Ints, si
     rows = rows.replace(
         category=np.full(len(like), "activation", dtype=np.object_),
         requested_bytes=size,
-        allocated_bytes=_rounded(rows, size),
+        allocated_bytes=rounded(size, rows.device),
         created_op_id=created,
         freed_op_id=freed,
         shape=(size // (4 if dtype == "float32" else 1)).astype(str).astype(np.object_),
         dtype=np.full(len(like), dtype, dtype=np.object_),
     )
     return draft.insert_storages(rows)
-
-
-def _rounded(rows: Storages, size: Ints) -> Ints:
-    """Rounds as the allocator of each storage's device does: up to 512 bytes on CUDA."""
-    on_device = np.fromiter((str(device).startswith("cuda") for device in rows.device), np.bool_, len(rows))
-    return np.where(on_device, -(-size // 512) * 512, size)
 
 
 def _ops(

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 
 from memprof.policies.precision.operators import FLOAT32, PROMOTE, SHORT, VIEW, is_one_of
-from memprof.trace.schema import NONE, Bools, Ints, Ops, Texts, Uses
+from memprof.replay.rounding import rounded
+from memprof.trace.schema import NONE, Bools, Ints, Ops, Uses
 
 if TYPE_CHECKING:
     from memprof.policies.draft import Draft
@@ -132,15 +132,6 @@ class Casts:
         freed = self.draft.storages.freed_op_id.copy()
         freed[: len(self.freed)] = self.freed
         self.draft.storages = self.draft.storages.replace(freed_op_id=freed)
-
-
-def rounded(sizes: Ints, devices: Texts) -> Ints:
-    """Rounds sizes as the device's allocator does: to 512 bytes on CUDA, not at all on a CPU."""
-    on_cuda = np.zeros(len(sizes), dtype=np.bool_)
-    place, distinct = pd.factorize(devices)
-    for number, device in enumerate(distinct):
-        on_cuda[place == number] = str(device).startswith("cuda")
-    return np.where(on_cuda, -(-sizes // 512) * 512, sizes)
 
 
 def cast_reads(casts: Casts) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from memprof.policies.draft import Draft
 from memprof.policies.precision.backward import cast_gradients, made_whole, short_gradients
-from memprof.policies.precision.casts import Casts, cast_inputs, cast_reads, rounded
+from memprof.policies.precision.casts import Casts, cast_inputs, cast_reads
 from memprof.policies.precision.flow import LASTING, Types, follow_types
 from memprof.policies.precision.lives import Nodes
 from memprof.policies.precision.misfits import refuse_mixed_types, refuse_own_autocast
@@ -17,6 +17,7 @@ from memprof.policies.precision.outputs import cast_outputs
 from memprof.policies.precision.roots import of_trained_models
 from memprof.policies.precision.times import Rates, retime
 from memprof.policies.precision.workspaces import short_workspaces
+from memprof.replay.rounding import rounded
 from memprof.trace.schema import NONE, Bools
 
 if TYPE_CHECKING:

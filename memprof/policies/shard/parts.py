@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from memprof.replay.rounding import rounded_on_cuda
 from memprof.trace.schema import NONE, Bools, Ints, Storages
 from memprof.trace.step import Step
 
-#: The CUDA allocator rounds up to this.
-CUDA_ROUNDING_BYTES = 512
 _MIB = 1 << 20
 #: DDP makes its first bucket this large, so that sending begins early (torch.distributed._DEFAULT_FIRST_BUCKET_BYTES).
 _FIRST_BUCKET_BYTES = _MIB
@@ -21,7 +20,7 @@ def largest_parts(storages: Storages, ranks: int, *, is_cuda: bool) -> Ints:
     rows = -(-np.maximum(first, 1) // ranks)
     # A storage without a shape, such as a step counter, is not divided.
     parts: Ints = storages.requested_bytes * rows // np.maximum(first, 1)
-    return -(-parts // CUDA_ROUNDING_BYTES) * CUDA_ROUNDING_BYTES if is_cuda else parts
+    return rounded_on_cuda(parts) if is_cuda else parts
 
 
 def complete_at(step: Step, is_made: Bools) -> Ints:

@@ -8,10 +8,11 @@ import numpy as np
 
 from memprof.policies.draft import Draft
 from memprof.policies.shard.additions import Additions
-from memprof.policies.shard.parts import CUDA_ROUNDING_BYTES, buckets, complete_at, largest_parts, unit_groups
+from memprof.policies.shard.parts import buckets, complete_at, largest_parts, unit_groups
 from memprof.policies.shard.ring import Ring
 from memprof.policies.shard.timeline import Timeline
 from memprof.policies.shard.units import ROOT, Units, find_units
+from memprof.replay.rounding import rounded_on_cuda
 from memprof.trace.schema import NONE, Bools, Ints, Storages
 from memprof.trace.step import Step
 
@@ -270,4 +271,4 @@ class _Sharding:
         )
 
     def _rounded(self, bytes_: int) -> int:
-        return -(-bytes_ // CUDA_ROUNDING_BYTES) * CUDA_ROUNDING_BYTES if self.is_cuda else bytes_
+        return rounded_on_cuda(bytes_) if self.is_cuda else bytes_

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 from collections.abc import Mapping
@@ -102,10 +103,9 @@ def read_speed(folder: Path, exit_record: Mapping[str, Any] | None) -> Speed:
         exit_record: What the parent wrote at the job's end; None while it runs.
     """
     told = (exit_record or {}).get("speed", {})
-    try:
+    # There is no such file where no device was used, and one cut short tells nothing.
+    with contextlib.suppress(OSError, ValueError):
         told = json.loads((folder / "speed.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        pass  # no device was used, or its file was cut short
     try:
         return Speed.from_json(told if isinstance(told, dict) else {})
     except TypeError:

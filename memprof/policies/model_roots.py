@@ -1,0 +1,21 @@
+"""The models of a job: each root module, and what lies in it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from memprof.trace.schema import NONE, Ints
+from memprof.trace.step import Step, sum_at
+
+
+def root_of(step: Step) -> Ints:
+    """Returns the root module that each module lies in, itself for a root, shape ``(modules,)``."""
+    root = np.arange(len(step.modules))
+    for row, parent in enumerate(step.modules.parent_id.tolist()):  # parents come before their children
+        root[row] = row if parent == NONE else root[parent]
+    return root
+
+
+def parameter_bytes_by_root(step: Step) -> Ints:
+    """Returns the bytes of the parameters of each root and everything in it, 0 for other modules."""
+    return sum_at(root_of(step), step.modules.parameter_bytes, len(step.modules))
