@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from memprof.analysis.basis import Basis
 from memprof.analysis.moments import Moment, find_peak, find_phase_peaks
 from memprof.analysis.sources import find_sources
 from memprof.policies.base import Policy
@@ -77,6 +78,7 @@ class Forecast:
         predicted: The step as predicted.
         stages: What each policy leads to, in order, each with those before it.
         step: The predicted step.
+        basis: The step it was predicted from.
         warnings: What a reader must know to judge the figures.
     """
 
@@ -87,29 +89,30 @@ class Forecast:
     predicted: Side
     stages: tuple[Stage, ...]
     step: Step
+    basis: Basis
     warnings: tuple[str, ...]
 
 
-def forecast(trace: Trace, plan: Plan, step_number: int | None = None) -> Forecast:
+def forecast(trace: Trace, plan: Plan, basis: Basis | None = None) -> Forecast:
     """Predicts what a plan does to a recorded job.
 
     Args:
         trace: The recording.
         plan: The plan.
-        step_number: The step to start from; None for the steady one.
+        basis: The step of it to start from; None for the steady one, as recorded.
 
     Raises:
         BadInputError: The trace holds no operators, or is damaged.
         PolicyError: A policy does not fit the step.
-        UsageError: There is no such step.
     """
-    recorded = trace.steady_step() if step_number is None else trace.step(step_number)
+    basis = basis or Basis(trace.steady_step())
+    recorded = basis.step
     stages = []
     predicted = recorded
     for policy in plan.policies:
         predicted = policy.transform(predicted)
         stages.append(Stage(policy, int(live_bytes(predicted).during.max(initial=0)), predicted.duration_us))
-    prediction = Prediction.of(recorded, predicted, trace=str(trace.path), how=plan.source)
+    prediction = Prediction.of(recorded, predicted, trace=str(trace.path), how=plan.source, machine=basis.machine)
     return Forecast(
         trace=str(trace.path),
         manifest=trace.manifest,
@@ -118,7 +121,8 @@ def forecast(trace: Trace, plan: Plan, step_number: int | None = None) -> Foreca
         predicted=side_of(predicted),
         stages=tuple(stages),
         step=predicted,
-        warnings=tuple(step_warnings(trace, recorded)),
+        basis=basis,
+        warnings=(*step_warnings(trace, recorded), *basis.warnings),
     )
 
 

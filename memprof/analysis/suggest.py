@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from memprof.analysis.basis import Basis
 from memprof.analysis.predict import step_warnings
-from memprof.errors import GateFailedError, InconclusiveError
+from memprof.errors import GateFailedError
 from memprof.planners.space.explore import Answer, Wish, explore
 from memprof.planners.space.tried import Tried
-from memprof.policies.base import Policy
+from memprof.policies.base import SOURCES, Policy
 from memprof.policies.plan import Plan
-from memprof.policies.swap.policy import DEFAULT_GBPS
 from memprof.trace.manifest import Manifest
-from memprof.trace.schema import Steps
 from memprof.trace.step import Step
 from memprof.trace.store import Trace
 from memprof.units import format_bytes
@@ -27,7 +26,7 @@ class Suggestion:
     Attributes:
         trace: The recording, as it was named.
         manifest: What the recording says about itself.
-        step: The step the plans were replayed on.
+        basis: The step the plans were replayed on.
         answer: Everything the search found.
         plans: The fastest plan of each family that fits, the fastest family first.
         others: Of each family that has none, the plan nearest to the budget.
@@ -36,7 +35,7 @@ class Suggestion:
 
     trace: str
     manifest: Manifest
-    step: Step
+    basis: Basis
     answer: Answer
     plans: tuple[Tried, ...]
     others: tuple[Tried, ...]
@@ -48,65 +47,41 @@ class Suggestion:
 
     def predict(self, one: Tried) -> tuple[Plan, Step]:
         """Returns a plan with its prediction, and the step it leads to."""
-        return one.plan.predict(self.step, trace=self.trace)
+        plan, step = one.plan.predict(self.basis.step, trace=self.trace)
+        assert plan.prediction is not None  # predict gave it one
+        prediction = replace(plan.prediction, how=self.source_of(one), machine=self.basis.machine)
+        return replace(plan, prediction=prediction), step
+
+    def source_of(self, one: Tried) -> str:
+        """Returns how a plan's numbers were obtained, the times of the step it starts from included."""
+        return max(one.source, self.basis.time_source, key=SOURCES.index)
 
 
-def suggest(
-    trace: Trace, wish: Wish, step_number: int | None = None, report: Callable[[Tried], None] = lambda _: None
-) -> Suggestion:
+def suggest(trace: Trace, basis: Basis, wish: Wish, report: Callable[[Tried], None] = lambda _: None) -> Suggestion:
     """Searches for plans under which a recorded job fits a budget.
 
     Args:
         trace: The recording.
+        basis: The step of it to plan for.
         wish: What is asked for.
-        step_number: The step to plan for; None for the steady one.
         report: Called with each plan that was replayed.
 
     Raises:
-        BadInputError: The trace holds no operators, or is damaged.
-        InconclusiveError: No step of the recording was seen to its end.
-        UsageError: There is no such step.
+        BadInputError: The trace is damaged.
         PolicyError: A policy is named that there is not.
     """
-    step = steady_step(trace, step_number)
-    answer = explore(step, wish, report)
+    answer = explore(basis.step, wish, report)
     plans = _worth_their_policies(one_of_each_family(answer.fitting))
     known = {family(one.policies) for one in answer.fitting}
     return Suggestion(
         trace=str(trace.path),
         manifest=trace.manifest,
-        step=step,
+        basis=basis,
         answer=answer,
         plans=plans,
         others=tuple(one for one in one_of_each_family(answer.others) if family(one.policies) not in known),
-        warnings=tuple(step_warnings(trace, step)),
+        warnings=(*step_warnings(trace, basis.step), *basis.warnings),
     )
-
-
-def steady_step(trace: Trace, step_number: int | None) -> Step:
-    """Returns the step to plan for.
-
-    Raises:
-        InconclusiveError: No step was recorded to its end, such as when the job ran out of memory in its first.
-    """
-    steps = trace.table(Steps)
-    chosen = steps.take(steps.first_op_id >= 0)
-    if step_number is None and len(chosen) and not chosen.is_complete.any():
-        raise InconclusiveError(
-            f"{trace.path} holds no step that was seen to its end ({trace.manifest.capture.reason or 'cut short'}), so "
-            "how much its backward and its optimizer need is not known. Record the job with a smaller batch that "
-            "fits, and ask for a plan from that."
-        )
-    return trace.steady_step() if step_number is None else trace.step(step_number)
-
-
-def link_of(trace: Trace) -> float:
-    """Returns the bandwidth to where swapped values go, in bytes a microsecond: measured, or what is usual."""
-    machine = trace.manifest.machine
-    if machine.device_kind == "cpu":
-        return DEFAULT_GBPS["disk"] * 1e3
-    measured = min(machine.speed.to_host_bytes_per_us, machine.speed.from_host_bytes_per_us)
-    return measured or DEFAULT_GBPS["host"] * 1e3
 
 
 def require_fit(found: Suggestion) -> Tried:

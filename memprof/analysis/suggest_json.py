@@ -14,7 +14,9 @@ def suggestion_to_json(found: Suggestion) -> Json:
     return {
         "schema": PLAN_SCHEMA,
         "trace": found.trace,
-        "step": found.step.number,
+        "step": found.basis.step.number,
+        "machine": found.basis.machine or None,
+        "times": "" if found.basis.elsewhere is None else found.basis.elsewhere.how,
         "budget_bytes": answer.wish.budget_bytes,
         "recorded": {
             "peak_allocated_bytes": answer.recorded.peak_bytes,
@@ -45,7 +47,7 @@ def _plan(one: Tried, found: Suggestion, *, fits: bool) -> Json:
         "saved_bytes": recorded.peak_bytes - one.peak_bytes,
         "step_time_us": one.step_time_us,
         "slowdown": one.step_time_us / recorded.step_time_us - 1 if recorded.step_time_us else None,
-        "how": one.source,
+        "how": found.source_of(one),
         "numerics": one.numerics,
         "at_peak": one.categories,
         "policies": [policy_to_json(policy) for policy in one.policies],

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from memprof.analysis.predict import Side, forecast, has_untouched_step, side_of
 from memprof.errors import InconclusiveError, UsageError
+from memprof.machines.catalogue import machine_of_device
 from memprof.policies.plan import Plan
 from memprof.policies.plan_tables import plan_to_tables
 from memprof.policies.prediction import Prediction
@@ -123,6 +124,8 @@ def verify_plan(plan: Plan, measured: Trace, recorded: Trace | None = None) -> V
             f"The plan was made for {prediction.model}, and {measured.path} is a run of {model}: nothing to compare."
         )
     figures = _figures(found)
+    if _is_for_another_machine(prediction, measured.manifest):
+        predicted = replace(predicted, step_time_us=math.nan)
     if not has_untouched_step(measured):
         # What was timed has the recorder in it, and would be held against the prediction.
         figures = replace(figures, step_time_us=math.nan)
@@ -132,7 +135,7 @@ def verify_plan(plan: Plan, measured: Trace, recorded: Trace | None = None) -> V
         measured=figures,
         phases=_compared(predicted.phases, figures.phases, PHASES),
         categories=_compared(predicted.categories, figures.categories, CATEGORIES),
-        warnings=tuple(_warnings(plan, measured, recorded)),
+        warnings=tuple(_warnings(plan, prediction, measured, recorded)),
     )
 
 
@@ -185,7 +188,7 @@ def _compared(predicted: dict[str, int], measured: dict[str, int], order: tuple[
     return tuple(row for row in rows if row.predicted_bytes or row.measured_bytes)
 
 
-def _warnings(plan: Plan, measured: Trace, recorded: Trace | None) -> list[str]:
+def _warnings(plan: Plan, prediction: Prediction, measured: Trace, recorded: Trace | None) -> list[str]:
     manifest = measured.manifest
     warnings = []
     if manifest.backend.name == PREDICTED:
@@ -201,12 +204,22 @@ def _warnings(plan: Plan, measured: Trace, recorded: Trace | None) -> list[str]:
             f"{measured.path} has no step without the recorder, so step time was not measured: let the job run two "
             "steps longer than the window."
         )
+    if _is_for_another_machine(prediction, manifest):
+        warnings.append(
+            f"the step time was predicted for {prediction.machine}, and {measured.path} ran on "
+            f"{manifest.machine.device_name}: it is not compared."
+        )
     if recorded is not None:
         warnings += [
             f"{what} differs: {before} in {recorded.path}, {after} in {measured.path}."
             for what, before, after in _differences(recorded.manifest, manifest)
         ]
     return warnings
+
+
+def _is_for_another_machine(prediction: Prediction, manifest: Manifest) -> bool:
+    known = machine_of_device(manifest.machine.device_name)
+    return bool(prediction.machine) and (known is None or known.name != prediction.machine)
 
 
 def _policies(manifest: Manifest) -> dict[str, object]:

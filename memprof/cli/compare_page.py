@@ -9,9 +9,9 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from memprof.analysis.basis import link_of, steady_step
 from memprof.analysis.compare import SHARES, Point, compare_planners
 from memprof.analysis.plan_json import PLAN_SCHEMA
-from memprof.analysis.suggest import link_of, steady_step
 from memprof.cli.page import Page, cell, make_table
 from memprof.cli.progress import PointBar
 from memprof.planners.registry import planner_types

@@ -82,6 +82,12 @@ class FitCommand(RecordCommand):
     metavar="N",
     help="Most runs under a plan.",
 )
+@click.option(
+    "--compile",
+    "compiles",
+    is_flag=True,
+    help="Run the job compiled too (torch.compile), and keep that where it is the fastest that fits.",
+)
 @click.option("--json", "is_json", is_flag=True, help="Print everything as JSON: bytes, microseconds, stable keys.")
 @click.option("-m", "is_module", is_flag=True, help="The job is a Python module, as in python -m.")
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="{SCRIPT | -m MODULE} [ARGS]... | -- COMMAND...")
@@ -97,6 +103,7 @@ def fit(
     stop: bool,
     verify: int,
     attempts: int,
+    compiles: bool,
     is_json: bool,
     is_module: bool,
     **asked: Any,
@@ -126,6 +133,7 @@ def fit(
         stop=stop,
         verify=verify,
         most_attempts=attempts,
+        compiles=compiles,
     )
     found = find_fit(request, _search, _say)
     job = shlex.join(("--", *target.arguments) if ctx.meta["is_command"] else target.arguments[1:])
@@ -144,11 +152,12 @@ def fit(
 
 
 def _search(trace: Trace, wish: Wish) -> Suggestion:
+    from memprof.analysis.basis import basis_of
     from memprof.analysis.suggest import suggest
     from memprof.cli.progress import SearchBar
 
     with SearchBar(wish) as bar:
-        return suggest(trace, wish, None, bar.add)
+        return suggest(trace, basis_of(trace), wish, bar.add)
 
 
 def _say(sentence: str) -> None:

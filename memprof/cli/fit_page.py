@@ -12,7 +12,6 @@ from memprof.analysis.plan_json import PLAN_SCHEMA, Json, policy_to_json
 from memprof.cli.page import Page, cell, make_table, printable
 from memprof.launch.fit.attempt import Attempt, Measured
 from memprof.launch.fit.request import Fit
-from memprof.policies.prediction import Prediction
 from memprof.units import format_bytes, format_us
 
 
@@ -31,8 +30,9 @@ def fill_fit(page: Page, found: Fit, job: str) -> None:
         peak, time = format_bytes(found.recorded.peak_bytes), _time(found.recorded.step_time_us)
         page.add(Text(f"as it is: peak {peak}, step {time}", style="dim"))
     page.add_section("Runs under a plan", _attempt_table(found), "in order")
-    if found.best is not None:
+    if found.best is not None and not _is_compiled(found.best):
         page.add_section("Predicted and measured", _comparison_table(found.best))
+    if found.best is not None:
         page.add("")
         page.add(f"plan written to {printable(str(found.request.outputs.plan))}; in your own code:")
         page.add("")
@@ -105,17 +105,23 @@ def _attempt_table(found: Fit) -> Table:
     for number, one in enumerate(found.attempts, start=1):
         peak = "" if one.measured is None else format_bytes(one.measured.peak_bytes)
         time = "" if one.measured is None else _time(one.measured.step_time_us)
-        prediction = _prediction(one)
+        prediction = one.plan.prediction
         text = words[one.outcome] + printable(one.reason) + (", kept" if one is found.best else "")
         plan = cell(one.plan.describe())
-        table.add_row(str(number), plan, format_bytes(prediction.peak_allocated_bytes), peak, time, text)
+        predicted = (
+            "only measured"
+            if _is_compiled(one) or prediction is None
+            else format_bytes(prediction.peak_allocated_bytes)
+        )
+        table.add_row(str(number), plan, predicted, peak, time, text)
     return table
 
 
 def _comparison_table(best: Attempt) -> Table:
     table = make_table("", ">predicted", ">measured", ">error")
-    prediction, measured = _prediction(best), best.measured
+    prediction, measured = best.plan.prediction, best.measured
     assert measured is not None  # it was verified
+    assert prediction is not None
     peaks = prediction.peak_allocated_bytes, measured.peak_bytes
     times = prediction.step_time_us, measured.step_time_us
     table.add_row("peak", format_bytes(peaks[0]), format_bytes(peaks[1]), _error(*peaks))
@@ -146,9 +152,9 @@ def _time(duration_us: float) -> str:
     return format_us(duration_us) if math.isfinite(duration_us) else "not measured"
 
 
-def _prediction(attempt: Attempt) -> Prediction:
-    assert attempt.plan.prediction is not None  # every plan that is tried was predicted
-    return attempt.plan.prediction
+def _is_compiled(attempt: Attempt) -> bool:
+    """Tells whether what a plan leads to was known only when it had run."""
+    return any(policy.source == "measured" for policy in attempt.plan.policies)
 
 
 def _measured(measured: Measured | None) -> Json | None:
@@ -163,13 +169,15 @@ def _measured(measured: Measured | None) -> Json | None:
 
 
 def _attempt(attempt: Attempt) -> Json:
-    prediction = _prediction(attempt)
+    prediction = None if _is_compiled(attempt) else attempt.plan.prediction
     return {
         "describe": attempt.plan.describe(),
         "policies": [policy_to_json(policy) for policy in attempt.plan.policies],
         "outcome": attempt.outcome,
         "reason": attempt.reason,
-        "predicted": {
+        "predicted": None
+        if prediction is None
+        else {
             "peak_allocated_bytes": prediction.peak_allocated_bytes,
             "step_time_us": prediction.step_time_us,
             "how": prediction.how,

@@ -12,9 +12,11 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from memprof.analysis.basis import Basis
 from memprof.analysis.plan_json import PLAN_SCHEMA, policy_to_json
-from memprof.analysis.suggest import place_of, steady_step
+from memprof.analysis.suggest import place_of
 from memprof.cli.page import Page, cell, make_table, printable
+from memprof.cli.plan_page import fill_basis
 from memprof.cli.progress import SearchBar
 from memprof.errors import GateFailedError
 from memprof.planners.space.explore import Wish
@@ -23,16 +25,14 @@ from memprof.planners.space.tried import Tried
 from memprof.policies.plan_file import write_plan
 from memprof.policies.plan_tables import SOURCES_IN_WORDS
 from memprof.replay.live import live_bytes
-from memprof.trace.store import Trace
 from memprof.units import format_bytes, format_us
 
 
 def show_largest(
-    opened: Trace,
-    others: list[Trace],
+    bases: list[Basis],
+    trace: str,
     wish: Callable[..., Wish],
     what: str,
-    step_number: int | None,
     written: Path | None,
     *,
     is_json: bool,
@@ -40,40 +40,45 @@ def show_largest(
     """Searches, writes the plan, and prints what was found.
 
     Args:
-        opened: The recording; a share of its peak is what a budget in per cent means.
-        others: Recordings at other sizes.
+        bases: The steps of the recordings, each at another size; a budget in per cent is of the first one's peak.
+        trace: The first recording, as it was named.
         wish: Makes the wish, of the recorded peak.
         what: ``batch`` or ``sequence``.
-        step_number: The step of every recording; None for the steady ones.
         written: Where the plan goes, None for nowhere.
         is_json: Print JSON instead.
 
     Returns:
         The exit code.
     """
-    steps = [steady_step(trace, step_number) for trace in (opened, *others)]
-    asked = wish(int(live_bytes(steps[0]).during.max(initial=0)))
-    sized = sized_step(steps)
+    asked = wish(int(live_bytes(bases[0].step).during.max(initial=0)))
+    sized = sized_step([basis.step for basis in bases])
     with SearchBar(asked) as bar:
         found = find_largest(sized, asked, bar.add)
     best = None if found.answer is None else found.answer.best
     if written is not None and best is not None and best.policies and found.step is not None:
-        plan, _ = best.plan.predict(found.step, trace=str(opened.path))
+        plan, _ = best.plan.predict(found.step, trace=trace)
         assert plan.prediction is not None
         # The step it starts from is known in that way itself.
-        prediction = dataclasses.replace(plan.prediction, how=found.source)
+        prediction = dataclasses.replace(plan.prediction, how=found.source, machine=bases[0].machine)
         write_plan(written, dataclasses.replace(plan, prediction=prediction))
     if is_json:
         print(json.dumps(_json(found, best, asked, what), indent=2, allow_nan=False))
     else:
         page = Page.for_stdout()
-        _fill(page, found, best, asked, what, opened, written)
+        _fill(page, found, best, asked, what, bases[0], trace, written)
         page.write()
     return 0 if best is not None else GateFailedError.exit_code
 
 
 def _fill(
-    page: Page, found: Largest, best: Tried | None, wish: Wish, what: str, opened: Trace, written: Path | None
+    page: Page,
+    found: Largest,
+    best: Tried | None,
+    wish: Wish,
+    what: str,
+    basis: Basis,
+    trace: str,
+    written: Path | None,
 ) -> None:
     noun = {"batch": "Largest batch", "sequence": "Longest sequence"}[what]
     budget = format_bytes(wish.budget_bytes)
@@ -112,6 +117,7 @@ def _fill(
             style="dim",
         )
     )
+    fill_basis(page, basis)
     page.add_section("What fits at each size", _table(found, what))
     page.add("")
     if written is not None and best.policies:
@@ -120,7 +126,7 @@ def _fill(
     elif best.policies:
         page.add(Text.assemble(("next: ", "dim"), "the same with --write plan.toml", ("  keep the plan", "dim")))
     else:
-        command = f"memprof report {shlex.quote(str(opened.path))}"
+        command = f"memprof report {shlex.quote(trace)}"
         page.add(Text.assemble(("next: ", "dim"), command, ("  what fills it", "dim")))
 
 

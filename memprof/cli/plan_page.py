@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
+from memprof.analysis.basis import Basis
 from memprof.analysis.moments import Moment
 from memprof.analysis.predict import Forecast, Side, words_for_record
 from memprof.analysis.verify import Compared, Verification, describe_short
@@ -35,6 +36,7 @@ def fill_forecast(page: Page, made: Forecast, plan_path: Path | None, output: Pa
     page.add(Text(f"peak predicted: {_placed(after.peak)}{'' if _has_moved(before, after) else ', as before'}"))
     page.add(Text(f"step time {_times(before.step_time_us, after.step_time_us)}"))
     page.add(Text(_facts(made), style="dim"))
+    fill_basis(page, made.basis)
     page.add_section("Policies", _stage_table(made), "each with those above it")
     page.add_section("Most bytes in each phase", _change_table("phase", _by_phase(before), _by_phase(after), PHASES))
     page.add_section(
@@ -55,6 +57,12 @@ def fill_forecast(page: Page, made: Forecast, plan_path: Path | None, output: Pa
     page.add("")
     for command, reason in _next_after_forecast(made, plan_path, output):
         page.add(Text.assemble(("next: ", "dim"), command, (f"  {reason}", "dim")))
+
+
+def fill_basis(page: Page, basis: Basis) -> None:
+    """Says on a page how times were obtained that are not the recording's own."""
+    if basis.elsewhere is not None:
+        page.add(Text(printable(basis.elsewhere.how), style="dim"))
 
 
 def fill_verification(page: Page, found: Verification, head: str) -> None:

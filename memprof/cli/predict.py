@@ -35,6 +35,7 @@ Examples:
 )
 @click.option("-f", "--force", is_flag=True, help="Replace the files if they exist.")
 @click.option("--step", "step_number", type=click.IntRange(min=0), metavar="N", help="Start from this step.")
+@click.option("--machine", metavar="NAME", help="Give times on this device, such as rtx3090 or a100-80g.")
 @click.option("--rank", type=click.IntRange(min=0), metavar="N", help="Start from this rank.")
 @click.option("--json", "is_json", is_flag=True, help="Print everything as JSON: bytes, microseconds, stable keys.")
 def predict(
@@ -44,6 +45,7 @@ def predict(
     output: Path | None,
     force: bool,
     step_number: int | None,
+    machine: str | None,
     rank: int | None,
     is_json: bool,
     **flags: tuple[str, ...],
@@ -60,10 +62,14 @@ def predict(
     for path in (output, None if is_own else written):
         if path is not None and path.exists() and not force:
             raise UsageError(f"{path} exists already. Replace it with -f, or choose another name.")
+    from memprof.analysis.basis import basis_of
     from memprof.analysis.predict import forecast, predicted_trace
+    from memprof.machines.catalogue import find_machine
     from memprof.trace.store import Trace, write_trace
 
-    made = forecast(Trace.open(trace, rank), plan, step_number)
+    device = find_machine(machine) if machine else None
+    opened = Trace.open(trace, rank)
+    made = forecast(opened, plan, basis_of(opened, step_number, device))
     if output is not None:
         write_trace(output, [predicted_trace(made)])
     if written is not None:

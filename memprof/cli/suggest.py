@@ -31,6 +31,13 @@ Examples:
 @click.option(
     "--planner", default="auto", metavar="NAME", help="How modules are chosen; auto looks everywhere.  [default: auto]"
 )
+@click.option(
+    "--compiled",
+    multiple=True,
+    type=click.Path(),
+    metavar="TRACE",
+    help="A recording of the job under --compile, as a plan to choose from; may be repeated.",
+)
 @click.option("--explain", "explained", type=click.IntRange(min=1), metavar="N", help="Show the N-th plan in detail.")
 @click.option(
     "--write",
@@ -60,6 +67,7 @@ def suggest(
     trace: str,
     world_size: int,
     planner: str,
+    compiled: tuple[str, ...],
     explained: int | None,
     written: Path | None,
     force: bool,
@@ -81,10 +89,15 @@ def suggest(
         raise UsageError(f"{written} exists already. Replace it with -f, or choose another name.")
     if also and not maximise:
         raise UsageError("--also names recordings of other sizes for --maximise batch or --maximise sequence: add it.")
+    if compiled and asked["machine"]:
+        raise UsageError(
+            "--compiled names runs of one machine, which say nothing of the time on that of --machine: leave out one."
+        )
     if maximise == "sequence" and not also:
         raise UsageError(
             "--maximise sequence needs the job recorded at two lengths: add the other recording with --also TRACE."
         )
+    from memprof.machines.catalogue import find_machine
     from memprof.planners.registry import named_planner
     from memprof.trace.store import Trace
 
@@ -95,30 +108,46 @@ def suggest(
 
         show_comparison(opened, step_number, float(asked["time_limit"]), is_json=is_json)
         return 0
+    machine = find_machine(asked["machine"]) if asked["machine"] else None
     wish = wish_of(**asked)
     if maximise:
+        from memprof.analysis.basis import basis_of
         from memprof.cli.largest_page import show_largest
 
         others = [Trace.open(path, rank) for path in also]
-        status = show_largest(opened, others, wish, maximise, step_number, written, is_json=is_json)
+        status = show_largest(
+            [basis_of(trace, step_number, machine) for trace in (opened, *others)],
+            str(opened.path),
+            wish,
+            maximise,
+            written,
+            is_json=is_json,
+        )
     else:
-        from memprof.analysis.suggest import link_of, steady_step
+        from memprof.analysis.basis import basis_of, link_of
         from memprof.analysis.suggest import suggest as search
         from memprof.cli.progress import SearchBar
+        from memprof.policies.compile.measured import policies_of_compiled
         from memprof.replay.live import live_bytes
 
-        peak = int(live_bytes(steady_step(opened, step_number)).during.max(initial=0))
-        asked_for = wish(peak, world_size=world_size, planner=planner, link_bytes_per_us=link_of(opened))
+        basis = basis_of(opened, step_number, machine)
+        peak = int(live_bytes(basis.step).during.max(initial=0))
+        asked_for = wish(
+            peak,
+            world_size=world_size,
+            planner=planner,
+            link_bytes_per_us=link_of(opened, machine),
+            measured=tuple(policies_of_compiled(Trace.open(path, rank)) for path in compiled),
+        )
         with SearchBar(asked_for) as bar:
-            found = search(opened, asked_for, step_number, bar.add)
-        status = _show(found, opened, step_number, explained, written, is_json=is_json)
+            found = search(opened, basis, asked_for, bar.add)
+        status = _show(found, opened, explained, written, is_json=is_json)
     return status
 
 
 def _show(
     found: Suggestion,
     opened: Trace,
-    step_number: int | None,
     explained: int | None,
     written: Path | None,
     *,
@@ -145,7 +174,7 @@ def _show(
             from memprof.analysis.predict import forecast
             from memprof.cli.plan_page import fill_forecast
 
-            fill_forecast(page, forecast(opened, chosen.plan, step_number), written, None)
+            fill_forecast(page, forecast(opened, chosen.plan, found.basis), written, None)
         else:
             from memprof.cli.suggest_page import fill_suggestion
 

@@ -12,6 +12,7 @@ from rich.text import Text
 from memprof.analysis.predict import words_for_record
 from memprof.analysis.suggest import Suggestion, describe_least, place_of
 from memprof.cli.page import Page, cell, make_table, printable
+from memprof.cli.plan_page import fill_basis
 from memprof.planners.space.tried import Tried
 from memprof.units import format_bytes, format_bytes_change, format_us
 
@@ -40,6 +41,7 @@ def fill_suggestion(page: Page, found: Suggestion, written: Path | None) -> None
             style="dim",
         )
     )
+    fill_basis(page, found.basis)
     if answer.best is not None and not answer.best.policies:
         return
     if answer.schedule is not None:
@@ -105,7 +107,7 @@ def _plan_table(found: Suggestion) -> Table:
             format_us(one.step_time_us),
             _change(one, recorded),
             cell(place_of(one)),
-            cell(f"{one.source}, {'same' if one.numerics == 'none' else one.numerics}"),
+            cell(f"{found.source_of(one)}, {'same' if one.numerics == 'none' else one.numerics}"),
         )
     return table
 
@@ -140,9 +142,12 @@ def _refused_table(found: Suggestion) -> Table:
 
 def _next(found: Suggestion, written: Path | None) -> list[tuple[str, str]]:
     job = words_for_record(found.manifest)
-    again = f"memprof suggest {shlex.quote(found.trace)} --budget {found.answer.wish.budget_bytes}"
+    suggest = f"memprof suggest {shlex.quote(found.trace)}"
+    if found.basis.machine:
+        suggest += f" --machine {shlex.quote(found.basis.machine)}"
+    again = f"{suggest} --budget {found.answer.wish.budget_bytes}"
     if found.answer.best is None:
-        return [(f"memprof suggest {shlex.quote(found.trace)} --budget {found.answer.least.peak_bytes}", "what fits")]
+        return [(f"{suggest} --budget {found.answer.least.peak_bytes}", "what fits")]
     if written is not None:
         return [(f"memprof record --plan {shlex.quote(str(written))} {job}", "train under it, and compare")]
     return [

@@ -70,7 +70,9 @@ def plan_to_tables(plan: Plan) -> dict[str, Any]:
             tables[policy.name] = [tables[policy.name], settings]
     if plan.prediction is not None:
         tables[PREDICTION] = {
-            name: dict(value) if isinstance(value, dict) else value for name, value in vars(plan.prediction).items()
+            name: dict(value) if isinstance(value, dict) else value
+            for name, value in vars(plan.prediction).items()
+            if name != "machine" or value
         }
     return tables
 
@@ -91,7 +93,8 @@ def _read_prediction(content: Any, place: Place) -> Prediction:
     if not isinstance(content, dict):
         raise PolicyError(f"{place.at()}: {PREDICTION} is a table: write [{PREDICTION}] and its keys below it.")
     values = _checked(Prediction, content, place, f"[{PREDICTION}]")
-    required = [field.name for field in dataclasses.fields(Prediction) if field.name not in ("phases", "categories")]
+    optional = ("phases", "categories", "machine")
+    required = [field.name for field in dataclasses.fields(Prediction) if field.name not in optional]
     missing = [name for name in required if name not in values]
     if missing:
         raise PolicyError(

@@ -29,6 +29,7 @@ class Prediction:
         how: The least sure of the ways its policies know: replayed, modelled, rule, measured.
         phases: Highest bytes in each phase.
         categories: Bytes at the peak, by category.
+        machine: The machine the step times are for, "" for that of the recording.
     """
 
     trace: str
@@ -43,9 +44,10 @@ class Prediction:
     how: str
     phases: dict[str, int] = field(default_factory=dict)
     categories: dict[str, int] = field(default_factory=dict)
+    machine: str = ""
 
     @staticmethod
-    def of(recorded: Step, predicted: Step, *, trace: str, how: str) -> Prediction:
+    def of(recorded: Step, predicted: Step, *, trace: str, how: str, machine: str = "") -> Prediction:
         """Reads the numbers off a recorded step and the one predicted from it."""
         during = live_bytes(predicted).during
         peak = peak_op(predicted)
@@ -69,4 +71,5 @@ class Prediction:
                 if np.any(predicted.ops.phase == phase)
             },
             categories={name: int(values[peak]) for name, values in live_bytes_by_category(predicted).items()},
+            machine=machine,
         )

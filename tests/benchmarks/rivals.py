@@ -24,6 +24,8 @@ SHARE = 0.6
 #: What the rivals need, installed in a folder of this benchmark alone.
 PACKAGES = ("ckptplan==0.1.0rc1", "pulp==3.3.2", "pwlf==2.7.0")
 OURS = "memprof suggest"
+#: Compiled runs that ours may choose from: the compiler's budgets.
+COMPILED = (1.0, SHARE)
 #: Steps at the beginning that do not count.
 WARM_UP = 2
 
@@ -105,6 +107,8 @@ def _rivals(bench: Bench, budget: int) -> Iterator[Rival]:
         "all default policies": (),
     }.items():
         yield Rival(f"{OURS}, {name}", partial(bench.suggest, budget=budget, flags=flags))
+    compiling = partial(bench.suggest, budget=budget, flags=("--allow", "checkpoint,compile"), compiled=COMPILED)
+    yield Rival(f"{OURS}, checkpoint and compiled runs", compiling)
     yield Rival("torch's SAC planner (sac_ilp)", partial(bench.ask, planner="autosac", budget=budget))
     yield Rival("ckptplan, dynamic programming", partial(bench.ask, planner="ckptplan", budget=budget))
     compiled = ("--how", "inductor", "--activation-budget")
@@ -162,23 +166,37 @@ class Bench:
         result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
         return result
 
-    def suggest(self, rival: Rival, budget: int, flags: tuple[str, ...]) -> tuple[str, ...]:
+    def suggest(
+        self, rival: Rival, budget: int, flags: tuple[str, ...], compiled: tuple[float, ...] = ()
+    ) -> tuple[str, ...]:
         """Records the plain job, asks for the fastest plan that fits, and records the job under it.
+
+        Args:
+            rival: The row.
+            budget: In bytes.
+            flags: More options of suggest.
+            compiled: The job is recorded compiled with these budgets too, as plans to choose from.
 
         Raises:
             RefusedError: Nothing fits.
         """
         base, head = self.folder / "rivals.memprof", self.folder / "rivals-head.memprof"
-        plan = self.folder / f"rivals-{'-'.join(flags)}.toml"
+        plan = self.folder / f"rivals-{re.sub(r'[^a-z]+', '-', ' '.join(flags))}.toml"
         job = Job(SCRIPT, ("--steps", str(self.steps)))
         if not base.exists():
             run(job.recorded(base, steps=2), self.folder, **self._environment)
+        runs: list[str] = []
+        for share in compiled:
+            path = self.folder / f"rivals-compiled-{share}.memprof"
+            run(_with(job.recorded(path, steps=2), "--compile", f".@{share}"), self.folder, **self._environment)
+            runs += ["--compiled", str(path)]
         asked = (
             "suggest",
             str(base),
             "--budget",
             str(budget),
             *flags,
+            *runs,
             "--time-limit",
             str(self.search_s),
             "--write",
@@ -190,9 +208,7 @@ class Bench:
             told = json.loads(run([*MEMPROF, *asked], self.folder).stdout)
         except RuntimeError as error:
             raise RefusedError("nothing fits") if "ended with 4" in str(error) else error from None
-        command = job.recorded(head, steps=2)
-        place = command.index("record") + 1
-        run([*command[:place], "--plan", str(plan), *command[place:]], self.folder, **self._environment)
+        run(_with(job.recorded(head, steps=2), "--plan", str(plan)), self.folder, **self._environment)
         found = json.loads(run([*MEMPROF, "verify", str(plan), str(head), "--json"], self.folder).stdout)
         predicted, recorded = (found[key]["peak_allocated_bytes"] for key in ("predicted", "measured"))
         first = told["plans"][0]
@@ -226,6 +242,12 @@ class Bench:
                 run([*pip, package], self.folder)
             except RuntimeError as error:
                 self._without += f" (pip: {_reason(str(error))})"
+
+
+def _with(command: list[str], *options: str) -> list[str]:
+    """Gives a command of memprof record more options."""
+    place = command.index("record") + 1
+    return [*command[:place], *options, *command[place:]]
 
 
 def _row(rival: Rival, plain: Rival, static: int, budget: int) -> tuple[str, ...]:

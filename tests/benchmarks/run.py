@@ -38,6 +38,7 @@ NAMES = (
     "swap_disk",
     "transform_speed",
     "planners",
+    "optimality",
     "fits",
     "rivals",
     "search_time",

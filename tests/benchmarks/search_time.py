@@ -8,6 +8,7 @@ from pathlib import Path
 from memprof.planners.find import find_plan
 from memprof.planners.space.explore import Wish, explore
 from memprof.replay.live import live_bytes
+from memprof.trace.step import Step
 from memprof.trace.store import Trace
 from tests.benchmarks.recording import run, sample
 from tests.benchmarks.section import Section, verdict
@@ -22,12 +23,12 @@ def measure(folder: Path, *, quick: bool) -> Section:
     rows, of_24 = [], 0.0
     for layers in (4, 24) if quick else (4, 24, 48, 440):
         path = folder / f"gpt{layers}.memprof"
-        arguments = ("--layers", str(layers), "--batch-size", "2", "--length", "32", "--width", "32", "--steps", "8")
+        arguments = ("--layers", str(layers), "--batch-size", "8", "--length", "64", "--width", "32", "--steps", "8")
         run(sample("gpt", *arguments).recorded(path, steps=1), folder, OMP_NUM_THREADS="1")
         step = Trace.open(path).steady_step()
-        peak = int(live_bytes(step).during.max())
+        budget = _halfway(step)
         started = time.monotonic()
-        answer = explore(step, Wish(peak // 2, time_limit_s=600.0))
+        answer = explore(step, Wish(budget, time_limit_s=600.0))
         took = time.monotonic() - started
         of_24 = took if layers == 24 else of_24
         best = answer.best
@@ -42,17 +43,22 @@ def measure(folder: Path, *, quick: bool) -> Section:
         )
     for blocks in (28, 70) if quick else (28, 70, 700, 7000):
         step = residual(blocks)
-        peak = int(live_bytes(step).during.max())
         started = time.monotonic()
-        found = find_plan(step, peak // 2, time_limit_s=60.0)
+        found = find_plan(step, _halfway(step), time_limit_s=60.0)
         took = time.monotonic() - started
         overhead = 100 * (found.schedule_time_us / step.duration_us - 1) if found.runs is not None else float("nan")
         rows.append((f"auto, {blocks} residual blocks", f"{len(step.ops):,}", "", f"{took:.1f}", f"{overhead:+.1f} %"))
     return Section(
         "Time of a search",
-        "A budget of half the recorded peak. `suggest` replays whole plans; `auto` plans single operators, for 60 s at "
-        "most.",
+        "A budget halfway between what the step begins with and its peak. `suggest` replays whole plans; `auto` plans "
+        "single operators, for 60 s at most.",
         ("search", "operators", "plans replayed", "seconds", "time on top of the step"),
         tuple(rows),
         verdict(f"24-layer GPT within {BAR_S:.0f} s: {of_24:.1f} s", passed=of_24 <= BAR_S),
     )
+
+
+def _halfway(step: Step) -> int:
+    """Returns a budget that leaves half of what the step needs beyond what it begins with."""
+    during = live_bytes(step).during
+    return int(during[0] + during.max()) // 2

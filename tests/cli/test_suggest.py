@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from memprof.cli.main import main
 from memprof.policies.plan_file import read_plan
 from memprof.replay.live import live_bytes
-from memprof.trace.store import Trace
+from memprof.trace.manifest import Manifest, Speed
+from memprof.trace.schema import TABLES, Steps
+from memprof.trace.store import Trace, write_trace
 
 SAMPLES = Path(__file__).parent.parent.parent / "sample_traces"
 PEAK = 93_237_072
@@ -23,6 +27,21 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shutil.copy(SAMPLES / "gpt" / "run.memprof", "run.memprof")
     shutil.copy(SAMPLES / "resnet" / "run.memprof", "resnet.memprof")
     return tmp_path
+
+
+def rewrite(path: str, to: str, *, shorter: float = 1.0, **changes: Any) -> None:
+    """Writes a recording again with another manifest, and steps that take less time."""
+    trace = Trace.open(path)
+    tables = {kind: trace.table(kind) for kind in TABLES}
+    steps = trace.table(Steps)
+    tables[Steps] = steps.replace(duration_us=steps.duration_us * shorter)
+    write_trace(to, [(dataclasses.replace(trace.manifest, **changes), tables)])
+
+
+def with_speed(manifest: Manifest, **machine: Any) -> dict[str, Any]:
+    """Returns what says of a manifest's machine how fast it is: a tenth of what an RTX 3090 is."""
+    speed = Speed(93_600.0, 3_200.0, 3_200.0, 3_560_000.0, 7_100_000.0, 1, "measured")
+    return {"machine": dataclasses.replace(manifest.machine, speed=speed, **machine)}
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: object, status: int = 0) -> str:
@@ -68,6 +87,60 @@ def test_written_plan_carries_the_prediction(capsys: pytest.CaptureFixture[str])
     assert plan.prediction.peak_allocated_bytes == live_bytes(plan.transform(step)).during.max() <= 40 << 20
     message = run(capsys, "suggest", "run.memprof", "--budget", "40MiB", "--write", "plan.toml", status=2)
     assert "plan.toml exists already" in message
+
+
+def test_times_are_those_of_the_machine_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    """Where the recording tells how fast its machine is, times are scaled, said to be, and kept in the plan."""
+    rewrite("run.memprof", "known.memprof", **with_speed(Trace.open("run.memprof").manifest))
+    asked = ("known.memprof", "--budget", "50%", "--allow", "checkpoint")
+    here = json.loads(run(capsys, "suggest", *asked, "--json"))
+    there = json.loads(
+        run(capsys, "suggest", *asked, "--machine", "rtx3090", "--write", "plan.toml", "--json"),
+    )
+    assert (here["machine"], there["machine"]) == (None, "RTX 3090")
+    assert there["recorded"]["step_time_us"] < here["recorded"]["step_time_us"]
+    assert there["recorded"]["peak_allocated_bytes"] == here["recorded"]["peak_allocated_bytes"] == PEAK
+    assert "modelled for RTX 3090" in there["times"]
+    assert {plan["how"] for plan in there["plans"]} == {"modelled"}
+    assert any("recorded on a CPU" in warning for warning in there["warnings"])
+    plan = read_plan(Path("plan.toml"))
+    assert plan.prediction is not None
+    assert plan.prediction.machine == "RTX 3090"
+    assert plan.prediction.step_time_us == there["plans"][0]["step_time_us"]
+    page = run(capsys, "predict", "known.memprof", "--plan", "plan.toml", "--machine", "rtx3090")
+    assert "Times are modelled for RTX 3090" in page
+    # A run here does not tell whether it was right about time there; of the peak it does.
+    page = run(capsys, "verify", "plan.toml", "known.memprof")
+    assert "the step time was predicted for RTX 3090" in page
+    unknown = run(capsys, "suggest", "run.memprof", "--budget", "50%", "--machine", "rtx3090")
+    assert "Times are those of the recording machine" in unknown
+
+
+def test_machine_of_the_recording_changes_no_time(capsys: pytest.CaptureFixture[str]) -> None:
+    """The device the job was recorded on is its own measure."""
+    manifest = Trace.open("run.memprof").manifest
+    changes = with_speed(manifest, device_name="NVIDIA GeForce RTX 3090", device_kind="cuda")
+    rewrite("run.memprof", "own.memprof", **changes)
+    asked = ("own.memprof", "--budget", "50%", "--allow", "checkpoint", "--json")
+    told = [json.loads(run(capsys, "suggest", *asked, *more)) for more in ((), ("--machine", "rtx3090"))]
+    assert told[0]["plans"] == told[1]["plans"]
+    assert told[1]["machine"] is None
+
+
+def test_compiled_run_is_a_plan_like_any_other(capsys: pytest.CaptureFixture[str]) -> None:
+    """It stands with what was measured; without one, the page says how to make it, unless it is forbidden."""
+    told = json.loads(run(capsys, "suggest", "run.memprof", "--budget", "50%", "--json"))
+    assert any("memprof record --compile '.'" in one["reason"] for one in told["refused"])
+    told = json.loads(run(capsys, "suggest", "run.memprof", "--budget", "50%", "--forbid", "compile", "--json"))
+    assert not any("compile" in one["plan"] for one in told["refused"])
+    rewrite("run.memprof", "compiled.memprof", shorter=0.5, plan={"compile": {"activation_budget": 0.5}})
+    asked = ("suggest", "run.memprof", "--budget", "95%", "--compiled", "compiled.memprof", "--json")
+    (compiled,) = (plan for plan in json.loads(run(capsys, *asked))["plans"] if "compile" in plan["describe"])
+    assert compiled["describe"] == "compile the whole model at 0.5"
+    assert compiled["how"] == "measured"
+    assert compiled["slowdown"] == pytest.approx(-0.5)
+    assert not compiled["fits"]  # it has the peak of the recording it was made from
+    assert compiled["peak_allocated_bytes"] == PEAK
 
 
 def test_allow_and_forbid_choose_the_policies(capsys: pytest.CaptureFixture[str]) -> None:
@@ -122,6 +195,8 @@ def test_slowdown_is_a_limit(capsys: pytest.CaptureFixture[str]) -> None:
         (("--budget", "50%", "--planner", "chian"), "did you mean 'chain'?"),
         (("--budget", "50%", "--also", "resnet.memprof"), "--also names recordings of other sizes"),
         (("--budget", "50%", "--maximise", "sequence"), "needs the job recorded at two lengths"),
+        (("--budget", "50%", "--compiled", "resnet.memprof"), "is no recording of a compiled run"),
+        (("--budget", "50%", "--machine", "l4", "--compiled", "run.memprof"), "leave out one"),
     ],
 )
 def test_mistakes_get_one_sentence(capsys: pytest.CaptureFixture[str], words: tuple[str, ...], sentence: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -116,6 +117,29 @@ def test_plan_is_written_once_it_was_measured_to_fit() -> None:
     # Both runs end after the window, and what they print goes to stderr.
     assert errors.count("step 2\n") == 2
     assert "step 4" not in errors
+
+
+@pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="there is no C++ compiler")
+def test_compiled_runs_are_measured_and_the_fastest_is_kept() -> None:
+    """With --compile the job runs compiled too, after the plan that was searched; what is kept is the fastest."""
+    write()
+    told, errors = fit("--budget", "70%", "--allow", "checkpoint", "--compile")
+    searched, *compiled = told["attempts"]
+    assert searched["outcome"] == "fits"
+    assert searched["predicted"] is not None
+    assert compiled
+    assert all(one["describe"].startswith("compile the whole model") for one in compiled)
+    assert all(one["predicted"] is None and one["measured"] is not None for one in compiled)
+    # Smaller budgets for the compiler follow only where a run did not fit.
+    assert [one["outcome"] for one in compiled[:-1]] == ["above"] * (len(compiled) - 1)
+    assert "of which only a run tells" in errors
+    fits = [one for one in told["attempts"] if one["outcome"] == "fits"]
+    assert told["plan"] == min(fits, key=lambda one: one["measured"]["step_time_us"] or float("inf"))
+    assert peak_of("out/head.memprof") == told["plan"]["measured"]["peak_allocated_bytes"] <= told["budget_bytes"]
+    kept = read_plan("out/plan.toml")
+    assert kept.describe() == told["plan"]["describe"]
+    # It can be predicted from the recording that was kept with it.
+    assert kept.transform(Trace.open("out/run.memprof").steady_step()).duration_us > 0
 
 
 def test_job_that_fits_is_left_as_it_is() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from memprof.analysis.basis import steady_step
 from memprof.analysis.predict import has_untouched_step
-from memprof.analysis.suggest import steady_step
 from memprof.policies.plan import Plan
 from memprof.replay.live import live_bytes
 from memprof.trace.store import Trace

@@ -13,6 +13,7 @@ from memprof.analysis.suggest import Suggestion
 from memprof.errors import BadInputError, InconclusiveError
 from memprof.launch.fit.attempt import Attempt, measure
 from memprof.launch.fit.candidates import Candidates
+from memprof.launch.fit.compiled import compiled_plans, measured_plan
 from memprof.launch.fit.outputs import discard
 from memprof.launch.fit.request import Fit, Request
 from memprof.launch.fit.sentences import (
@@ -104,6 +105,8 @@ def _fit(found: Fit, search: Search, say: Callable[[str], None]) -> None:
     found.warnings = first.warnings
     candidates = Candidates(first.answer, lambda tighter: _searched(search, trace, tighter).answer)
     _try_plans(found, candidates, first, say)
+    if request.compiles:
+        _try_compiled(found, first, say)
     if found.best is None:
         found.reason = why_none(found, first)
 
@@ -142,6 +145,24 @@ def _try_plans(found: Fit, candidates: Candidates, first: Suggestion, say: Calla
             _keep_if_best(found, attempt)
         else:
             candidates.note_above(one, attempt.measured.peak_bytes)
+
+
+def _try_compiled(found: Fit, first: Suggestion, say: Callable[[str], None]) -> None:
+    slowdown = first.answer.wish.most_slowdown
+    slowest_us = math.inf if slowdown is None else (1 + slowdown) * first.answer.recorded.step_time_us
+    outputs = found.request.outputs
+    for plan in compiled_plans(found):
+        say(f"trying {plan.describe()}, of which only a run tells")
+        attempt = _attempt(found, plan)
+        measured = attempt.measured
+        if measured is not None:
+            head = Trace.open(outputs.attempt).rank_trace(measured.rank)
+            attempt = dataclasses.replace(attempt, plan=measured_plan(plan, first, head, outputs.head))
+            found.least_bytes = min(found.least_bytes, measured.peak_bytes)
+        found.attempts.append(attempt)
+        say(describe_attempt(attempt))
+        if attempt.outcome == "fits" and not _time_of(attempt) > slowest_us:
+            _keep_if_best(found, attempt)
 
 
 def _attempt(found: Fit, plan: Plan) -> Attempt:

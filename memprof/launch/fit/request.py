@@ -24,6 +24,7 @@ class Request:
         stop: End each run after the recorded steps.
         verify: How many plans to verify, of which the fastest is kept.
         most_attempts: Most runs under a plan.
+        compiles: Run the job compiled too, and keep that where it is the fastest that fits.
     """
 
     target: Target
@@ -34,6 +35,7 @@ class Request:
     stop: bool = True
     verify: int = 1
     most_attempts: int = 8
+    compiles: bool = False
 
 
 @dataclass

@@ -9,7 +9,7 @@ import warnings
 
 import torch
 
-from memprof.analysis.suggest import steady_step
+from memprof.analysis.basis import steady_step
 from memprof.errors import InconclusiveError, MemprofError, PolicyError, UsageError
 from memprof.launch import child
 from memprof.launch.apply import apply_to

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -68,11 +68,14 @@ class StageCosts:
     output_bytes: int
 
 
-def stage_costs(graph: Graph, line: Line) -> list[StageCosts]:
+def stage_costs(graph: Graph, line: Line, is_late: Callable[[], bool] = lambda: False) -> list[StageCosts]:
     """Weighs the options of every stage; stages that differ in nothing but noise in time are weighed once.
 
     Source: Beaumont et al. 2020 (Optimal checkpointing for heterogeneous chains), section 3, for the numbers; Zhao et
     al. 2023 (Rockmate), section 4, for solving inside of a stage for several budgets.
+
+    Raises:
+        TimeoutError: ``is_late`` said that time is up.
     """
     reads, made = graph.reads_by_op(), graph.values_by_op()
     alike: dict[tuple[object, ...], list[int]] = {}
@@ -83,7 +86,7 @@ def stage_costs(graph: Graph, line: Line) -> list[StageCosts]:
         stages = [line.stages[row] for row in rows]
         times = np.mean([graph.cost_us[stage.first_op : stage.end_op] for stage in stages], axis=0)
         rehearsal = Rehearsal(graph, line, stages[0], times.tolist(), reads, made)
-        weighed = _Weighing(stages[0], rehearsal).costs()
+        weighed = _Weighing(stages[0], rehearsal, is_late).costs()
         costs.update(dict.fromkeys(rows, weighed))
     return [costs[row] for row in range(len(line.stages))]
 
@@ -127,8 +130,8 @@ def _signature(
 class _Weighing:
     """Puts the choices of one stage into numbers."""
 
-    def __init__(self, stage: Stage, rehearsal: Rehearsal) -> None:
-        self._stage, self._rehearsal = stage, rehearsal
+    def __init__(self, stage: Stage, rehearsal: Rehearsal, is_late: Callable[[], bool]) -> None:
+        self._stage, self._rehearsal, self._is_late = stage, rehearsal, is_late
 
     def costs(self) -> StageCosts:
         """Weighs going through without keeping anything, and every option."""
@@ -169,6 +172,8 @@ class _Weighing:
         return (option.backward_us - more.backward_us) / max(saved, 1), option
 
     def _option(self, kept: Iterable[int]) -> Option:
+        if self._is_late():
+            raise TimeoutError
         held = set(kept)
         passed = held | set(self._stage.outputs)
         rehearsal = self._rehearsal

@@ -103,7 +103,7 @@ def _schedules(graph: Graph, is_late: Callable[[], bool]) -> Iterator[Ints]:
 def _tables(graph: Graph, lines: list[Line], peak_bytes: int, is_late: Callable[[], bool]) -> list[Table]:
     tables = []
     for line in lines:
-        costs = stage_costs(graph, line)
+        costs = stage_costs(graph, line, is_late)
         tables.append(Table(line, costs, grid_of(line, costs, peak_bytes), is_late))
     return tables
 

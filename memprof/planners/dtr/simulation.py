@@ -58,7 +58,7 @@ class Simulation:
         order: list[int] = []
         between = int(graph.floor_bytes[0]) if graph.ops else 0
         for op_id in range(graph.ops):
-            if not self._remake_inputs(op_id, between, order):
+            if self._task.is_late() or not self._remake_inputs(op_id, between, order):
                 return None
             if not self._make_room(op_id, op_id, int(graph.floor_bytes[op_id])):
                 return None

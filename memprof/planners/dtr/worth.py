@@ -39,7 +39,8 @@ class Worth:
         self._class_number = [0] * graph.values
         self._joined_to: list[int] = []
         self._class_us: list[float] = []
-        self._members: list[set[int]] = []
+        # Values in memory next to a class, by its number: what their eviction costs changes with the class.
+        self._beside: list[set[int]] = []
 
     def cost_us(self, value: int) -> float:
         """Returns the time that stands for a value in memory."""
@@ -71,9 +72,10 @@ class Worth:
         if self._heuristic == "eq-class":
             number = self._class_of(value)
             self._class_us[number] -= self._cost_us[value]
-            self._members[number].discard(value)
-            for member in self._members[number]:
-                self.outdated.update(self._neighbours(member))
+            self.outdated |= self._beside[number]
+            for other in self._neighbours(value):
+                if self._is_evicted[other]:
+                    self._beside[self._class_of(other)].add(value)
         elif self._heuristic != "local":
             self._outdate_around(value)
         self._is_evicted[value] = False
@@ -112,14 +114,15 @@ class Worth:
         self._class_number[value] = number
         self._joined_to.append(number)
         self._class_us.append(self._cost_us[value])
-        self._members.append({value})
-        for other in self._neighbours(value):
+        neighbours = self._neighbours(value)
+        self._beside.append(set(neighbours))
+        for other in neighbours:
             if not self._is_evicted[other] or (near := self._class_of(other)) == number:
                 continue
-            small, number = sorted((number, near), key=lambda one: len(self._members[one]))
+            small, number = sorted((number, near), key=lambda one: len(self._beside[one]))
             self._joined_to[small] = number
             self._class_us[number] += self._class_us[small]
-            self._members[number] |= self._members[small]
-            self._members[small] = set()
-        for member in self._members[number]:
-            self.outdated.update(self._neighbours(member))
+            self._beside[number] |= self._beside[small]
+            self._beside[small] = set()
+        self._beside[number].discard(value)
+        self.outdated |= self._beside[number]

@@ -17,6 +17,8 @@ from memprof.planners.space.groups import find_groups
 from memprof.planners.space.select import Selection
 from memprof.planners.space.tried import Tried
 from memprof.planners.space.workbench import Workbench, allowed_names, rank
+from memprof.policies.base import Policy
+from memprof.policies.compile.policy import Compile
 from memprof.trace.step import Step
 
 #: What is used unless something else is asked for: what computes the same numbers but for rounding, and can be applied
@@ -37,6 +39,7 @@ class Wish:
         time_limit_s: When the search ends with the best it has.
         planner: Whose schedule the modules that run again are chosen by; ``auto`` searches by itself.
         link_bytes_per_us: Bandwidth to where swapped values go, for planners that move them.
+        measured: Plans that were run already, such as compiled ones, of which only a run tells.
     """
 
     budget_bytes: int
@@ -47,6 +50,7 @@ class Wish:
     time_limit_s: float = 60.0
     planner: str = "auto"
     link_bytes_per_us: float = 0.0
+    measured: tuple[tuple[Policy, ...], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -129,6 +133,8 @@ def explore(step: Step, wish: Wish, report: Callable[[Tried], None] = lambda _: 
     schedule, was_interrupted = None, False
     if recorded.peak_bytes > wish.budget_bytes:
         try:
+            for policies in _compiled(wish):
+                bench.try_plan(*policies)
             if wish.planner == "auto":
                 _search(bench, allowed, wish)
             else:
@@ -137,6 +143,14 @@ def explore(step: Step, wish: Wish, report: Callable[[Tried], None] = lambda _: 
             bench.was_stopped = was_interrupted = True
     answer = _answer(bench, wish, recorded, time.monotonic() - started)
     return dataclasses.replace(answer, was_interrupted=was_interrupted, schedule=schedule)
+
+
+def _compiled(wish: Wish) -> tuple[tuple[Policy, ...], ...]:
+    """Returns the plans that compile; where none was run, one that is refused with the words for how to run it."""
+    if "compile" in wish.forbid:
+        return ()
+    is_open = not wish.allow or "compile" in wish.allow
+    return wish.measured or (((Compile(),),) if is_open else ())
 
 
 def _search(bench: Workbench, allowed: set[str], wish: Wish) -> None:

@@ -28,7 +28,8 @@ def transform_compile(step: Step, policy: Compile) -> Step:
         budget = f"@{policy.activation_budget:g}" if policy.activation_budget < 1 else ""
         raise PolicyError(
             "What torch.compile keeps for backward cannot be predicted, only measured: run `memprof record --compile "
-            f"'{patterns}{budget}' train.py` with the other policies of the plan, and name its file as `measured`."
+            f"'{patterns}{budget}' train.py` with the other policies of the plan, and give its file to memprof suggest "
+            "--compiled, or as `measured` in the plan."
         )
     if not Path(policy.measured).exists():
         raise PolicyError(f"The measured run {policy.measured} is not there; write the path of a recording.")

@@ -1,0 +1,58 @@
+"""The job under torch's compiler: what that keeps is known only when it has run, so it is run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from memprof.analysis.suggest import Suggestion
+from memprof.launch.fit.attempt import Attempt
+from memprof.launch.fit.request import Fit
+from memprof.policies.base import Policy
+from memprof.policies.compile.policy import Compile
+from memprof.policies.plan import Plan
+from memprof.policies.precision.policy import Precision
+from memprof.policies.prediction import Prediction
+from memprof.trace.store import Trace
+
+#: Shares of what the compiler would keep for backward that are tried, one after the other, until one fits.
+_BUDGETS = (1.0, 0.5, 0.2)
+
+
+def compiled_plans(found: Fit) -> Iterator[Plan]:
+    """Yields the plans to run with the whole model compiled, each while those before did not fit.
+
+    The precision of the best plan so far is kept: the compiler has no say in it.
+
+    Args:
+        found: What came of the runs so far; it is looked at again for each plan.
+    """
+    others: tuple[Policy, ...] = ()
+    if found.best is not None:
+        others = tuple(policy for policy in found.best.plan.policies if isinstance(policy, Precision))
+    for budget in _BUDGETS:
+        yield Plan((*others, Compile(activation_budget=budget)))
+        if is_settled(found.attempts[-1]):
+            return
+
+
+def measured_plan(plan: Plan, first: Suggestion, head: Trace, path: Path) -> Plan:
+    """Returns a plan that compiles with what was measured as its prediction.
+
+    Args:
+        plan: The plan.
+        first: The search that began with the job as it is.
+        head: The run under the plan.
+        path: Where that run will be kept.
+    """
+    policies = tuple(
+        replace(policy, measured=str(path)) if isinstance(policy, Compile) else policy for policy in plan.policies
+    )
+    prediction = Prediction.of(first.basis.step, head.steady_step(), trace=first.trace, how="measured")
+    return Plan(policies, prediction)
+
+
+def is_settled(attempt: Attempt) -> bool:
+    """Tells whether a smaller budget for the compiler would bring nothing: it fits, or the job cannot be compiled."""
+    return attempt.outcome != "above"

@@ -1,0 +1,28 @@
+"""Plans that compile, as runs under them were measured: candidates of a search like any other."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from memprof.errors import UsageError
+from memprof.policies.base import Policy
+from memprof.policies.compile.policy import Compile
+from memprof.policies.plan_tables import plan_from_tables
+from memprof.trace.store import Trace
+
+
+def policies_of_compiled(trace: Trace) -> tuple[Policy, ...]:
+    """Returns the policies that a compiled run was recorded under, predicted by that run itself.
+
+    Raises:
+        UsageError: The run was not recorded under a plan that compiles.
+        PolicyError: The plan in the recording makes no sense.
+    """
+    plan = plan_from_tables(trace.manifest.plan or {})
+    if not any(isinstance(policy, Compile) for policy in plan.policies):
+        raise UsageError(
+            f"{trace.path} is no recording of a compiled run: make one with memprof record --compile . train.py"
+        )
+    return tuple(
+        replace(policy, measured=str(trace.path)) if isinstance(policy, Compile) else policy for policy in plan.policies
+    )
