@@ -1,1 +1,1 @@
-"""Pictures of a trace's memory over time."""
+"""The dashboard: a recording's memory over time, what it is made of, and which plan makes it fit."""

@@ -20,6 +20,7 @@ from memprof.version import __version__
 VERBS = {
     "record": "Run a training job unchanged and record its memory.",
     "report": "Show where the memory of a recorded job goes.",
+    "dashboard": "Show recordings in a browser.",
     "suggest": "Suggest the fastest plans that make a recorded job fit a budget.",
     "fit": "Find a plan under which a training job is measured to fit a budget.",
     "predict": "Predict what a plan does to a recorded job's memory and time.",

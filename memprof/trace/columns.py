@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -81,6 +84,57 @@ def decode_table(kind: type[T], data: bytes, limit_bytes: int = TABLE_LIMIT_BYTE
         raise CorruptTableError(f"its table {kind.table_name!r} cannot be read ({_one_line(error)})") from error
 
 
+@dataclass(frozen=True, eq=False)
+class Coded:
+    """A column of texts without an object for each row.
+
+    Attributes:
+        codes: Which of the distinct texts each row holds.
+        distinct: The distinct texts, "" for what is missing among them.
+    """
+
+    codes: npt.NDArray[np.int32]
+    distinct: Texts
+
+    @staticmethod
+    def of(texts: Texts) -> Coded:
+        """Codes texts."""
+        known: dict[str, int] = {}
+        codes = np.fromiter((known.setdefault(text, len(known)) for text in texts.tolist()), np.int32, len(texts))
+        distinct: Texts = np.empty(len(known), dtype=object)
+        distinct[:] = list(known)
+        return Coded(codes, distinct)
+
+    def __len__(self) -> int:
+        """Returns the number of rows."""
+        return len(self.codes)
+
+    def __getitem__(self, rows: Any) -> Any:
+        """Returns the texts of some rows."""
+        return self.distinct[self.codes[rows]]
+
+
+def decode_columns(kind: type[Table], data: bytes, names: Sequence[str]) -> dict[str, Any]:
+    """Reads some columns of a table, for tables that are too large to hold whole.
+
+    Args:
+        kind: The table to read.
+        data: What ``encode_table`` wrote, by this version or another.
+        names: Columns to read.
+
+    Returns:
+        The columns by name: numbers as numpy arrays, texts as ``Coded``.
+
+    Raises:
+        CorruptTableError: The bytes are damaged, or of other types than the table's.
+    """
+    try:
+        wanted = [column for column in kind.columns() if column.name in names]
+        return dict(_read_columns(wanted, data, TABLE_LIMIT_BYTES, _coded))
+    except _DAMAGE as error:
+        raise CorruptTableError(f"its table {kind.table_name!r} cannot be read ({_one_line(error)})") from error
+
+
 def _to_arrow(column: Column, values: Any) -> pa.Array[Any]:
     kind = _ARROW_TYPES[column.kind]
     if column.kind == "text":
@@ -115,7 +169,12 @@ def _encoding(column: Column, values: Any) -> str:
 
 
 def _decode(kind: type[T], data: bytes, limit_bytes: int) -> T:
-    columns = kind.columns()
+    return kind.of(**dict(_read_columns(kind.columns(), data, limit_bytes, _texts)))
+
+
+def _read_columns(
+    columns: Sequence[Column], data: bytes, limit_bytes: int, read_texts: Callable[[Column, Any], Any]
+) -> Iterator[tuple[str, Any]]:
     metadata = pq.read_metadata(pa.BufferReader(data))
     rows = metadata.num_rows
     stored = sum(metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups))
@@ -131,32 +190,31 @@ def _decode(kind: type[T], data: bytes, limit_bytes: int) -> T:
     read = file.read(columns=[column.name for column in columns if column.name in present])
     if read.num_columns and read.num_rows != rows:
         raise ValueError(f"it claims {rows} rows and holds {read.num_rows}")
-    return kind.of(
-        **{
-            column.name: _from_arrow(column, read.column(column.name))
-            if column.name in present
-            else np.full(rows, _missing(column), dtype=column.dtype)
-            for column in columns
-        }
-    )
-
-
-def _from_arrow(column: Column, values: pa.ChunkedArray[Any]) -> Any:
-    if column.kind == "text":
-        return _texts(column, values)
-    whole: Any = values.cast(_ARROW_TYPES[column.kind]).combine_chunks()
-    return _as_numpy(whole, column.dtype, _missing(column))
+    for column in columns:
+        if column.name not in present:
+            empty = np.full(rows, _missing(column), dtype=column.dtype)
+            yield column.name, Coded.of(empty) if column.kind == "text" and read_texts is _coded else empty
+        elif column.kind == "text":
+            yield column.name, read_texts(column, read.column(column.name))
+        else:
+            whole: Any = read.column(column.name).cast(_ARROW_TYPES[column.kind]).combine_chunks()
+            yield column.name, _as_numpy(whole, column.dtype, _missing(column))
 
 
 def _texts(column: Column, values: pa.ChunkedArray[Any]) -> Any:
     """Returns texts as Python strings, one object for each distinct text rather than for each row."""
+    coded = _coded(column, values)
+    return coded.distinct[coded.codes]
+
+
+def _coded(column: Column, values: pa.ChunkedArray[Any]) -> Coded:
     if not (pa.types.is_dictionary(values.type) and pa.types.is_string(values.type.value_type)):
         raise ValueError(f"column {column.name!r} holds {values.type}, not text")
     joined: Any = values.unify_dictionaries().combine_chunks()
     distinct: Texts = np.empty(len(joined.dictionary) + 1, dtype=object)
     distinct[:-1] = joined.dictionary.to_pylist()
     distinct[-1] = ""
-    return distinct[_as_numpy(joined.indices.cast(pa.int64()), np.int64, len(distinct) - 1)]
+    return Coded(_as_numpy(joined.indices.cast(pa.int32()), np.int32, len(distinct) - 1), distinct)
 
 
 def _as_numpy(values: pa.Array[Any], dtype: Any, missing: Any) -> Any:

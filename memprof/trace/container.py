@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from memprof.errors import BadInputError
 from memprof.trace.archive import damaged, foreign, read_entry, write_archive
-from memprof.trace.columns import CorruptTableError, decode_table, encode_table
+from memprof.trace.columns import Coded, CorruptTableError, decode_columns, decode_table, encode_table
 from memprof.trace.manifest import Manifest
 from memprof.trace.schema import SCHEMA_VERSION, TABLES, Table
 from memprof.version import __version__
@@ -55,6 +55,34 @@ class FileRank:
         if len(table) != self.rows[name]:
             raise damaged(self.path, f"its entry {name!r} does not have the rows its manifest tells")
         return table
+
+    def read_columns(self, kind: type[Table], names: Sequence[str]) -> dict[str, Any]:
+        """Reads some columns of one table; texts are coded.
+
+        Raises:
+            BadInputError: The file is gone, or the table is damaged.
+        """
+        name = _entry_name(self.folder, kind)
+        if name not in self.rows:
+            return columns_of(kind.empty(), names)
+        try:
+            columns = decode_columns(kind, read_entry(self.path, name), names)
+        except KeyError as error:
+            raise damaged(self.path, f"its entry {name!r} is missing") from error
+        except CorruptTableError as error:
+            raise damaged(self.path, str(error)) from error
+        if any(len(values) != self.rows[name] for values in columns.values()):
+            raise damaged(self.path, f"its entry {name!r} does not have the rows its manifest tells")
+        return columns
+
+
+def columns_of(table: Table, names: Sequence[str]) -> dict[str, Any]:
+    """Returns some columns of a table in memory as ``read_columns`` does."""
+    return {
+        column.name: Coded.of(getattr(table, column.name)) if column.kind == "text" else getattr(table, column.name)
+        for column in table.columns()
+        if column.name in names
+    }
 
 
 def write_trace(path: str | Path, ranks: Sequence[tuple[Manifest, Mapping[type[Table], Table]]]) -> None:

@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import numpy as np
 
 from memprof.errors import BadInputError, UsageError
 from memprof.trace.archive import unreadable
-from memprof.trace.container import FileRank, read_container, write_trace
+from memprof.trace.container import FileRank, columns_of, read_container, write_trace
 from memprof.trace.cut import cut_step, cuttable_steps
 from memprof.trace.manifest import Manifest, number_ranks
 from memprof.trace.pack import is_spool_folder, read_spool_folder
@@ -39,6 +39,10 @@ class RecordedRank(Protocol):
         """Reads one table; one that is not there has no rows."""
         ...
 
+    def read_columns(self, kind: type[Table], names: Sequence[str], /) -> dict[str, Any]:
+        """Reads some columns of one table; texts are coded."""
+        ...
+
 
 @dataclass(frozen=True)
 class MemoryRank:
@@ -50,6 +54,10 @@ class MemoryRank:
     def read(self, kind: type[T], /) -> T:
         """Returns the table; one that is not there has no rows."""
         return cast(T, self.tables[kind]) if kind in self.tables else kind.empty()
+
+    def read_columns(self, kind: type[Table], names: Sequence[str]) -> dict[str, Any]:
+        """Returns some columns of a table; texts are coded."""
+        return columns_of(self.read(kind), names)
 
 
 class Trace:
@@ -132,6 +140,21 @@ class Trace:
         if kind not in self._tables:
             self._tables[kind] = self._processes[self.rank].read(kind)
         return cast(T, self._tables[kind])
+
+    def columns(self, kind: type[Table], *names: str) -> dict[str, Any]:
+        """Reads some columns of a table, and keeps none: for recordings whose tables are too large to hold whole.
+
+        Args:
+            kind: The table.
+            names: Its columns.
+
+        Returns:
+            The columns by name: numbers as numpy arrays, texts as ``trace.columns.Coded``.
+
+        Raises:
+            BadInputError: The table is damaged.
+        """
+        return self._processes[self.rank].read_columns(kind, names)
 
     def frame(self, kind: type[Table]) -> pd.DataFrame:
         """Returns a table as a pandas DataFrame, with the same column names and values."""

@@ -1,0 +1,199 @@
+"""The app: the timeline on top, a page below it, and the view that both follow."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Any
+
+from dash import ClientsideFunction, Dash, Input, Output, State, ctx, dcc, html, no_update, set_props
+
+from memprof_dashboard import frame, ids, parts
+from memprof_dashboard.guard import guard
+from memprof_dashboard.page import or_sentence
+from memprof_dashboard.pages import PAGES
+from memprof_dashboard.reactions import on_click, on_key, on_zoom, shown
+from memprof_dashboard.sources import Desk, MemprofError, Source
+from memprof_dashboard.state import View
+
+#: How often a recording that is going on is looked at, in milliseconds.
+_TICK_MS = 2_000
+
+
+def create_app(
+    sources: list[Source], *, token: str, hosts: Sequence[str] = ("127.0.0.1", "localhost", "::1"), prefix: str = "/"
+) -> Dash:
+    """Makes the dashboard of some recordings.
+
+    Args:
+        sources: The recordings, at least one.
+        token: What a browser must know to be answered; see ``guard``.
+        hosts: Names under which it is served.
+        prefix: Path below which it is served, with slashes around.
+
+    Returns:
+        The app; it is not running yet.
+    """
+    desk = Desk(sources)
+    app = Dash(
+        "memprof_dashboard",
+        title="memprof",
+        update_title="",
+        serve_locally=True,
+        suppress_callback_exceptions=True,
+        requests_pathname_prefix=prefix,
+        routes_pathname_prefix=prefix,
+        on_error=_tell,
+        add_log_handler=False,
+        pages_folder="",
+        include_pages_meta=False,
+        enable_mcp=False,
+    )
+    app.layout = _layout(desk)
+    _register(app, desk)
+    frame.register(app, desk)
+    for page in PAGES.values():
+        page.register(app, desk)
+    guard(app, token, hosts)
+    return app
+
+
+def _layout(desk: Desk) -> html.Div:
+    is_growing = any(source.is_growing for source in desk.sources)
+    return html.Div(
+        [
+            dcc.Location(id=ids.URL, refresh=False),
+            *(dcc.Store(id=name) for name in (ids.VIEW, ids.WINDOW, ids.CURSOR, ids.PLACE, ids.KEY, ids.GO)),
+            dcc.Store(id=ids.THEME, data="light"),
+            dcc.Store(id=ids.TICK, data=0),
+            dcc.Interval(id=ids.LIVE, interval=_TICK_MS, disabled=not is_growing),
+            dcc.Download(id=ids.DOWNLOAD),
+            frame.layout(desk),
+            dcc.Tabs(
+                id=ids.TABS,
+                value="live",
+                mobile_breakpoint=0,
+                className="tabs",
+                children=[dcc.Tab(label=page.TITLE, value=name, className="tab") for name, page in PAGES.items()],
+            ),
+            dcc.Loading(html.Main(id=ids.PANEL), delay_show=400, type="dot", className="loading"),
+        ],
+        className="memprof",
+    )
+
+
+def _register(app: Dash, desk: Desk) -> None:
+    """Adds what makes the view, and what hands its parts on."""
+
+    @app.callback(
+        Output(ids.VIEW, "data"),
+        Output(ids.URL, "search"),
+        Input(ids.URL, "search"),
+        Input(ids.KEY, "data"),
+        Input(ids.GO, "data"),
+        Input(ids.TIMELINE, "relayoutData"),
+        Input(ids.TIMELINE, "clickData"),
+        Input(ids.OVERVIEW, "relayoutData"),
+        Input(ids.TRACE, "value"),
+        Input(ids.RANK, "value"),
+        Input(ids.OTHER, "value"),
+        Input(ids.FIND, "value"),
+        Input(ids.BUDGET, "value"),
+        Input(ids.TABS, "value"),
+        State(ids.VIEW, "data"),
+    )
+    def react(*_: Any) -> tuple[Any, Any]:
+        before = ctx.states[f"{ids.VIEW}.data"]
+        search = ctx.inputs[f"{ids.URL}.search"]
+        is_first = before is None
+        old = View.from_search(search) if is_first else View.from_json(before)
+        view = old
+        if not is_first:
+            for trigger in ctx.triggered:
+                name, _, what = trigger["prop_id"].partition(".")
+                view = _after(desk, view, name, what, trigger["value"])
+        if view == old and not is_first:
+            return no_update, no_update
+        resolved = _resolved(desk, view)
+        kept = view.to_search()
+        return resolved.to_json(), no_update if kept == search else kept
+
+    # In the browser: hands on the parts of the view that changed, and sets the controls to it.
+    app.clientside_callback(  # type: ignore[no-untyped-call]  # dash has no types for it
+        ClientsideFunction("memprof", "split"),
+        Output(ids.WINDOW, "data"),
+        Output(ids.CURSOR, "data"),
+        Output(ids.PLACE, "data"),
+        Input(ids.VIEW, "data"),
+        Input(ids.TICK, "data"),
+        State(ids.WINDOW, "data"),
+        State(ids.CURSOR, "data"),
+        State(ids.PLACE, "data"),
+    )
+
+    @app.callback(Output(ids.PANEL, "children"), Input(ids.PLACE, "data"))
+    @or_sentence
+    def show_panel(place: Any) -> Any:
+        if place is None:
+            return no_update
+        view = View.from_json(place)
+        return PAGES[view.tab].layout(desk, view)
+
+    @app.callback(Output(ids.TICK, "data"), Input(ids.LIVE, "n_intervals"), State(ids.TICK, "data"))
+    def look_again(_: Any, tick: Any) -> Any:
+        has_grown = False
+        for source in desk.sources:
+            if source.is_growing:
+                try:
+                    has_grown |= source.refresh()
+                except MemprofError as error:
+                    set_props(ids.NOTE, {"children": parts.note(str(error))})
+        return int(tick or 0) + 1 if has_grown else no_update
+
+
+def _after(desk: Desk, view: View, name: str, what: str, value: Any) -> View:
+    """Returns the view after something in the browser changed."""
+    if value is None and name != ids.URL:
+        return view
+    if name == ids.URL:
+        return View.from_search(value) if value != view.to_search() else view
+    if name == ids.GO:
+        return view.change(**{str(key): part for key, part in value.items()}) if isinstance(value, dict) else view
+    if name == ids.TRACE:
+        # Positions mean nothing in another recording.
+        return (
+            view
+            if value == view.trace
+            else View(trace=view.trace, tab=view.tab, budget=view.budget).change(trace=value)
+        )
+    if name == ids.RANK:
+        return view if value == view.rank else view.change(rank=value, first=-1, end=-1, at=-1, storage=-1)
+    if name in (ids.OTHER, ids.FIND, ids.BUDGET, ids.TABS):
+        return view.change(**{{ids.TABS: "tab"}.get(name, name): value})
+    rank = desk.rank(view.trace, view.rank)
+    if name == ids.KEY and isinstance(value, dict):
+        return on_key(view, rank, str(value.get("key")), is_shifted=bool(value.get("shift")))
+    if what == "relayoutData" and isinstance(value, dict):
+        return on_zoom(view, rank, value)
+    if what == "clickData" and isinstance(value, dict):
+        return on_click(view, rank, value)
+    return view
+
+
+def _resolved(desk: Desk, view: View) -> View:
+    """Returns the view with what it left to the recording filled in; as it is where that cannot be read."""
+    try:
+        now = shown(view, desk.rank(view.trace, view.rank))
+    except MemprofError:
+        return view
+    return view.change(first=now.first, end=now.end, at=now.at)
+
+
+def _tell(error: Exception) -> None:
+    """Tells of a fault of ours: its traceback goes where memprof was started."""
+    traceback.print_exception(error, file=sys.stderr)
+    set_props(
+        ids.NOTE,
+        {"children": parts.note("Something went wrong in memprof itself; where it was started, it printed what.")},
+    )

@@ -1,0 +1,57 @@
+"""The words behind ``memprof dashboard``, which are also those of ``python -m memprof_dashboard``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from memprof.errors import MemprofError
+from memprof_dashboard.serve import serve
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  memprof dashboard run.memprof
+  memprof dashboard before.memprof after.memprof --port 9000 --no-browser"""
+)
+@click.argument("traces", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="TRACE...")
+@click.option("--host", default="127.0.0.1", show_default=True, metavar="NAME", help="Address to listen on.")
+@click.option(
+    "--port",
+    type=click.IntRange(min=0, max=65535),
+    default=8050,
+    show_default=True,
+    metavar="N",
+    help="Port to listen on; where it is taken, the next that is free. 0 takes any.",
+)
+@click.option("--prefix", default="/", metavar="PATH", help="Path below which it is served, behind a proxy.")
+@click.option("--browser/--no-browser", default=True, show_default=True, help="Open the page in a browser.")
+def dashboard(traces: tuple[Path, ...], host: str, port: int, prefix: str, browser: bool) -> None:
+    """Show recordings in a browser: what fills the memory when, who made it, and which plan makes it fit.
+
+    TRACE is a recording, a folder of ranks, or the spool folder of a job that is running or died. Several are shown
+    side by side. The page is for this machine's user alone: its address holds a token.
+    """
+    serve(list(traces), host=host, port=port, prefix=prefix, opens_browser=browser, say=_say)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs it by itself; returns the exit code."""
+    try:
+        dashboard.main(args=arguments, prog_name="python -m memprof_dashboard", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except MemprofError as error:
+        print(f"memprof: {error}", file=sys.stderr)
+        return error.exit_code
+    except click.Abort:
+        return 130
+    return 0
+
+
+def _say(sentence: str) -> None:
+    print(f"memprof: {sentence}", file=sys.stderr, flush=True)

@@ -1,0 +1,1 @@
+"""Pictures: columns in, plotly figures out; no Dash."""

@@ -1,0 +1,60 @@
+"""What all figures share: frame, units, and the figure that says a sentence instead."""
+
+from __future__ import annotations
+
+import html
+from typing import Any
+
+from plotly import graph_objects as go
+
+from memprof.units import format_bytes, parse_bytes
+from memprof_dashboard.palette import Theme
+
+#: How every figure is shown: no link to anybody's server, no logo.
+CONFIG: Any = {
+    "displaylogo": False,
+    "showSendToCloud": False,
+    "plotlyServerURL": "",
+    "responsive": True,
+    "scrollZoom": True,
+    "modeBarButtonsToRemove": ["select2d", "lasso2d", "autoScale2d"],
+    "toImageButtonOptions": {"format": "png", "scale": 2},
+}
+
+
+def framed(figure: go.Figure, theme: Theme, *, height: int | None = None) -> go.Figure:
+    """Gives a figure the page's colours; it lies on whatever is behind it."""
+    axis = {"gridcolor": theme.faint, "zerolinecolor": theme.faint, "linecolor": theme.faint, "automargin": True}
+    figure.update_layout(
+        template="none",
+        paper_bgcolor="rgba(0,0,0,0)",
+        plot_bgcolor="rgba(0,0,0,0)",
+        font={"color": theme.ink, "family": "system-ui, sans-serif", "size": 12},
+        hoverlabel={"bgcolor": theme.paper, "font": {"color": theme.ink}, "namelength": -1, "align": "left"},
+        margin={"l": 56, "r": 16, "t": 16, "b": 40},
+        xaxis=axis,
+        yaxis=axis,
+        legend={"traceorder": "reversed", "itemsizing": "constant"},
+        height=height,
+    )
+    return figure
+
+
+def message(sentence: str, theme: Theme) -> go.Figure:
+    """Returns a figure that says a sentence."""
+    figure = framed(go.Figure(), theme)
+    figure.add_annotation(text=escaped(sentence), x=0.5, y=0.5, xref="paper", yref="paper", showarrow=False)
+    figure.update_layout(xaxis={"visible": False}, yaxis={"visible": False})
+    return figure
+
+
+def unit_of(most_bytes: int) -> tuple[str, int]:
+    """Returns the binary unit that suits a number of bytes, and its bytes. Dividing by it is exact."""
+    unit = format_bytes(max(int(most_bytes), 1)).rpartition(" ")[2]
+    return unit, parse_bytes(f"1 {unit}")
+
+
+def escaped(text: str, longest: int = 120) -> str:
+    """Returns a name from a trace as text that a figure shows as it is: no markup, not too long."""
+    shown = text if len(text) <= longest else f"{text[: longest // 2]}…{text[-longest // 2 :]}"
+    return html.escape(shown)

@@ -1,0 +1,315 @@
+"""The memory timeline of a stretch of a recording, stacked by category; its highest point is the true peak."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from plotly import graph_objects as go
+
+from memprof.replay.history import History
+from memprof.trace.schema import Ints
+from memprof.units import format_bytes
+from memprof_dashboard.figures.base import escaped, framed, unit_of
+from memprof_dashboard.palette import PHASE_COLOURS, Fill, Theme, fill_of
+
+#: Columns a stretch is drawn in at most. More than a screen has show nothing.
+COLUMNS = 1_000
+#: Steps whose beginnings are marked at most.
+_MOST_STEPS = 40
+
+
+@dataclass(frozen=True, eq=False)
+class Drawn:
+    """The operators a stretch is drawn by.
+
+    Attributes:
+        first: First operator of the stretch.
+        end: The one behind its last.
+        left: Where each column begins, shape ``(columns,)``.
+        op_ids: The operator drawn in each column: its fullest one.
+        lows: Fewest bytes alive in each column.
+    """
+
+    first: int
+    end: int
+    left: Ints
+    op_ids: Ints
+    lows: Ints
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether every operator has a column of its own."""
+        return len(self.op_ids) == self.end - self.first
+
+
+def draw(total: Ints, first: int, end: int, columns: int = COLUMNS) -> Drawn:
+    """Chooses what is drawn of a stretch: every operator, or the fullest of each column.
+
+    All categories are evaluated at these operators, so that what is drawn was alive together. Sampling each by itself
+    would draw totals that never were.
+
+    Args:
+        total: Bytes alive during each operator of the recording, shape ``(ops,)``.
+        first: First operator of the stretch.
+        end: The one behind its last.
+        columns: Most columns.
+    """
+    count = end - first
+    if count <= columns:
+        op_ids = np.arange(first, end)
+        return Drawn(first, end, op_ids, op_ids, total[first:end])
+    left = first + (np.arange(columns) * count) // columns
+    stretch, starts = total[first:end], left - first
+    highs = np.maximum.reduceat(stretch, starts)
+    lows = np.minimum.reduceat(stretch, starts)
+    # The first operator of each column that reaches the column's highest.
+    widths = np.diff(np.append(starts, count))
+    is_high = np.flatnonzero(stretch == np.repeat(highs, widths))
+    op_ids = first + is_high[np.searchsorted(is_high, starts)]
+    return Drawn(first, end, left, op_ids, lows)
+
+
+@dataclass(frozen=True)
+class Marks:
+    """What is marked on a timeline.
+
+    Attributes:
+        at: The operator under the cursor, None for none.
+        budget_bytes: Where the budget line is, 0 for none.
+        capacity_bytes: Where the device's memory ends, 0 for none.
+        most_bytes: Height of the picture where it shares that with another, 0 for its own.
+        searched: Bytes alive during each operator of what was searched for, None where nothing was.
+    """
+
+    at: int | None = None
+    budget_bytes: int = 0
+    capacity_bytes: int = 0
+    most_bytes: int = 0
+    searched: Ints | None = None
+
+
+def timeline(history: History, first: int, end: int, theme: Theme, marks: Marks | None = None) -> go.Figure:
+    """Draws what is alive during the operators of a stretch, stacked by category.
+
+    Args:
+        history: The recording.
+        first: First operator of the stretch.
+        end: The one behind its last.
+        theme: The page's colours.
+        marks: Lines to mark.
+
+    Returns:
+        The figure: an area for each category that holds anything there, the line of the total, a dotted line of each
+        column's lowest where columns hold several operators, and a band of the phases. x is the operator's row, y
+        bytes in the unit that suits the peak.
+    """
+    marks = marks or Marks()
+    drawn = draw(history.total, first, end)
+    total = history.total[drawn.op_ids]
+    top = max(int(total.max(initial=0)), marks.most_bytes)
+    unit, unit_bytes = unit_of(top)
+    x = np.append(drawn.left, end).astype(np.int32)
+    figure = go.Figure()
+    for category in history.categories:
+        alive = history.alive_bytes(category, drawn.op_ids)
+        if alive.any():
+            figure.add_trace(_area(fill_of(category), x, alive, unit, unit_bytes, theme))
+    figure.add_trace(_line("total", x, total, unit, unit_bytes, {"width": 1.5, "color": theme.ink}))
+    if not drawn.is_exact:
+        figure.add_trace(
+            _line("lowest", x, drawn.lows, unit, unit_bytes, {"width": 1, "color": theme.ink, "dash": "dot"})
+        )
+    if marks.searched is not None:
+        found = marks.searched[drawn.op_ids]
+        figure.add_trace(_line("found", x, found, unit, unit_bytes, {"width": 2.5, "color": theme.accent}))
+    figure.add_trace(_phases(history, drawn))
+    framed(figure, theme)
+    shown = "" if drawn.is_exact else f"; each column shows the fullest of {-(-(end - first) // len(total)):,}"
+    figure.update_layout(
+        xaxis={
+            "title": {"text": f"operator, in order{shown}", "standoff": 6},
+            "range": [first, end],
+            "showgrid": False,
+        },
+        yaxis={"title": {"text": unit}, "range": [0, 1.12 * top / unit_bytes], "fixedrange": True, "domain": [0.06, 1]},
+        yaxis2={"visible": False, "fixedrange": True, "domain": [0, 0.035], "range": [0, 1]},
+        hovermode="x unified",
+        shapes=[*lines(marks, first, end, unit_bytes, theme), *_step_lines(history, first, end, theme)],
+        annotations=[*_step_names(history, first, end, theme), *_peak(drawn, total, unit_bytes, theme)],
+        dragmode="zoom",
+        uirevision="kept",
+    )
+    return figure
+
+
+def lines(marks: Marks, first: int, end: int, unit_bytes: int, theme: Theme) -> list[dict[str, object]]:
+    """Returns the shapes of cursor, budget and capacity; the cursor's is the first."""
+    shapes: list[dict[str, object]] = [cursor_line(marks.at, theme)]
+    for size, dash in ((marks.budget_bytes, "dash"), (marks.capacity_bytes, "longdashdot")):
+        if size:
+            y = size / unit_bytes
+            line = {"color": theme.alarm, "width": 1.5, "dash": dash}
+            shapes.append({"type": "line", "x0": first, "x1": end, "y0": y, "y1": y, "line": line})
+    return shapes
+
+
+def cursor_line(at: int | None, theme: Theme) -> dict[str, object]:
+    """Returns the shape of the cursor; without width where there is none."""
+    return {
+        "type": "line",
+        "x0": (at or 0) + 0.5,
+        "x1": (at or 0) + 0.5,
+        "y0": 0,
+        "y1": 1,
+        "yref": "paper",
+        "line": {"color": theme.accent, "width": 0 if at is None else 1.5},
+    }
+
+
+def _area(fill: Fill, x: np.ndarray, alive: Ints, unit: str, unit_bytes: int, theme: Theme) -> go.Scatter:
+    return go.Scatter(
+        x=x,
+        y=_stairs(alive, unit_bytes).astype(np.float32),  # the exact sum is the total's line
+        name=escaped(fill.label),
+        mode="lines",
+        line={"width": 0.5, "color": theme.ink, "shape": "hv"},
+        stackgroup="alive",
+        fillcolor=fill.colour,
+        fillpattern={"shape": fill.pattern, "fgcolor": "#222222", "fillmode": "overlay", "size": 6},
+        hovertemplate=f"%{{y:,.3f}} {unit}",
+    )
+
+
+def _line(name: str, x: np.ndarray, y: Ints, unit: str, unit_bytes: int, line: dict[str, object]) -> go.Scatter:
+    return go.Scatter(
+        x=x,
+        y=_stairs(y, unit_bytes),
+        name=name,
+        mode="lines",
+        line={**line, "shape": "hv"},
+        hovertemplate=f"%{{y:,.3f}} {unit}",
+    )
+
+
+def _stairs(values: Ints, unit_bytes: int) -> np.ndarray:
+    """Returns heights; the last once more, where its stair ends."""
+    return np.append(values, values[-1:]).astype(np.float64) / unit_bytes
+
+
+def _phases(history: History, drawn: Drawn) -> go.Heatmap:
+    """Returns the band of phases: one row of colours."""
+    colours = [PHASE_COLOURS.get(name, "#BBBBBB") for name in history.phases]
+    count = max(len(colours), 1)
+    scale = [(edge / count, colour) for place, colour in enumerate(colours) for edge in (place, place + 1)]
+    codes = history.phase[drawn.op_ids]
+    names = np.array([name or "other" for name in history.phases] or ["other"], dtype=object)
+    return go.Heatmap(
+        z=codes[None, :].astype(np.int8),
+        x=np.append(drawn.left, drawn.end).astype(np.int32),
+        y=np.array([0.0, 1.0]),
+        yaxis="y2",
+        zmin=-0.5,
+        zmax=count - 0.5,
+        colorscale=scale or [(0.0, "#BBBBBB"), (1.0, "#BBBBBB")],
+        showscale=False,
+        name="phase",
+        text=names[codes][None, :] if drawn.is_exact or len(codes) <= COLUMNS else None,
+        hovertemplate="%{text}<extra>phase</extra>",
+    )
+
+
+def _step_starts(history: History, first: int, end: int) -> Ints:
+    """Returns where steps begin inside a stretch; none where they are too many to tell apart."""
+    step = history.step[first:end]
+    starts = np.flatnonzero(np.diff(step)) + 1
+    if len(starts) > _MOST_STEPS:
+        return np.empty(0, dtype=np.int64)
+    return first + np.concatenate(([0], starts)).astype(np.int64)
+
+
+def _step_lines(history: History, first: int, end: int, theme: Theme) -> list[dict[str, object]]:
+    line = {"color": theme.faint, "width": 1, "dash": "dot"}
+    starts = _step_starts(history, first, end).tolist()
+    return [
+        {"type": "line", "x0": x, "x1": x, "y0": 0, "y1": 1, "yref": "paper", "line": line} for x in starts if x > first
+    ]
+
+
+def _step_names(history: History, first: int, end: int, theme: Theme) -> list[dict[str, object]]:
+    return [
+        {
+            "x": x,
+            "y": 1,
+            "yref": "paper",
+            "yanchor": "bottom",
+            "xanchor": "left",
+            "text": f"step {history.step[x]}",
+            "showarrow": False,
+            "font": {"size": 10, "color": theme.ink},
+        }
+        for x in _step_starts(history, first, end).tolist()
+    ]
+
+
+def _peak(drawn: Drawn, total: Ints, unit_bytes: int, theme: Theme) -> list[dict[str, object]]:
+    if not len(total):
+        return []
+    place = int(total.argmax())
+    is_left = drawn.left[place] < (drawn.first + drawn.end) / 2
+    return [
+        {
+            "x": int(drawn.left[place]),
+            "y": float(total[place] / unit_bytes),
+            "text": f"peak {format_bytes(int(total[place]))}",
+            "showarrow": True,
+            "arrowhead": 2,
+            "ax": 40 if is_left else -40,
+            "ay": -14,
+            "arrowcolor": theme.ink,
+            "bgcolor": theme.paper,
+            "bordercolor": theme.ink,
+            "font": {"color": theme.ink},
+        }
+    ]
+
+
+def overview(history: History, first: int, end: int, theme: Theme) -> go.Figure:
+    """Draws the total of a whole recording in one strip, with the stretch that is shown marked."""
+    drawn = draw(history.total, 0, history.ops, 600)
+    total = history.total[drawn.op_ids]
+    unit, unit_bytes = unit_of(int(total.max(initial=0)))
+    figure = go.Figure(
+        go.Scatter(
+            x=np.append(drawn.left, history.ops).astype(np.int32),
+            y=_stairs(total, unit_bytes).astype(np.float32),
+            mode="lines",
+            line={"width": 1, "color": theme.ink, "shape": "hv"},
+            fill="tozeroy",
+            fillcolor="rgba(128,128,128,0.35)",
+            hovertemplate=f"%{{y:,.2f}} {unit}<extra></extra>",
+            name="total",
+        )
+    )
+    framed(figure, theme)
+    figure.update_layout(
+        margin={"l": 56, "r": 16, "t": 2, "b": 2},
+        xaxis={"range": [0, max(history.ops, 1)], "visible": False},
+        yaxis={"visible": False, "fixedrange": True, "range": [0, 1.1 * float(total.max(initial=0)) / unit_bytes or 1]},
+        showlegend=False,
+        dragmode="zoom",
+        shapes=[
+            {
+                "type": "rect",
+                "x0": first,
+                "x1": end,
+                "y0": 0,
+                "y1": 1,
+                "yref": "paper",
+                "fillcolor": theme.accent,
+                "opacity": 0.18,
+                "line": {"width": 0},
+            }
+        ],
+    )
+    return figure

@@ -1,0 +1,79 @@
+"""Who may talk to the dashboard: a browser on this machine that was given its address, and no page of another site."""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from collections.abc import Sequence
+from urllib.parse import urlencode
+
+from dash import Dash
+from flask import Flask, Response, abort, redirect, request
+
+#: Largest request that is read; a callback's is below 20 kB.
+LARGEST_REQUEST_BYTES = 256 * 1024
+
+_COOKIE = "memprof_token"
+_PARAMETER = "token"
+
+
+def new_token() -> str:
+    """Returns a token that nobody guesses."""
+    return secrets.token_urlsafe(24)
+
+
+def guard(app: Dash, token: str, hosts: Sequence[str]) -> None:
+    """Lets requests through that carry the token, to one of the names the dashboard is served under.
+
+    On a shared machine others reach its port too, and a page of any other site can make a browser ask it. The token
+    is in the address that is opened; the answer to that keeps it in a cookie.
+
+    Args:
+        app: The dashboard.
+        token: What a browser must know.
+        hosts: Names in the address, such as ``127.0.0.1``; any port, since a tunnel has its own.
+    """
+    server: Flask = app.server
+    server.config["MAX_CONTENT_LENGTH"] = LARGEST_REQUEST_BYTES
+    known = {host.lower() for host in hosts}
+
+    @server.before_request
+    def check() -> Response | None:
+        if _name_of(request.host) not in known:
+            abort(403, "This dashboard is not served under that name.")
+        origin = request.headers.get("Origin")
+        if origin is not None and origin.partition("://")[2] != request.host:
+            abort(403, "A page of another site asked.")
+        if request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
+            abort(403, "A page of another site asked.")
+        if hmac.compare_digest(request.cookies.get(_COOKIE, "").encode(), token.encode()):
+            return None
+        if request.method != "GET" or not hmac.compare_digest(
+            request.args.get(_PARAMETER, "").encode(), token.encode()
+        ):
+            abort(403, "Open the address that memprof printed: it holds the token.")
+        kept = request.args.to_dict()
+        del kept[_PARAMETER]
+        answer = redirect(f"{request.path}?{urlencode(kept)}" if kept else request.path)
+        answer.set_cookie(_COOKIE, token, httponly=True, samesite="Strict")
+        return answer  # type: ignore[return-value]  # werkzeug's response is what flask sends
+
+    @server.after_request
+    def seal(answer: Response) -> Response:
+        scripts = " ".join(f"'{digest}'" if not digest.startswith("'") else digest for digest in app.csp_hashes())
+        answer.headers["Content-Security-Policy"] = (
+            f"default-src 'self'; script-src 'self' {scripts}; style-src 'self' 'unsafe-inline'; "
+            "img-src 'self' data: blob:; font-src 'self' data:; connect-src 'self'; worker-src 'self' blob:; "
+            "object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        )
+        answer.headers["X-Content-Type-Options"] = "nosniff"
+        answer.headers["Referrer-Policy"] = "no-referrer"
+        answer.headers["Cross-Origin-Resource-Policy"] = "same-origin"
+        return answer
+
+
+def _name_of(host: str) -> str:
+    """Returns a host without its port."""
+    if host.startswith("["):
+        return host.partition("]")[0].lstrip("[").lower()
+    return host.partition(":")[0].lower()

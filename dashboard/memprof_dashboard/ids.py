@@ -1,0 +1,44 @@
+"""Ids of the components that more than one file speaks of."""
+
+from __future__ import annotations
+
+#: The address bar.
+URL = "url"
+#: What is looked at: state.View as JSON. Everything else follows from it.
+VIEW = "view"
+#: Parts of VIEW, each changed only when its own fields change: what the timeline shows, where the cursor is, and which
+#: page of which recording stands below.
+WINDOW = "window"
+CURSOR = "cursor"
+PLACE = "place"
+#: A key that was pressed, and a jump that a page asks for: fields of View to change.
+KEY = "key"
+GO = "go"
+#: ``light`` or ``dark``.
+THEME = "theme"
+#: Ticks while a recording is going on; counts its refreshes.
+TICK = "tick"
+LIVE = "live"
+
+HEADER = "header"
+TRACE = "trace"
+RANK = "rank"
+OTHER = "other"
+FIND = "find"
+BUDGET = "budget"
+TABS = "tabs"
+PANEL = "panel"
+OVERVIEW = "overview"
+TIMELINE = "timeline"
+TIMELINE_OTHER = "timeline-other"
+READOUT = "readout"
+NOTE = "note"
+FACTS = "facts"
+DOWNLOAD = "download"
+DOWNLOAD_BUTTON = "download-button"
+THEME_BUTTON = "theme-button"
+PEAK_BUTTON = "peak-button"
+ALL_BUTTON = "all-button"
+IN_BUTTON = "in-button"
+OUT_BUTTON = "out-button"
+TIMELINE_TABLE = "timeline-table"

@@ -1,0 +1,66 @@
+"""What a page of the dashboard is, and how its callbacks answer when something cannot be shown."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, ParamSpec, Protocol, TypeVar
+
+from dash import Dash
+from plotly import graph_objects as go
+
+from memprof.errors import MemprofError
+from memprof_dashboard import parts
+from memprof_dashboard.figures.base import message
+from memprof_dashboard.palette import THEMES, Theme
+from memprof_dashboard.sources import Desk
+from memprof_dashboard.state import View
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Page(Protocol):
+    """A module of ``pages``."""
+
+    #: What stands on its tab.
+    TITLE: str
+
+    def layout(self, desk: Desk, view: View) -> Any:
+        """Returns its components; what follows the window or the cursor is filled by its callbacks."""
+        ...
+
+    def register(self, app: Dash, desk: Desk) -> None:
+        """Adds its callbacks."""
+        ...
+
+
+def theme_of(name: Any) -> Theme:
+    """Returns a theme by the name that a browser sent."""
+    return THEMES["dark" if name == "dark" else "light"]
+
+
+def or_sentence(fill: Callable[P, R]) -> Callable[P, R | Any]:
+    """Makes a callback that returns components answer with the sentence of what cannot be read."""
+
+    @functools.wraps(fill)
+    def filled(*args: P.args, **kwargs: P.kwargs) -> R | Any:
+        try:
+            return fill(*args, **kwargs)
+        except MemprofError as error:
+            return parts.error(str(error))
+
+    return filled
+
+
+def or_message(draw: Callable[..., go.Figure]) -> Callable[..., go.Figure]:
+    """Makes a callback that returns a figure, its theme's name last, answer with a sentence where it cannot."""
+
+    @functools.wraps(draw)
+    def drawn(*args: Any) -> go.Figure:
+        try:
+            return draw(*args)
+        except MemprofError as error:
+            return message(str(error), theme_of(args[-1]))
+
+    return drawn

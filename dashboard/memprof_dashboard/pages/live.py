@@ -1,0 +1,209 @@
+"""What is alive under the cursor, the largest first, and why: who made it, who keeps it, since when."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from dash import ALL, Dash, Input, Output, ctx, html, no_update
+
+from memprof.trace.schema import NONE, Ints, Saved
+from memprof.units import format_bytes
+from memprof_dashboard import ids, parts
+from memprof_dashboard.page import or_sentence
+from memprof_dashboard.palette import fill_of
+from memprof_dashboard.reactions import shown
+from memprof_dashboard.search import storages_found
+from memprof_dashboard.sources import Desk, Rank
+from memprof_dashboard.state import View
+
+_TABLE = "live-table"
+_DETAIL = "live-detail"
+_ROW = "live-row"
+_ZOOM = "live-zoom"
+_MOST_ROWS = 60
+
+
+class Live:
+    """The table of what is alive, and beside it one storage's story."""
+
+    TITLE = "Alive at the cursor"
+
+    def layout(self, desk: Desk, view: View) -> Any:
+        """Returns the two halves, which follow the cursor."""
+        return html.Div([html.Div(id=_TABLE), html.Aside(id=_DETAIL)], className="halves")
+
+    def register(self, app: Dash, desk: Desk) -> None:
+        """Adds the callbacks."""
+
+        @app.callback(Output(_TABLE, "children"), Input(ids.CURSOR, "data"))
+        @or_sentence
+        def fill(cursor: Any) -> Any:
+            if cursor is None:
+                return no_update
+            view = View.from_json(cursor)
+            return _table(desk.rank(view.trace, view.rank), view)
+
+        @app.callback(Output(_DETAIL, "children"), Input(ids.CURSOR, "data"))
+        @or_sentence
+        def tell(cursor: Any) -> Any:
+            if cursor is None:
+                return no_update
+            view = View.from_json(cursor)
+            return _detail(desk.rank(view.trace, view.rank), view)
+
+        @app.callback(
+            Output(ids.GO, "data", allow_duplicate=True),
+            Input({"type": _ROW, "row": ALL}, "n_clicks"),
+            Input({"type": _ZOOM, "first": ALL, "end": ALL}, "n_clicks"),
+            prevent_initial_call=True,
+        )
+        def go(*_: Any) -> Any:
+            name = ctx.triggered_id
+            if not ctx.triggered or not ctx.triggered[0]["value"] or name is None:
+                return no_update
+            if name["type"] == _ROW:
+                return {"storage": name["row"]}
+            return {"first": name["first"], "end": name["end"]}
+
+
+def _table(rank: Rank, view: View) -> Any:
+    history = rank.history
+    if not history.ops:
+        return parts.empty("Nothing was recorded", "There are no operators, so nothing is alive.")
+    at = shown(view, rank).at
+    rows = history.alive(at)
+    found = storages_found(rank, view.find)
+    if found is not None:
+        rows = rows[found[rows]]
+    total = int(history.size[rows].sum())
+    largest = rows[_largest(history.size[rows], _MOST_ROWS)]
+    if not len(largest):
+        what = f"Nothing alive here has {view.find!r} in its name." if view.find else "Nothing is alive here."
+        return parts.empty("Nothing", what)
+    workspace = history.workspace(at) if found is None else 0
+    remark = f"{len(rows):,} storages, {format_bytes(total)}"
+    if workspace:
+        remark += f"; {format_bytes(workspace)} more that the operator holds for itself while it runs"
+    if len(rows) > len(largest):
+        rest = total - int(history.size[largest].sum())
+        remark += f". The {len(largest)} largest are listed, the others are {format_bytes(rest)} in all"
+    body = [_row(rank, int(row), at, is_chosen=int(row) == view.storage) for row in largest]
+    return [
+        parts.note(f"{remark}."),
+        parts.table([">size", "what", "of module", "made by", ">age", "shape"], body, label="alive at the cursor"),
+    ]
+
+
+def _largest(sizes: Ints, most: int) -> Ints:
+    """Returns the places of the largest, the largest first; of equal ones the older first."""
+    places = np.arange(len(sizes)) if len(sizes) <= most else np.argpartition(-sizes, most - 1)[:most]
+    ordered: Ints = places[np.lexsort((places, -sizes[places]))]
+    return ordered
+
+
+def _row(rank: Rank, row: int, at: int, *, is_chosen: bool) -> html.Tr:
+    history = rank.history
+    category = history.storage_categories[history.category[row]]
+    created = int(history.created[row])
+    name = str(rank.storage_texts["name"][row])
+    shape, dtype = str(rank.storage_texts["shape"][row]), str(rank.storage_texts["dtype"][row])
+    made = str(rank.op_names[created]) if created != NONE else "before the recording"
+    size = format_bytes(int(history.size[row]))
+    return html.Tr(
+        [
+            html.Td(
+                html.Button(
+                    size, id={"type": _ROW, "row": row}, type="button", title=f"{int(history.size[row]):,} bytes"
+                ),
+                className="number",
+            ),
+            html.Td([_swatch(category), parts.name(name or fill_of(category).label, 48)]),
+            html.Td(parts.name(rank.module_title(int(history.owner[row])), 40)),
+            html.Td(parts.name(made, 36)),
+            html.Td("" if created == NONE else f"{at - created:,}", className="number"),
+            html.Td(f"{shape} {dtype}".strip()),
+        ],
+        className="chosen" if is_chosen else None,
+    )
+
+
+def _swatch(category: str) -> html.Span:
+    fill = fill_of(category)
+    return html.Span(className="swatch", style={"background": fill.colour}, title=fill.label)
+
+
+def _detail(rank: Rank, view: View) -> Any:
+    history = rank.history
+    row = view.storage
+    if not 0 <= row < len(history.size):
+        return parts.empty("One storage", "Choose a row to see who made it, why it is alive and until when.")
+    created, freed = int(history.created[row]), int(history.freed[row])
+    category = history.storage_categories[history.category[row]]
+    first = max(created, 0)
+    end = history.ops if freed == NONE else freed + 1
+    margin = max((end - first) // 10, 2)
+    facts = [
+        ("size", f"{format_bytes(int(history.size[row]))} ({int(history.size[row]):,} bytes)"),
+        ("category", fill_of(category).label),
+        ("name", str(rank.storage_texts["name"][row])),
+        ("module", rank.module_title(int(history.owner[row]))),
+        ("tensor", f"{rank.storage_texts['shape'][row]} {rank.storage_texts['dtype'][row]}".strip()),
+        ("device", str(rank.storage_texts["device"][row])),
+        ("made by", _operator(rank, created) if created != NONE else "before the recording"),
+        ("freed after", _operator(rank, freed) if freed != NONE else "not within the recording"),
+        ("why alive", _why(rank, row, category)),
+    ]
+    return [
+        html.H3(["Storage ", html.Span(f"{row:,}")]),
+        html.Dl([part for label, text in facts if text for part in (html.Dt(label), html.Dd(parts.name(text, 160)))]),
+        html.Button(
+            "show its life",
+            id={"type": _ZOOM, "first": max(first - margin, 0), "end": min(end + margin, history.ops)},
+            type="button",
+        ),
+        *_stack(rank, created),
+    ]
+
+
+def _operator(rank: Rank, op_id: int) -> str:
+    history = rank.history
+    module = rank.module_title(int(history.module[op_id]))
+    phase = history.phases[history.phase[op_id]] or "other"
+    return (
+        f"{rank.op_names[op_id]} (operator {op_id:,}, {phase} of step {history.step[op_id]}{module and f', {module}'})"
+    )
+
+
+def _why(rank: Rank, row: int, category: str) -> str:
+    """Says what keeps a storage."""
+    saved = rank.trace.table(Saved)
+    uses = np.flatnonzero(saved.storage_id == row)
+    if len(uses):
+        last = int(saved.released_op_id[uses].max())
+        maker = _operator(rank, int(saved.forward_op_id[uses[0]]))
+        until = f" until {_operator(rank, last)}" if last != NONE else ""
+        more = f" and {len(uses) - 1} more" if len(uses) > 1 else ""
+        return f"kept for the backward of {maker}{more}{until}"
+    return {
+        "parameter": "it is a parameter: it lives as long as the model",
+        "buffer": "it is a buffer: it lives as long as the model",
+        "optimizer_state": "it is the optimizer's state: it lives as long as the optimizer",
+        "gradient": "it is a gradient: it lives until zero_grad sets it to None",
+        "input": "the script holds it: a batch, or what was made of one",
+    }.get(category, "somebody holds a reference: the script, or an operator still to come")
+
+
+def _stack(rank: Rank, op_id: int) -> list[Any]:
+    if op_id == NONE:
+        return []
+    stack = int(rank.op_stacks[op_id])
+    if stack == NONE:
+        return [parts.note("No Python stack was taken for it.")]
+    own = {f"{line.file}:{line.line}:{line.function}" for line in rank.sources.user_frames[stack]}
+    frames = str(rank.stacks.frames[stack]).splitlines()
+    shown_frames = [
+        html.Li(parts.name(frame, 140), className="own" if frame in own and len(own) < len(frames) else None)
+        for frame in frames[:60]
+    ]
+    return [html.H4("Python stack, innermost first"), html.Ol(shown_frames, className="stack")]

@@ -1,0 +1,131 @@
+"""What a click, a key or a drag does to the view: each a function of the view before and what the recording holds."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from memprof_dashboard.sources import Rank
+from memprof_dashboard.state import View
+
+#: Fewest operators that are shown.
+_NARROWEST = 4
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A view's stretch and cursor as they are: the recording's own choice where the view makes none.
+
+    Attributes:
+        first: First operator shown.
+        end: The one behind the last shown.
+        at: The operator under the cursor.
+    """
+
+    first: int
+    end: int
+    at: int
+
+
+def shown(view: View, rank: Rank) -> Shown:
+    """Returns what a view shows: at first the steady step, with the cursor at its peak."""
+    history = rank.history
+    if not history.ops:
+        return Shown(0, 0, 0)
+    first, end = view.first, min(view.end, history.ops)
+    if not 0 <= first < end:
+        first, end = rank.step_range(rank.steady_number())
+    at = view.at if 0 <= view.at < history.ops else history.peak(first, end)
+    return Shown(first, end, at)
+
+
+def on_zoom(view: View, rank: Rank, relayout: dict[str, Any]) -> View:
+    """Shows the stretch that was dragged over; a double click shows everything."""
+    if relayout.get("xaxis.autorange") or relayout.get("autosize"):
+        return view.change(first=0, end=rank.history.ops) if relayout.get("xaxis.autorange") else view
+    edges = relayout.get("xaxis.range") or [relayout.get("xaxis.range[0]"), relayout.get("xaxis.range[1]")]
+    try:
+        low, high = (float(edge) for edge in edges)
+    except (TypeError, ValueError):
+        return view
+    if not (math.isfinite(low) and math.isfinite(high)):
+        return view
+    return _windowed(view, rank, math.floor(min(low, high)), math.ceil(max(low, high)))
+
+
+def on_click(view: View, rank: Rank, click: dict[str, Any]) -> View:
+    """Puts the cursor on the operator that was clicked; of a column that holds several, on its fullest."""
+    try:
+        x = int(click["points"][0]["x"])
+    except (KeyError, IndexError, TypeError, ValueError):
+        return view
+    history, now = rank.history, shown(view, rank)
+    if not history.ops:
+        return view
+    from memprof_dashboard.figures.timeline import draw
+
+    drawn = draw(history.total, now.first, now.end)
+    place = int(np.searchsorted(drawn.left, min(max(x, now.first), now.end - 1), side="right")) - 1
+    return view.change(at=int(drawn.op_ids[place]), storage=-1)
+
+
+def on_key(view: View, rank: Rank, key: str, *, is_shifted: bool) -> View:
+    """Moves by key: arrows by operator, shift by step, P to the peak, + and - zoom, Home shows everything."""
+    history, now = rank.history, shown(view, rank)
+    if not history.ops:
+        return view
+    if key in ("ArrowLeft", "ArrowRight"):
+        forward = key == "ArrowRight"
+        at = _next_step(rank, now.at, forward=forward) if is_shifted else now.at + (1 if forward else -1)
+        return _followed(view.change(at=min(max(at, 0), history.ops - 1), storage=-1), rank)
+    if key in ("p", "P"):
+        return view.change(at=history.peak(now.first, now.end), storage=-1)
+    if key in ("+", "=", "-"):
+        factor = 2.0 if key == "-" else 0.5
+        centre = now.at if now.first <= now.at < now.end else (now.first + now.end) // 2
+        return _windowed(
+            view,
+            rank,
+            round(centre - (centre - now.first) * factor),
+            round(centre + (now.end - centre) * factor),
+        )
+    if key == "Home":
+        return view.change(first=0, end=history.ops)
+    if key == "Escape":
+        return view.change(storage=-1, find="")
+    return view
+
+
+def _windowed(view: View, rank: Rank, first: int, end: int) -> View:
+    count = rank.history.ops
+    first, end = max(first, 0), min(end, count)
+    missing = min(_NARROWEST, count) - (end - first)
+    if missing > 0:
+        first = max(0, min(first - missing // 2, count - _NARROWEST))
+        end = min(count, first + _NARROWEST)
+    return view.change(first=first, end=end)
+
+
+def _followed(view: View, rank: Rank) -> View:
+    """Moves the stretch along when the cursor leaves it."""
+    now = shown(view, rank)
+    if now.first <= now.at < now.end:
+        return view
+    width = now.end - now.first
+    first = min(max(now.at - width // 2, 0), max(rank.history.ops - width, 0))
+    return view.change(first=first, end=first + width)
+
+
+def _next_step(rank: Rank, at: int, *, forward: bool) -> int:
+    """Returns the same place in the next step or the one before: as many operators from its beginning."""
+    steps = rank.history.step
+    starts = np.concatenate(([0], np.flatnonzero(np.diff(steps)) + 1))
+    row = int(np.searchsorted(starts, at, side="right")) - 1
+    target = row + (1 if forward else -1)
+    if not 0 <= target < len(starts):
+        return at
+    end = int(starts[target + 1]) if target + 1 < len(starts) else len(steps)
+    return min(int(starts[target]) + at - int(starts[row]), end - 1)

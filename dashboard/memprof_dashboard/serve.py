@@ -1,0 +1,94 @@
+"""Serves the dashboard: opens the recordings, finds a free port, and opens the browser."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import threading
+import webbrowser
+from collections.abc import Callable
+from pathlib import Path
+
+from werkzeug.serving import BaseWSGIServer, make_server
+
+from memprof.errors import UsageError
+from memprof_dashboard.app import create_app
+from memprof_dashboard.guard import new_token
+from memprof_dashboard.sources import open_sources
+
+#: How many ports behind the one asked for are tried.
+_TRIES = 50
+_OWN_NAMES = ("127.0.0.1", "localhost", "::1")
+
+
+def serve(
+    paths: list[Path],
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8050,
+    prefix: str = "/",
+    opens_browser: bool = True,
+    say: Callable[[str], None] = print,
+) -> None:
+    """Serves the dashboard of some recordings until it is interrupted.
+
+    Args:
+        paths: The recordings: files, folders of ranks, or the spool folders of jobs that are running.
+        host: Address to listen on.
+        port: Port to listen on; where it is taken, the next that is free.
+        prefix: Path below which it is served, behind a proxy.
+        opens_browser: Open the page in a browser.
+        say: Told in sentences where the page is.
+
+    Raises:
+        BadInputError: A recording cannot be opened.
+        UsageError: No port is free, or nothing can listen on the address.
+    """
+    sources = open_sources(paths)
+    token = new_token()
+    prefix = f"/{prefix.strip('/')}/" if prefix.strip("/") else "/"
+    names = _OWN_NAMES if host in _OWN_NAMES else (*_OWN_NAMES, host)
+    app = create_app(sources, token=token, hosts=names, prefix=prefix)
+    server, taken = _listen(app.server, host, port)
+    shown = f"[{host}]" if ":" in host else host
+    url = f"http://{shown}:{server.port}{prefix}?token={token}"
+    if server.port != port and port:
+        say(f"Port {port} is taken, {server.port} is free." if taken else "")
+    say(f"The dashboard is at {url}")
+    say("Others on this machine cannot see it without the token. Ctrl-C ends it.")
+    if opens_browser:
+        threading.Thread(target=_open, args=(url, say), daemon=True).start()
+    with contextlib.suppress(KeyboardInterrupt):
+        server.serve_forever()
+    server.server_close()
+
+
+def _listen(app: object, host: str, port: int) -> tuple[BaseWSGIServer, bool]:
+    """Returns a server on the port or a free one behind it, and whether the port was taken."""
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # a line for each request helps nobody here
+    taken = False
+    for number in range(port, port + _TRIES) if port else (0,):
+        try:
+            with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind((host, number))
+        except OSError as error:
+            if error.errno in (98, 48) or "in use" in str(error).lower():
+                taken = True
+                continue
+            raise UsageError(
+                f"Nothing can listen on {host}:{number}: {error.strerror}. Try --host 127.0.0.1."
+            ) from None
+        return make_server(host, number, app, threaded=True), taken  # type: ignore[arg-type]
+    raise UsageError(f"Ports {port} to {port + _TRIES - 1} are all taken: choose another with --port.")
+
+
+def _open(url: str, say: Callable[[str], None]) -> None:
+    """Opens the page; where there is no browser, the address that was printed is all there is."""
+    try:
+        is_open = webbrowser.open(url)
+    except (webbrowser.Error, OSError):
+        is_open = False
+    if not is_open:
+        say("No browser was found: open that address in one, here or through ssh -L.")

@@ -1,0 +1,207 @@
+"""The recordings that are open: each is read once, and again when it has grown."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from memprof.analysis.sources import Sources, find_sources
+from memprof.errors import BadInputError, MemprofError
+from memprof.replay.history import History
+from memprof.trace.columns import Coded
+from memprof.trace.pack import is_spool_folder
+from memprof.trace.schema import NONE, Modules, Ops, Stacks, Steps, Storages
+from memprof.trace.step import Step
+from memprof.trace.store import Trace
+
+
+class Rank:
+    """One process of a recording, with what the views read off it, each part read when it is first asked for."""
+
+    def __init__(self, trace: Trace) -> None:
+        """Takes the rank's trace."""
+        self.trace = trace
+        self._lock = threading.RLock()
+        self._steps: dict[int, Step] = {}
+
+    @cached_property
+    def history(self) -> History:
+        """What is alive during every operator."""
+        with self._lock:
+            return History(self.trace)
+
+    @cached_property
+    def modules(self) -> Modules:
+        """The job's modules."""
+        return self.trace.table(Modules)
+
+    @cached_property
+    def steps(self) -> Steps:
+        """The job's steps."""
+        return self.trace.table(Steps)
+
+    @cached_property
+    def op_names(self) -> Coded:
+        """Name of each operator."""
+        names: Coded = self.trace.columns(Ops, "name")["name"]
+        return names
+
+    @cached_property
+    def op_stacks(self) -> np.ndarray:
+        """Stack of each operator, NONE where none was taken."""
+        stacks: np.ndarray = self.trace.columns(Ops, "stack_id")["stack_id"].astype(np.int32)
+        return stacks
+
+    @cached_property
+    def storage_texts(self) -> dict[str, Coded]:
+        """Name, shape, dtype and device of each storage."""
+        return self.trace.columns(Storages, "name", "shape", "dtype", "device")
+
+    @cached_property
+    def stacks(self) -> Stacks:
+        """The job's Python stacks."""
+        return self.trace.table(Stacks)
+
+    @cached_property
+    def sources(self) -> Sources:
+        """The user's own lines of code in each stack."""
+        return find_sources(self.stacks)
+
+    def step(self, number: int) -> Step:
+        """Returns a step; the last few are kept."""
+        with self._lock:
+            if number not in self._steps:
+                self._steps = dict(list(self._steps.items())[-3:])
+                self._steps[number] = self.trace.step(number)
+            return self._steps[number]
+
+    def step_range(self, number: int) -> tuple[int, int]:
+        """Returns the first operator of a step, and the one behind its last; all of them where it has none."""
+        rows = np.flatnonzero((self.steps.step == number) & (self.steps.first_op_id != NONE))
+        if not len(rows):
+            return 0, self.history.ops
+        return int(self.steps.first_op_id[rows[0]]), int(self.steps.last_op_id[rows[0]]) + 1
+
+    def steady_number(self) -> int:
+        """Returns the step the dashboard opens at: the last that was recorded whole, or what comes nearest; -1."""
+        steps = self.steps
+        has_ops = (steps.first_op_id != NONE) & (steps.last_op_id != NONE)
+        for is_chosen in (
+            has_ops & (steps.kind == "recorded") & steps.is_complete,
+            has_ops & steps.is_complete,
+            has_ops,
+        ):
+            if is_chosen.any():
+                return int(steps.step[np.flatnonzero(is_chosen)[-1]])
+        return -1
+
+    def module_title(self, module_id: int) -> str:
+        """Returns a module's qualified name, the type of a root without one, "" outside of any."""
+        if module_id == NONE:
+            return ""
+        return str(self.modules.name[module_id]) or str(self.modules.type[module_id])
+
+
+@dataclass
+class Source:
+    """One recording that was opened.
+
+    Attributes:
+        path: Where it lies.
+        name: What it is called on the page, unlike those of the others.
+        trace: What was opened.
+    """
+
+    path: Path
+    name: str
+    trace: Trace
+    _ranks: dict[int, Rank] = field(default_factory=dict)
+    _stamp: tuple[int, int] = (0, 0)
+    _lock: threading.RLock = field(default_factory=threading.RLock)
+
+    @property
+    def is_growing(self) -> bool:
+        """Whether the recording may still be going on: it is a spool folder."""
+        return is_spool_folder(self.path)
+
+    def rank(self, number: int) -> Rank:
+        """Returns one process of it; the lowest where there is none of that number."""
+        with self._lock:
+            number = number if number in self.trace.ranks else self.trace.rank
+            if number not in self._ranks:
+                self._ranks[number] = Rank(self.trace.rank_trace(number))
+            return self._ranks[number]
+
+    def refresh(self) -> bool:
+        """Reads it again where it has grown; returns whether it was.
+
+        Raises:
+            BadInputError: It is gone, or damaged.
+        """
+        stamp = _stamp(self.path)
+        with self._lock:
+            if stamp == self._stamp:
+                return False
+            is_first, self._stamp = self._stamp == (0, 0), stamp
+            if is_first:
+                return False
+            self.trace = Trace.open(self.path)
+            self._ranks = {}
+            return True
+
+
+class Desk:
+    """The recordings that are open, by place."""
+
+    def __init__(self, sources: list[Source]) -> None:
+        """Takes them; there is at least one."""
+        self.sources = sources
+
+    def source(self, place: int) -> Source:
+        """Returns a recording; the first where there is none at that place."""
+        return self.sources[place if 0 <= place < len(self.sources) else 0]
+
+    def rank(self, place: int, number: int) -> Rank:
+        """Returns one process of a recording."""
+        return self.source(place).rank(number)
+
+
+def open_sources(paths: list[Path]) -> list[Source]:
+    """Opens recordings.
+
+    Raises:
+        BadInputError: One is missing, damaged, foreign or of a newer memprof; the sentence names it.
+    """
+    sources = []
+    for path in paths:
+        trace = Trace.open(path)
+        sources.append(Source(path, _name(path, paths), trace))
+        sources[-1].refresh()
+    return sources
+
+
+def _name(path: Path, paths: list[Path]) -> str:
+    """Returns the shortest end of a path that no other path has."""
+    parts = path.resolve().parts
+    for count in range(1, len(parts)):
+        name = "/".join(parts[-count:])
+        if sum("/".join(other.resolve().parts[-count:]) == name for other in paths) <= 1:
+            return name
+    return str(path)
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    """Returns what changes when a recording grows."""
+    try:
+        files = sorted(path.rglob("*")) if path.is_dir() else [path]
+        stats = [file.stat() for file in files]
+    except OSError as error:
+        raise BadInputError(f"{path} cannot be read any more ({error.strerror}): it was moved or deleted.") from error
+    return sum(stat.st_size for stat in stats) + len(stats), max((stat.st_mtime_ns for stat in stats), default=0)
+
+
+__all__ = ["Desk", "MemprofError", "Rank", "Source", "open_sources"]

@@ -1,0 +1,89 @@
+"""What is looked at: which recording, which stretch of it, which moment; in the URL, so that a link restores it."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import parse_qsl, urlencode
+
+TABS = ("live", "blocks", "segments", "treemap", "whatif", "diff", "ranks")
+
+#: Longest text that is taken from a URL.
+_LONGEST = 200
+_LARGEST = 2**53
+
+
+@dataclass(frozen=True)
+class View:
+    """What is looked at. Positions are rows of the recording's operators.
+
+    Attributes:
+        trace: Place of the recording among those opened.
+        rank: Its rank; -1 for the lowest.
+        tab: What is shown below the timeline, one of TABS.
+        first: First operator shown; -1 for the recording's own choice.
+        end: The one behind the last shown.
+        at: The operator under the cursor; -1 for the peak.
+        other: Place of a second recording shown beside it; -1 for none.
+        storage: Row of the storage looked at; -1 for none.
+        find: What is searched for: part of a module's, operator's or file's name.
+        budget: Budget line, as it was typed.
+    """
+
+    trace: int = 0
+    rank: int = -1
+    tab: str = "live"
+    first: int = -1
+    end: int = -1
+    at: int = -1
+    other: int = -1
+    storage: int = -1
+    find: str = ""
+    budget: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the fields, ready for a store in the browser."""
+        return dataclasses.asdict(self)
+
+    @staticmethod
+    def from_json(fields: Any) -> View:
+        """Reads what a browser sent; what makes no sense takes its default."""
+        if not isinstance(fields, dict):
+            return View()
+        return View(**{name: value for name, value in fields.items() if _is_sound(name, value)})
+
+    def to_search(self) -> str:
+        """Returns the URL's part behind the question mark; what is as by default is left out."""
+        fields = {
+            field.name: getattr(self, field.name)
+            for field in dataclasses.fields(self)
+            if getattr(self, field.name) != field.default
+        }
+        return f"?{urlencode(fields)}" if fields else ""
+
+    @staticmethod
+    def from_search(search: str | None) -> View:
+        """Reads a URL's part behind the question mark; what makes no sense takes its default."""
+        texts = dict(parse_qsl((search or "").removeprefix("?")[: 20 * _LONGEST], keep_blank_values=True))
+        defaults = {field.name: field.default for field in dataclasses.fields(View)}
+        fields: dict[str, Any] = {}
+        for name, text in texts.items():
+            if isinstance(defaults.get(name), int):
+                fields[name] = int(text) if text.lstrip("-").isascii() and text.lstrip("-").isdigit() else None
+            else:
+                fields[name] = text
+        return View.from_json(fields)
+
+    def change(self, **fields: Any) -> View:
+        """Returns the view with some fields changed; those that make no sense stay."""
+        return dataclasses.replace(self, **{name: value for name, value in fields.items() if _is_sound(name, value)})
+
+
+def _is_sound(name: str, value: Any) -> bool:
+    default = next((field.default for field in dataclasses.fields(View) if field.name == name), None)
+    if isinstance(default, int):
+        return type(value) is int and -1 <= value < _LARGEST
+    return (
+        isinstance(value, str) and default is not None and len(value) <= _LONGEST and (name != "tab" or value in TABS)
+    )
