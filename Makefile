@@ -19,13 +19,16 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 help: ## Show these targets.
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' Makefile
 
-demo: $(READY) ## Record a small GPT, show what fills its memory, and make it fit in half of it.
+demo: $(READY) ## Record a small GPT, show what fills its memory, make it fit in half of it, open the dashboard.
 	$(BIN)/memprof record -f -o demo.memprof sample_traces/gpt/train.py
 	$(BIN)/memprof report demo.memprof
 	$(BIN)/memprof suggest demo.memprof --budget 50% -f --write demo-plan.toml
 	$(BIN)/memprof record -f -o demo-fits.memprof --plan demo-plan.toml sample_traces/gpt/train.py
 	@echo
 	@echo "Now yours:  $(BIN)/memprof record -o mine.memprof path/to/train.py"
+	@echo
+	@if [ -t 1 ]; then $(BIN)/memprof dashboard demo.memprof demo-fits.memprof; \
+	else echo "In a terminal, this ends in: $(BIN)/memprof dashboard demo.memprof demo-fits.memprof"; fi
 
 test: $(READY) ## Run the tests.
 	$(BIN)/python -m pytest $(PYTEST_ARGS)

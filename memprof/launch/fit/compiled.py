@@ -11,6 +11,7 @@ from memprof.launch.fit.attempt import Attempt
 from memprof.launch.fit.request import Fit
 from memprof.policies.base import Policy
 from memprof.policies.compile.policy import Compile
+from memprof.policies.loss.policy import ChunkedLoss
 from memprof.policies.plan import Plan
 from memprof.policies.precision.policy import Precision
 from memprof.policies.prediction import Prediction
@@ -23,14 +24,14 @@ _BUDGETS = (1.0, 0.5, 0.2)
 def compiled_plans(found: Fit) -> Iterator[Plan]:
     """Yields the plans to run with the whole model compiled, each while those before did not fit.
 
-    The precision of the best plan so far is kept: the compiler has no say in it.
+    Precision and chunked loss of the best plan so far are kept: the compiler has no say in them.
 
     Args:
         found: What came of the runs so far; it is looked at again for each plan.
     """
     others: tuple[Policy, ...] = ()
     if found.best is not None:
-        others = tuple(policy for policy in found.best.plan.policies if isinstance(policy, Precision))
+        others = tuple(policy for policy in found.best.plan.policies if isinstance(policy, Precision | ChunkedLoss))
     for budget in _BUDGETS:
         yield Plan((*others, Compile(activation_budget=budget)))
         if is_settled(found.attempts[-1]):
