@@ -33,6 +33,8 @@ _MOST_COLUMNS = 30_000
 _GAP = 2e-6
 #: On steps of more values than these the search ends when it is as close as the second.
 _SMALL_VALUES, _LARGE_GAP = 120, 2e-4
+#: From so many values on, the slower heuristics of a runtime's planner do not end in a minute.
+_HUGE_VALUES = 30_000
 #: Above so many values dropping one by one takes longer than the model in parts, and finds no more.
 _MOST_GREEDY_VALUES = 1_000
 #: Operator moves drawn in one search, all in all, and how many of them a schedule gets at least.
@@ -67,6 +69,12 @@ class Auto(Planner):
         return _Search(task).found()
 
 
+class _QuickDtr(Dtr):
+    """The heuristics whose time grows least with the step, the quickest first."""
+
+    heuristics = ("local", "eq-class")
+
+
 class _Search:
     """One search, and what it has found so far."""
 
@@ -88,7 +96,7 @@ class _Search:
         if needed > self.budget:
             return self._impossible(f"One operator alone holds {needed} bytes with what it reads and makes.")
         self.cuts = self._first_cuts()
-        self._ask(Dtr(), 0.15)
+        self._ask_runtime()
         if not self._bounded(CutModel(self.graph, self.cuts), whole=False, seconds=20.0).is_feasible:
             return self._impossible("No schedule keeps the budget at a few operators of the step together.")
         self._refine(0.02)
@@ -181,6 +189,13 @@ class _Search:
         self.bound_us = max(self.bound_us, found.bound_us)
         if found.runs is not None:
             self._take(found.runs)
+
+    def _ask_runtime(self) -> None:
+        """Asks the planner that answers for every step; on huge ones its quickest heuristic first, and for longer."""
+        if self.graph.values <= _HUGE_VALUES:
+            self._ask(Dtr(), 0.15)
+        else:
+            self._ask(_QuickDtr(), 0.6)
 
     def _ask_exactly(self) -> None:
         """Has the whole programme solved on a small step: it sees what is alive while an operator repeats, too."""

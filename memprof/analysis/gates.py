@@ -1,0 +1,180 @@
+"""Gates: conditions on memory and time that a change must not break, such as ``peak>+2%&+128MiB``."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from memprof.errors import UsageError
+from memprof.trace.schema import CATEGORIES, PHASES
+from memprof.units import format_bytes, format_bytes_change, format_us, parse_bytes
+
+#: What can be gated by name alone, and the unit it is in.
+MEASURES = {
+    "peak": "bytes",
+    "reserved": "bytes",
+    "reserved-allocated": "bytes",
+    "step_time": "us",
+    "recompute_time": "us",
+    **dict.fromkeys(CATEGORIES, "bytes"),
+}
+#: What can be gated by a kind and a name or pattern: ``module:layers.*``.
+KINDS = ("module", "phase", "category")
+
+_LIMIT = re.compile(r"\s*(?P<sign>\+?)\s*(?P<number>[0-9]*\.?[0-9]+)\s*(?P<unit>%|[A-Za-z]*)\s*", re.ASCII)
+_US = {"us": 1.0, "ms": 1e3, "s": 1e6}
+
+
+@dataclass(frozen=True)
+class Limit:
+    """One bound of a gate.
+
+    Attributes:
+        amount: Bytes, microseconds, or a share (0.02 is 2 %).
+        is_share: Whether ``amount`` is a share of the base.
+        is_growth: Whether it bounds the growth; otherwise the value itself.
+    """
+
+    amount: float
+    is_share: bool
+    is_growth: bool
+
+    def is_passed(self, base: float, head: float) -> bool:
+        """Tells whether a value has gone beyond this bound. A share of nothing is passed by anything."""
+        if self.is_share:
+            return head - base > self.amount * base
+        return (head - base if self.is_growth else head) > self.amount
+
+
+@dataclass(frozen=True)
+class Gate:
+    """A condition that fails where a measure has gone beyond all of its limits.
+
+    Attributes:
+        text: As it was written.
+        kind: ``""`` for a measure of its own name, or one of KINDS.
+        name: The measure, or what the kind is followed by: a phase, a category, a pattern of modules.
+        limits: What must all be passed for the gate to fail.
+    """
+
+    text: str
+    kind: str
+    name: str
+    limits: tuple[Limit, ...]
+
+    @property
+    def unit(self) -> str:
+        """``bytes`` or ``us``."""
+        return MEASURES.get(self.name, "bytes") if not self.kind else "bytes"
+
+    @property
+    def needs_base(self) -> bool:
+        """Whether it compares with something."""
+        return any(limit.is_growth for limit in self.limits)
+
+    def judge(self, base: float, head: float) -> Verdict:
+        """Holds a measure to the gate.
+
+        Args:
+            base: Its value before; NaN where it is unknown.
+            head: Its value now; NaN where it is unknown.
+        """
+        if math.isnan(head) or (self.needs_base and math.isnan(base)):
+            return Verdict(self, base, head, is_known=False, is_failed=False)
+        is_failed = all(limit.is_passed(base, head) for limit in self.limits)
+        return Verdict(self, base, head, is_known=True, is_failed=is_failed)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a gate says of a change.
+
+    Attributes:
+        gate: The gate.
+        base: The measure before.
+        head: The measure now.
+        is_known: Whether it could be judged.
+        is_failed: Whether it failed.
+    """
+
+    gate: Gate
+    base: float
+    head: float
+    is_known: bool
+    is_failed: bool
+
+    def describe(self) -> str:
+        """Says what was found: ``peak 1.20 GiB -> 1.50 GiB (+307.20 MiB, +25.0 %)``."""
+        label = f"{self.gate.kind}:{self.gate.name}" if self.gate.kind else self.gate.name
+        if not self.is_known:
+            return f"{label} is not known on both sides"
+        write: Callable[[float], str] = format_us if self.gate.unit == "us" else format_bytes
+        if not self.gate.needs_base or math.isnan(self.base):
+            return f"{label} {write(self.head)}"
+        grown = self.head - self.base
+        change = (
+            format_bytes_change(grown) if self.gate.unit == "bytes" else f"{'+' if grown > 0 else ''}{write(grown)}"
+        )
+        share = f", {100 * grown / self.base:+.1f} %" if self.base else ""
+        return f"{label} {write(self.base)} -> {write(self.head)} ({change}{share})"
+
+
+def parse_gate(text: str) -> Gate:
+    """Reads a gate.
+
+    ``peak>+2%``, ``peak>+256MiB``, ``peak>24GiB``, ``peak>+2%&+128MiB`` (both must be passed), ``activation>+5%``,
+    ``module:layers.*>+100MiB``, ``phase:backward>+3%``, ``reserved-allocated>+1GiB``, ``step_time>+10%``.
+
+    Raises:
+        UsageError: It is none; the sentence shows where it goes wrong.
+    """
+    measure, sign, limits = text.partition(">")
+    if not sign:
+        raise _wrong(text, len(text), "a gate needs '>', as in peak>+2%")
+    kind, colon, name = (part.strip() for part in measure.partition(":"))
+    if not colon:
+        kind, name = "", kind
+        if name not in MEASURES:
+            raise _wrong(
+                text, 0, f"there is no measure {name!r}; there are {', '.join(MEASURES)}, module:NAME, phase:NAME"
+            )
+    elif kind not in KINDS:
+        raise _wrong(text, 0, f"there is no kind {kind!r}; there are {', '.join(KINDS)}")
+    elif not name or (kind == "phase" and name not in PHASES) or (kind == "category" and name not in CATEGORIES):
+        known = {"phase": f"; there are {', '.join(PHASES)}", "category": f"; there are {', '.join(CATEGORIES)}"}
+        raise _wrong(text, len(kind) + 1, f"there is no {kind} {name!r}{known.get(kind, ': name one')}")
+    unit = MEASURES[name] if not kind else "bytes"
+    place = len(measure) + 1
+    found = []
+    for part in limits.split("&"):
+        found.append(_limit(text, part, place, unit))
+        place += len(part) + 1
+    return Gate(text.strip(), kind, name, tuple(found))
+
+
+def _limit(text: str, part: str, place: int, unit: str) -> Limit:
+    match = _LIMIT.fullmatch(part)
+    if match is None:
+        raise _wrong(text, place, f"{part.strip()!r} is no limit: write +2%, +128MiB or 24GiB")
+    is_growth, number, suffix = bool(match["sign"]), float(match["number"]), match["unit"]
+    if suffix == "%":
+        if not is_growth:
+            raise _wrong(text, place, f"{part.strip()!r} is a share of what? Write +{part.strip()} for growth")
+        return Limit(number / 100, is_share=True, is_growth=True)
+    if unit == "us":
+        if suffix not in _US:
+            raise _wrong(text, place, f"{part.strip()!r} is no time: write +10%, +5ms or 2s")
+        return Limit(number * _US[suffix], is_share=False, is_growth=is_growth)
+    try:
+        size = parse_bytes(f"{match['number']}{suffix}")
+    except UsageError:
+        raise _wrong(text, place, f"{part.strip()!r} is no size: write +2%, +128MiB or 24GiB") from None
+    return Limit(float(size), is_share=False, is_growth=is_growth)
+
+
+def _wrong(text: str, place: int, what: str) -> UsageError:
+    """Returns the error that shows the place: what came before it is repeated in quotes."""
+    shown = f"{text[:place]}[here]{text[place:]}"
+    return UsageError(f"The gate {shown!r} cannot be read: {what}.")
