@@ -79,11 +79,11 @@ def _over_steps(base: Summary, head: Summary) -> Iterator[Cause]:
             f"each step holds {format_bytes(after)} more than the one before: something keeps tensors from step to "
             "step, such as a list of losses that are not detached",
         )
-    kept = {side: _activations_kept(side) for side in (base, head)}
-    if kept[head] > kept[base] + _LEAST_LEAK_BYTES and after <= _LEAST_LEAK_BYTES:
+    kept = _activations_kept(head) - _activations_kept(base)
+    if kept > _LEAST_LEAK_BYTES and after <= _LEAST_LEAK_BYTES:
         yield Cause(
             "graph",
-            f"{format_bytes(kept[head] - kept[base])} of activations outlive backward: the graph is kept "
+            f"{format_bytes(kept)} of activations outlive backward: the graph is kept "
             "(retain_graph, or a loss that is held)",
         )
 

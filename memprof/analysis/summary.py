@@ -212,9 +212,13 @@ def summary_to_json(summary: Summary) -> dict[str, Any]:
     kept_lines = set()
     for name, spot in record["spots"].items():
         most = _MOST_AT_PEAK if name == PEAK else _MOST_IN_PHASE
+        spot["file"] = ""
         spot["parts"] = {kind: _largest(parts, most) for kind, parts in spot["parts"].items()}
         kept_lines |= set(spot["parts"]["source"])
-    record["lines"] = {place: list(line) for place, line in summary.lines.items() if place in kept_lines}
+    # Files by their place below the job's own folder: a baseline is committed, and read elsewhere.
+    record["lines"] = {
+        place: [place.rpartition(":")[0], line] for place, (_, line) in summary.lines.items() if place in kept_lines
+    }
     for key in ("step_time_us", "recompute_time_us"):
         record[key] = round(record[key], 1) if math.isfinite(record[key]) else None
     return {"memprof_summary": SUMMARY_SCHEMA, **record}

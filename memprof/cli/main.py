@@ -25,6 +25,9 @@ VERBS = {
     "fit": "Find a plan under which a training job is measured to fit a budget.",
     "predict": "Predict what a plan does to a recorded job's memory and time.",
     "verify": "Compare what a plan was predicted to do with a run under it.",
+    "diff": "Compare the memory of two recordings, and guard it in CI.",
+    "check": "Check a recording against a budget.",
+    "summary": "Write what a recording comes to as a small baseline.",
 }
 
 _FAILED = 1

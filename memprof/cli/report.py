@@ -2,9 +2,34 @@
 
 from __future__ import annotations
 
+import getpass
+import importlib
+import importlib.util
 import json
+import os
+import platform
+import secrets
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
 import click
+
+from memprof.errors import UsageError
+
+if TYPE_CHECKING:
+    from memprof.trace.store import Trace
+
+
+class Exporter(Protocol):
+    """Writes a report as one HTML page: ``memprof_dashboard.export.export_html``."""
+
+    def __call__(
+        self, trace: Trace, *, rank: int | None, step_number: int | None, op_id: int | None, rows: int | None
+    ) -> str:
+        """Returns the page."""
+        ...
+
 
 _TABLES = ("category", "module", "op", "source", "stack", "phase", "storage")
 
@@ -31,6 +56,7 @@ class MomentType(click.ParamType[tuple[int | None, int | None]]):
 Examples:
   memprof report run.memprof
   memprof report run.memprof --by module --at 4:812
+  memprof report run.memprof --html report.html --scrub
   memprof report run.memprof --json | python -m json.tool | less"""
 )
 @click.argument("trace", type=click.Path(), metavar="TRACE")
@@ -47,6 +73,15 @@ Examples:
 @click.option("--rank", type=click.IntRange(min=0), metavar="N", help="Report on this rank.")
 @click.option("--top", type=click.IntRange(min=1), metavar="N", help="Rows per table; the rest is summed in one.")
 @click.option("--json", "is_json", is_flag=True, help="Print everything as JSON: bytes, microseconds, stable keys.")
+@click.option(
+    "--html",
+    "page_path",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write the report with its figures to this file, which needs no network.",
+)
+@click.option("--scrub", "is_scrubbed", is_flag=True, help="Leave out paths, people, hosts and secrets, for sharing.")
+@click.option("-f", "--force", is_flag=True, help="Replace the file if it exists.")
 def report(
     trace: str,
     moment: tuple[int | None, int | None],
@@ -55,27 +90,32 @@ def report(
     rank: int | None,
     top: int | None,
     is_json: bool,
+    page_path: Path | None,
+    is_scrubbed: bool,
+    force: bool,
 ) -> None:
     """Show where the memory of a recorded job goes.
 
     TRACE is a .memprof file, a folder of them (one for each rank), or the spool folder of a recording that was cut
     short. Without options, the tables are of the peak of a steady step.
     """
-    # The numbers behind a report take long to import; `memprof report -h` needs none of them.
-    from memprof.analysis.report import build_report
-    from memprof.trace.store import Trace
-
     at_step, op_id = moment
     if at_step is not None and step_number is not None and at_step != step_number:
         raise click.UsageError(f"--at {at_step}:{op_id} and --step {step_number} name two steps: leave one out.")
+    chosen_step = at_step if at_step is not None else step_number
+    if page_path is not None:
+        _check_page(page_path, is_other=is_json or table is not None, force=force)
+        exporter = _exporter()
+        opened = _open(trace, rank, is_scrubbed=is_scrubbed)
+        _write_whole(page_path, exporter(opened, rank=rank, step_number=chosen_step, op_id=op_id, rows=top))
+        print(f"memprof: wrote {page_path}", file=sys.stderr)
+        return
+    # The numbers behind a report take long to import; `memprof report -h` needs none of them.
+    from memprof.analysis.report import build_report
+
+    opened = _open(trace, rank, is_scrubbed=is_scrubbed)
     fold_layers = not is_json and table != "module"
-    built = build_report(
-        Trace.open(trace, rank),
-        rank=rank,
-        step_number=at_step if at_step is not None else step_number,
-        op_id=op_id,
-        fold_layers=fold_layers,
-    )
+    built = build_report(opened, rank=rank, step_number=chosen_step, op_id=op_id, fold_layers=fold_layers)
     if is_json:
         from memprof.analysis.report_json import report_to_json
 
@@ -85,5 +125,59 @@ def report(
     from memprof.cli.report_page import fill_page
 
     page = Page.for_stdout()
-    fill_page(page, built, trace, table, top)
+    fill_page(page, built, str(opened.path) if is_scrubbed else trace, table, top)
     page.write()
+
+
+def _check_page(path: Path, *, is_other: bool, force: bool) -> None:
+    """Refuses a page that cannot be written, before any work."""
+    if is_other:
+        raise click.UsageError("--html writes every table: leave out --by and --json.")
+    if path.exists() and not force:
+        raise UsageError(f"{path} exists already. Replace it with -f, or choose another name.")
+    if not path.parent.is_dir():
+        raise UsageError(f"There is no folder {path.parent} to write {path.name} to.")
+
+
+def _exporter() -> Exporter:
+    """Finds what writes the page: it is of the dashboard's package, which needs plotly."""
+    if importlib.util.find_spec("plotly") is None:
+        raise UsageError("--html needs the dashboard's figures: pip install 'torch-memprof[dashboard]'")
+    exporter: Exporter = importlib.import_module("memprof_dashboard.export").export_html
+    return exporter
+
+
+def _open(path: str, rank: int | None, *, is_scrubbed: bool) -> Trace:
+    from memprof.trace.store import Trace
+
+    opened = Trace.open(path, rank)
+    if not is_scrubbed:
+        return opened
+    from memprof.analysis.scrub import scrubbed
+
+    return scrubbed(opened, names=_own_names())
+
+
+def _own_names() -> list[str]:
+    """Returns the names of this machine and of who uses it: most recordings are read where they were made."""
+    host = platform.node()
+    names = [host, host.partition(".")[0]]
+    try:
+        names.append(getpass.getuser())
+    except (KeyError, OSError):  # a user without a name, as in some containers
+        return names
+    return names
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """Writes a text under a temporary name beside its file and renames it, so that no half file is ever there."""
+    temporary = path.with_name(f".memprof-{secrets.token_hex(6)}.part")
+    try:
+        with temporary.open("x", encoding="utf-8", errors="replace", newline="\n") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise

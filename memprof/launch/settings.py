@@ -50,6 +50,8 @@ _KEYS: dict[str, type] = {
     "stop": bool,
     "plan": str,
 }
+#: The table below it, which `memprof diff` and `memprof check` read.
+_GATES = "gates"
 _LEAST = {"skip": 0, "steps": 1}
 _KIND = {str: "a text", bool: "true or false", int: "a whole number"}
 
@@ -66,14 +68,50 @@ def read_project_settings(folder: Path) -> dict[str, Any]:
     Raises:
         UsageError: The file is not TOML, or holds a key or a value that memprof does not know.
     """
-    for candidate in (folder, *folder.parents):
-        path = candidate / "pyproject.toml"
-        if path.is_file():
-            return _read(path)
-    return {}
+    path = _project_file(folder)
+    if path is None:
+        return {}
+    table = {key: value for key, value in _read(path).items() if key != _GATES}
+    settings = {key: _checked(path, key, value) for key, value in table.items()}
+    for key in ("output", "plan"):
+        if key in settings:
+            settings[key] = os.path.join(path.parent, os.path.expanduser(settings[key]))
+    return settings
+
+
+def read_gates(folder: Path) -> tuple[Path | None, dict[str, list[str]]]:
+    """Reads ``[tool.memprof.gates]``, lists ``fail`` and ``warn`` of gates, from the nearest pyproject.toml.
+
+    Returns:
+        The file, None where there is none, and the gates as they are written.
+
+    Raises:
+        UsageError: The file is not TOML, or the table holds something else.
+    """
+    gates: dict[str, list[str]] = {"fail": [], "warn": []}
+    path = _project_file(folder)
+    table = {} if path is None else _read(path).get(_GATES, {})
+    if not isinstance(table, dict):
+        raise UsageError(
+            f"{path}: tool.memprof.gates is not a table: write fail = ['peak>+2%'] below [tool.memprof.gates]."
+        )
+    for level, texts in table.items():
+        if level not in gates:
+            raise UsageError(f"{path}: [tool.memprof.gates] has no key {level}. The keys are fail and warn.")
+        if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+            raise UsageError(f"{path}: {level} in [tool.memprof.gates] must be a list of texts such as 'peak>+2%'.")
+        gates[level] = texts
+    return path, gates
+
+
+def _project_file(folder: Path) -> Path | None:
+    return next(
+        (one / "pyproject.toml" for one in (folder, *folder.parents) if (one / "pyproject.toml").is_file()), None
+    )
 
 
 def _read(path: Path) -> dict[str, Any]:
+    """Returns the table of memprof in a pyproject.toml."""
     try:
         text = path.read_text(encoding="utf-8")
         table = tomllib.loads(text).get("tool", {}).get("memprof", {})
@@ -87,11 +125,7 @@ def _read(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path} cannot be read: {error}. Correct it, or record from another folder.") from None
     if not isinstance(table, dict):
         raise UsageError(f"{path}: tool.memprof is not a table. Write [tool.memprof] and its keys below it.")
-    settings = {key: _checked(path, key, value) for key, value in table.items()}
-    for key in ("output", "plan"):
-        if key in settings:
-            settings[key] = os.path.join(path.parent, os.path.expanduser(settings[key]))
-    return settings
+    return table
 
 
 def _checked(path: Path, key: str, value: Any) -> Any:

@@ -1,0 +1,310 @@
+"""Takes out of a recording whose machine it was made on, so that it can be shown to strangers.
+
+Paths are shown below the job's own folder, or below ``site-packages``; home folders, the names of people and hosts,
+addresses, and what looks like a secret or a variable of the environment become ``…``. Numbers stay as they are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any, TypeVar
+
+import numpy as np
+
+from memprof.analysis.sources import find_sources, is_library
+from memprof.trace.columns import Coded
+from memprof.trace.manifest import Manifest
+from memprof.trace.schema import Stacks, Table
+from memprof.trace.store import Trace
+
+T = TypeVar("T", bound=Table)
+
+#: What stands where something was taken out.
+GONE = "…"
+
+_SAYS_SO = "Paths, names of people and hosts, and what looked like a secret were taken out of this recording."
+
+#: The part of a library's path that is the same on every machine; the last one in the path counts.
+_LIBRARY_PART = re.compile(
+    r"^.*[/\\]((?:(?:site|dist)-packages|lib(?:64)?[/\\]python3\.\d+t?|python3?\d*[/\\]lib"
+    r"|memprof[/\\](?=recorder|launch|policies)|torchinductor_[^/\\]*)[/\\]*[/\\].*)$",
+    re.IGNORECASE,
+)
+_INDUCTOR = re.compile(r"^torchinductor_[^/\\]*", re.IGNORECASE)  # its folder is named after who ran it
+_INSTALLED = re.compile(r"[/\\](?:site|dist)-packages[/\\]", re.IGNORECASE)
+_HOME = re.compile(r"[/\\](?:home|Users)[/\\]+([^/\\:]+)|[/\\]torchinductor_([^/\\]+)", re.IGNORECASE)
+#: Accounts that are nobody's name, and would be missed in a text.
+_NOBODY = {"root", "user", "users", "ubuntu", "runner", "admin", "shared", "public", "app", "train", "model", "torch"}
+
+_NOT_IN_PATHS = r"\s\"'`<>|;,()\[\]{}="
+_PATHS = re.compile(
+    rf"[A-Za-z][\w+.-]*://[^{_NOT_IN_PATHS}]*"  # file:///home/somebody, https://host/…
+    rf"|(?<![\w…])[A-Za-z]:[\\/][^{_NOT_IN_PATHS}:]*"  # C:\Users\somebody
+    rf"|\\\\[^{_NOT_IN_PATHS}:]+"  # \\host\share
+    rf"|(?<![\w…~.*/\\)\]-])/[^{_NOT_IN_PATHS}:/][^{_NOT_IN_PATHS}:]*"  # /home/somebody
+    rf"|(?<![\w…])~[\w.-]*/[^{_NOT_IN_PATHS}:]*"  # ~somebody/
+)
+_VARIABLE = re.compile(r"\b[A-Z][A-Z0-9_]{2,}=\S")  # of the environment
+_PRIVATE = re.compile(
+    rf"{_VARIABLE.pattern}+"
+    r"|\b(?:hf_|sk-|gh[pousr]_|github_pat_|glpat-|xox[abp]-|AKIA|eyJ)[\w.-]{8,}"  # keys by their first letters
+    r"|\b[0-9a-fA-F]{32,}\b"
+    r"|[\w.+-]+@[\w-]+(?:\.[\w-]+)*(?::\d+)?"  # somebody@host
+    r"|\b\d{1,3}(?:\.\d{1,3}){3}(?::\d+)?\b"  # an address
+    r"|(?<![\w:])(?:[0-9a-fA-F]{1,4}:){4,7}[0-9a-fA-F]{1,4}(?![\w:])"
+)
+_PRIVATE_OPTION = re.compile(
+    r"^--?[\w-]*(?:key|token|secret|passw|credential|auth|host|addr|endpoint|url|uri|server|rdzv|user|entity)[\w-]*",
+    re.IGNORECASE,
+)
+
+
+def scrubbed(trace: Trace, names: Iterable[str] = ()) -> Trace:
+    """Returns a recording without paths, home folders, names of people and hosts, addresses and secrets.
+
+    Its tables are read, and scrubbed, when they are asked for. Files keep their place below the folder that all the
+    job's own files share, so that every report of it names the same lines.
+
+    Args:
+        trace: The recording; it stays as it is.
+        names: More words to take out, such as the name of this machine.
+    """
+    named = tuple(names)
+    ranks = {number: _ScrubbedRank(trace.rank_trace(number), named) for number in trace.ranks}
+    path = ranks[trace.rank].rules.text(trace.path.name) or "recording"
+    return Trace(Path(path), ranks, trace.rank)
+
+
+class _ScrubbedRank:
+    """One process of a recording, scrubbed as it is read."""
+
+    def __init__(self, trace: Trace, names: tuple[str, ...]) -> None:
+        self._trace = trace
+        self.rules = _find_rules(trace, names)
+        self.manifest = _scrub_manifest(trace.manifest, self.rules)
+
+    def read(self, kind: type[T], /) -> T:
+        """Reads one table."""
+        table = self._trace.table(kind)
+        changed: dict[str, Any] = {}
+        for column in _texts_of(kind):
+            coded = _recoded(Coded.of(getattr(table, column)), self._change(kind))
+            changed[column] = coded.distinct[coded.codes] if len(coded) else getattr(table, column)
+        return table.replace(**changed)
+
+    def read_columns(self, kind: type[Table], names: Sequence[str], /) -> dict[str, Any]:
+        """Reads some columns of one table."""
+        columns = self._trace.columns(kind, *names)
+        for name in set(names) & set(_texts_of(kind)):
+            columns[name] = _recoded(columns[name], self._change(kind))
+        return columns
+
+    def _change(self, kind: type[Table]) -> Callable[[str], str]:
+        return self.rules.frames if kind is Stacks else self.rules.paths
+
+
+@dataclass(frozen=True)
+class _Rules:
+    """What is taken out of the texts of one process.
+
+    Attributes:
+        places: What each file of its stacks is shown as.
+        known: Finds these files, and the folders above them, in a text.
+        people: Finds names of people and hosts; None where none are known.
+    """
+
+    places: dict[str, str]
+    known: re.Pattern[str] | None
+    people: re.Pattern[str] | None
+
+    def paths(self, text: str) -> str:
+        """Takes the paths out of a text."""
+        if "/" not in text and "\\" not in text:
+            return text
+        if self.known is not None:
+            text = self.known.sub(lambda match: self.places.get(match[0], ""), text)
+        return _PATHS.sub(lambda match: _last_part(match[0]), text)
+
+    def text(self, text: str) -> str:
+        """Takes everything out of a text that people wrote."""
+        text = _PRIVATE.sub(GONE, self.paths(text))
+        return self.people.sub(GONE, text) if self.people is not None else text
+
+    def frames(self, frames: str) -> str:
+        """Changes the files of a stack to their places."""
+        return "\n".join(self._frame(frame) for frame in frames.splitlines())
+
+    def _frame(self, frame: str) -> str:
+        file, rest = _split_frame(frame)
+        return self.places.get(file, file) + self.paths(rest)
+
+    def words(self, words: Sequence[str]) -> tuple[str, ...]:
+        """Takes everything out of a command line; its program keeps its name alone."""
+        shown: list[str] = []
+        is_private = False
+        for word in words:
+            is_option = word.startswith("-")
+            if is_private and not is_option:
+                shown.append(GONE)
+            elif _PRIVATE_OPTION.match(word) and "=" in word:
+                shown.append(f"{self.text(word.partition('=')[0])}={GONE}")
+            else:
+                shown.append(self.word(word, is_program=not shown))
+            is_private = is_option and "=" not in word and _PRIVATE_OPTION.match(word) is not None
+        return tuple(shown)
+
+    def word(self, word: str, *, is_program: bool) -> str:
+        """Takes everything out of one word of a command line."""
+        if is_program:
+            return self.text(_name_of(word))
+        if _VARIABLE.match(word):
+            return GONE
+        option, path = _split_option(word)
+        if self.known is not None:
+            path = self.known.sub(lambda match: self.places.get(match[0], ""), path)
+        # A word that is a path is one to its end, whatever it holds.
+        return self.text(option) + self.text(_last_part(path) if _is_absolute(path) else path)
+
+
+def _find_rules(trace: Trace, names: tuple[str, ...]) -> _Rules:
+    stacks, manifest = trace.table(Stacks), trace.manifest
+    files = {_split_frame(frame)[0] for frames in stacks.frames.tolist() for frame in frames.splitlines()}
+    own = {
+        line.file: line.place.removesuffix(f":{line.line}")
+        for frames in find_sources(stacks).user_frames
+        for line in frames
+    }
+    words = [_split_option(word)[1] for word in manifest.command]
+    absolute = [path for path in (*files, *words, manifest.target) if _is_absolute(path)]
+    people = {name for path in (*absolute, str(trace.path.absolute())) for name in _people(path)} | set(names)
+    people = {name for name in people if len(name) > 2 and name.lower() not in _NOBODY}
+    somebody = _any_of(people, after=r"(?<![A-Za-z0-9])", before=r"(?![A-Za-z0-9])")
+    places: dict[str, str] = {}
+    taken: set[str] = set()
+    for file in sorted(files):
+        places[file] = _place(file, own.get(file, file), somebody, taken)
+        taken.add(places[file])
+    folders = _own_folders(own)
+    return _Rules(
+        places=places,
+        known=_any_of({file for file in files if _is_absolute(file)} | folders, after=r"(?<![\w.~-])"),
+        people=somebody,
+    )
+
+
+def _own_folders(places: dict[str, str]) -> set[str]:
+    """Returns the folders that the job's own files are shown below, each with its last slash."""
+    return {
+        file[: -len(place)]
+        for file, place in places.items()
+        if file.startswith("/") and file.endswith(f"/{place}") and len(file) > len(place) + 1
+    }
+
+
+def _place(file: str, place: str, people: re.Pattern[str] | None, taken: set[str]) -> str:
+    """Returns what a file is shown as: a place that says nothing of the machine, and no two files share."""
+    if not _is_absolute(file):
+        shown = file
+    elif is_library(file) or _INSTALLED.search(file):
+        found = _LIBRARY_PART.match(file)
+        part = found[1] if found else _name_of(file)
+        shown = f"{GONE}/{_INDUCTOR.sub('torchinductor_', part)}"
+    else:
+        shown = _name_of(place) if _is_absolute(place) else place
+    shown = people.sub(GONE, shown) if people is not None else shown
+    unique, count = shown, 1
+    while unique in taken:
+        count += 1
+        unique = f"{shown} ({count})"
+    return unique
+
+
+def _scrub_manifest(manifest: Manifest, rules: _Rules) -> Manifest:
+    machine, backend, capture = manifest.machine, manifest.backend, manifest.capture
+    settings = machine.allocator_settings
+    version = re.match(r"\w+ [\d.]*\d", machine.os)  # what follows may be the name that somebody gave a kernel
+    return replace(
+        manifest,
+        command=rules.words(manifest.command),
+        target=rules.word(manifest.target, is_program=False),
+        notes=(*(rules.text(note) for note in manifest.notes), _SAYS_SO),
+        plan=None if manifest.plan is None else _inside(manifest.plan, rules.paths),
+        capture=replace(capture, ends_at=rules.text(capture.ends_at), reason=rules.text(capture.reason)),
+        backend=replace(
+            backend,
+            sees=tuple(rules.text(text) for text in backend.sees),
+            blind_spots=tuple(rules.text(text) for text in backend.blind_spots),
+        ),
+        machine=replace(
+            machine,
+            os=version[0] if version else "",
+            allocator_settings=settings if re.fullmatch(r"[\w:.,\[\]>-]*", settings) else GONE,
+            speed=replace(machine.speed, how=rules.text(machine.speed.how)),
+        ),
+    )
+
+
+def _inside(value: Any, change: Callable[[str], str]) -> Any:
+    """Changes every text inside containers of JSON."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, dict):
+        return {change(name): _inside(content, change) for name, content in value.items()}
+    return [_inside(item, change) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _texts_of(kind: type[Table]) -> list[str]:
+    return [column.name for column in kind.columns() if column.kind == "text" and not column.values]
+
+
+def _recoded(column: Coded, change: Callable[[str], str]) -> Coded:
+    """Changes each distinct text of a column; two that become one share a code."""
+    known: dict[str, int] = {}
+    codes = np.array([known.setdefault(change(text), len(known)) for text in column.distinct.tolist()], dtype=np.int32)
+    distinct = np.empty(len(known), dtype=object)
+    distinct[:] = list(known)
+    return Coded(codes[column.codes] if len(codes) else column.codes, distinct)
+
+
+def _split_frame(frame: str) -> tuple[str, str]:
+    """Splits ``file:line:function`` into the file and the rest with its colon; a file's name may hold colons."""
+    parts = frame.rsplit(":", 2)
+    if len(parts) == 3 and parts[1].isdigit():
+        return parts[0], f":{parts[1]}:{parts[2]}"
+    return frame, ""
+
+
+def _split_option(word: str) -> tuple[str, str]:
+    """Splits ``--data=/mnt/data`` or ``-I/usr/include`` before the path."""
+    found = re.match(r"^(--?[\w.-]+=|[\w.]+=|-\w(?=[/~]))(.*)$", word, re.DOTALL)
+    return (found[1], found[2]) if found else ("", word)
+
+
+def _is_absolute(path: str) -> bool:
+    return path.startswith(("/", "~", "\\\\")) or re.match(r"[A-Za-z]:[\\/]|file:", path) is not None
+
+
+def _name_of(path: str) -> str:
+    return PureWindowsPath(path).name if "\\" in path else PurePosixPath(path).name
+
+
+def _last_part(path: str) -> str:
+    """Returns what is left of a path: the name of a file, nothing of a folder or an address of the net."""
+    name = _name_of(path)
+    is_file = "://" not in path and re.fullmatch(r"[^.].*\.[A-Za-z]\w{0,8}", name) is not None
+    return f"{GONE}/{name}" if is_file else GONE
+
+
+def _people(path: str) -> list[str]:
+    return [name for found in _HOME.findall(path) for name in found if name]
+
+
+def _any_of(words: set[str], after: str, before: str = "") -> re.Pattern[str] | None:
+    """Returns what finds any of some words, the longest first."""
+    if not words:
+        return None
+    longest = sorted(words, key=lambda word: (-len(word), word))
+    return re.compile(f"{after}(?:{'|'.join(map(re.escape, longest))}){before}", re.IGNORECASE if before else 0)

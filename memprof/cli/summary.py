@@ -1,0 +1,46 @@
+"""`memprof summary`: what a recording comes to, in a few kilobytes that can be committed as a baseline."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import click
+
+from memprof.errors import UsageError
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  memprof summary run.memprof -o memory.json
+  memprof diff memory.json head.memprof --fail-on 'peak>+2%'"""
+)
+@click.argument("trace", type=click.Path(), metavar="TRACE")
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Write to this file, replacing it."
+)
+@click.option("--json", "is_json", is_flag=True, help="Write JSON; it is the only form there is.")
+def summary(trace: str, output: Path | None, is_json: bool) -> None:
+    """Write what a recording comes to as JSON: a baseline small enough to be committed.
+
+    It holds the peak and the fullest moment of each phase, the largest parts of each by category, module, operator,
+    line and storage, and what the figures depend on. No folder outside of the job's own is named.
+    """
+    from memprof.analysis.summary import summarise, summary_to_json
+    from memprof.trace.store import Trace
+
+    text = json.dumps(summary_to_json(summarise(Trace.open(trace))), indent=1, allow_nan=False) + "\n"
+    if output is None:
+        print(text, end="")
+        return
+    temporary = output.with_name(f".{output.name}.{os.getpid()}")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(output)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise UsageError(f"{output} cannot be written: {error.strerror}. Choose another file with -o.") from None
+    print(f"memprof: {len(text):,} bytes written to {output}", file=sys.stderr)

@@ -1,0 +1,254 @@
+"""`memprof diff`, `check` and `summary` as they are typed and read."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from memprof.cli.main import main
+from memprof.trace.schema import NONE, TABLES, Modules, Stacks, Storages
+from memprof.trace.store import Trace, write_trace
+
+SAMPLES = Path(__file__).parent.parent.parent / "sample_traces"
+PEAK = 93_237_072
+EXTRA = 1 << 20
+
+
+def rewrite(
+    to: str, *, extra: int = 0, made_bytes: int = 0, modules: Any = None, stacks: Any = None, **changes: Any
+) -> None:
+    """Writes the recording again: with more bytes in one parameter, other names, another manifest."""
+    trace = Trace.open(SAMPLES / "gpt" / "run.memprof")
+    tables: dict[Any, Any] = {kind: trace.table(kind) for kind in TABLES}
+    storages = tables[Storages]
+    row = int(np.flatnonzero((storages.category == "parameter") & (storages.freed_op_id == NONE))[0])
+    larger = storages.allocated_bytes.copy()
+    larger[row] += extra
+    is_made = (storages.category == "activation") & (storages.created_op_id != NONE)
+    larger[is_made & (larger == larger[is_made].max())] += made_bytes
+    tables[Storages] = storages.replace(allocated_bytes=larger)
+    if modules is not None:
+        tables[Modules] = tables[Modules].replace(**modules(tables[Modules]))
+    if stacks is not None:
+        tables[Stacks] = tables[Stacks].replace(**stacks(tables[Stacks]))
+    write_trace(to, [(dataclasses.replace(trace.manifest, **changes), tables)])
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for name in ("GITHUB_STEP_SUMMARY", "GITHUB_WORKSPACE"):
+        monkeypatch.delenv(name, raising=False)
+    shutil.copy(SAMPLES / "gpt" / "run.memprof", "base.memprof")
+    rewrite("head.memprof", extra=EXTRA)
+    return tmp_path
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: object, status: int = 0) -> str:
+    assert main(list(map(str, words))) == status
+    captured = capsys.readouterr()
+    assert "Traceback" not in captured.err
+    return captured.out if status in (0, 4) else captured.err
+
+
+def told(capsys: pytest.CaptureFixture[str], *words: object, status: int = 0) -> dict[str, Any]:
+    found = json.loads(run(capsys, "diff", *words, "--format", "json", status=status))
+    assert isinstance(found, dict)
+    return found
+
+
+def test_identical_recordings_show_zero(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing grew, nothing is new or gone, and the page says so."""
+    found = told(capsys, "base.memprof", "base.memprof")
+    assert found["is_unchanged"]
+    assert found["causes"] == []
+    for pair in (found["peak"], *found["phases"]):
+        assert pair["change_bytes"] == 0
+        assert all(not parts for parts in pair["parts"].values())
+    page = run(capsys, "diff", "base.memprof", "base.memprof")
+    assert page.startswith("Nothing changed: the peak is 88.92 MiB")
+
+
+def test_parts_sum_to_the_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    """A megabyte more in one parameter is a megabyte more of every split, in every phase."""
+    found = told(capsys, "base.memprof", "head.memprof")
+    assert not found["is_unchanged"]
+    for pair in (found["peak"], *found["phases"]):
+        assert pair["change_bytes"] == EXTRA
+        for parts in pair["parts"].values():
+            assert sum(part["change_bytes"] for part in parts) == EXTRA
+    (category,) = found["peak"]["parts"]["category"]
+    assert category["name"] == "parameter"
+    page = run(capsys, "diff", "base.memprof", "head.memprof")
+    assert page.startswith("The peak grew by 1.00 MiB (+1.1 %) to 89.92 MiB")
+    assert "grown" in page
+
+
+def test_gates_decide_the_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
+    """4 where one fails, 0 where it only warns; those of pyproject.toml count where no flag names any."""
+    pair = ("diff", "base.memprof", "head.memprof")
+    page = run(capsys, *pair, "--fail-on", "peak>+1%", status=4)
+    assert "FAILED: gate peak>+1%: peak 88.92 MiB -> 89.92 MiB (+1.00 MiB, +1.1 %)" in page
+    page = run(capsys, *pair, "--warn-on", "peak>+1%", "--fail-on", "peak>+2%&+1KiB")
+    assert "warning: gate peak>+1%" in page
+    assert "passed: peak>+2%&+1KiB" in page
+    page = run(capsys, *pair, "--warn-on", "reserved-allocated>+1GiB")
+    assert "reserved-allocated is not known on both sides" in page
+    Path("pyproject.toml").write_text("[tool.memprof.gates]\nfail = ['parameter>+512KiB']\n")
+    assert "FAILED: gate parameter>+512KiB" in run(capsys, *pair, status=4)
+    run(capsys, *pair, "--fail-on", "peak>+50%")
+    Path("pyproject.toml").write_text("[tool.memprof.gates]\nfail = ['parameter>>']\n")
+    assert "pyproject.toml: The gate 'parameter>[here]>'" in run(capsys, *pair, status=2)
+    Path("pyproject.toml").write_text("[tool.memprof.gates]\nfails = []\n")
+    assert "has no key fails" in run(capsys, *pair, status=2)
+
+
+def test_summary_stands_for_its_recording(capsys: pytest.CaptureFixture[str]) -> None:
+    """A few kilobytes, against which a recording shows the same change as against the whole."""
+    run(capsys, "summary", "base.memprof", "-o", "base.json")
+    assert Path("base.json").stat().st_size < 20_000
+    assert "/" not in "".join(json.loads(Path("base.json").read_text())["lines"])
+    assert told(capsys, "base.json", "base.memprof")["is_unchanged"]
+    found = told(capsys, "base.json", "head.memprof")
+    assert found["peak"]["change_bytes"] == EXTRA
+    for pair in (found["peak"], *found["phases"]):
+        for parts in pair["parts"].values():
+            assert sum(part["change_bytes"] for part in parts) == EXTRA
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("{}", "it has no memprof_summary"),
+        ('{"memprof_summary": 99}', "a summary of version 99"),
+        ('{"memprof_summary": 1}', "is damaged"),
+        ("{", "neither a recording nor the JSON"),
+        ("no recording", "base.json"),
+    ],
+)
+def test_broken_baseline_is_one_sentence(capsys: pytest.CaptureFixture[str], text: str, sentence: str) -> None:
+    """Exit code 5, what was read and what is wrong with it."""
+    Path("base.json").write_text(text)
+    message = run(capsys, "diff", "base.json", "head.memprof", status=5)
+    assert sentence in message
+    assert len(message.strip().splitlines()) == 1
+
+
+def test_recordings_that_do_not_compare_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """Another torch or another model: exit code 3 with what differs, numbers only where that is ignored."""
+    rewrite("newer.memprof", torch_version="9.9")
+    message = run(capsys, "diff", "base.memprof", "newer.memprof", status=3)
+    assert "torch is 2.13.0+cpu in the base and 9.9 now" in message
+    assert "--ignore torch" in message
+    page = run(capsys, "diff", "base.memprof", "newer.memprof", "--ignore", "torch")
+    assert "warning: torch is 2.13.0+cpu in the base and 9.9 now" in page
+    assert "there are device, torch" in run(capsys, "diff", "base.memprof", "head.memprof", "--ignore", "x", status=2)
+    shutil.copy(SAMPLES / "lstm" / "run.memprof", "other.memprof")
+    message = run(capsys, "diff", "base.memprof", "other.memprof", status=3)
+    assert "a recording of GPT, the other of LanguageModel" in message
+
+
+def test_several_recordings_a_side_compare_medians(capsys: pytest.CaptureFixture[str]) -> None:
+    """One that is off among three does not count, and their spread is told."""
+    rewrite("off.memprof", extra=64 * EXTRA)
+    found = told(capsys, "base.memprof", "head.memprof", "--head", "head.memprof", "--head", "off.memprof")
+    assert found["peak"]["change_bytes"] == EXTRA
+    assert found["head"]["recordings"] == 3
+    assert any("the 3 recordings of the head differ by" in warning for warning in found["warnings"])
+
+
+def test_markdown_is_a_comment_with_its_marker_last(capsys: pytest.CaptureFixture[str]) -> None:
+    """It fits a comment whatever the names, and nothing from a trace is markup."""
+    evil = "<img src=x onerror=alert(1)> | `x` \n# heading [a](b)" * 40
+
+    def renamed(modules: Any) -> dict[str, Any]:
+        names = modules.name.copy()
+        names[1:] = [f"{evil}{row}" for row in range(1, len(names))]
+        return {"name": names}
+
+    rewrite("evil.memprof", extra=EXTRA, modules=renamed)
+    run(capsys, "diff", "base.memprof", "evil.memprof", "--format", "markdown", "-o", "comment.md", "--rows", "500")
+    text = Path("comment.md").read_text()
+    assert text.splitlines()[-1] == "<!-- memprof-diff -->"
+    assert len(text) <= 60_000
+    assert "<img" not in text
+    assert "\n# heading" not in text
+    page = run(capsys, "diff", "base.memprof", "evil.memprof", "--format", "html")
+    assert "<img" not in page
+    assert "default-src 'none'" in page
+
+
+def test_github_annotates_the_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error at the file and line that made most of the change, and the tables in the job's summary."""
+    trace = Trace.open("base.memprof")
+    frames = trace.table(Stacks).frames
+    first = next(text for text in frames if "train.py" in text)
+    path = next(line for line in first.splitlines() if "train.py" in line).rpartition("train.py")[0]
+    here = f"{Path.cwd()}/"
+
+    def moved(stacks: Any) -> dict[str, Any]:
+        return {"frames": np.array([text.replace(path, here) for text in stacks.frames], dtype=object)}
+
+    rewrite("base.memprof", stacks=moved)
+    rewrite("head.memprof", stacks=moved, made_bytes=EXTRA)
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", "summary.md")
+    out = run(capsys, "diff", "base.memprof", "head.memprof", "--format", "github", "--fail-on", "peak>+1%", status=4)
+    assert out.startswith("::error file=train.py,line=")
+    assert "title=memprof gate peak>+1%25::peak 88.92 MiB -> 96.92 MiB" in out
+    assert "### Memory" in Path("summary.md").read_text()
+    out = run(capsys, "diff", "base.memprof", "base.memprof", "--format", "github")
+    assert out.startswith("::notice title=memprof::Nothing changed")
+
+
+def test_junit_has_a_case_for_each_gate(capsys: pytest.CaptureFixture[str]) -> None:
+    """Failed, warned and unknown gates are told apart."""
+    gates = ("--fail-on", "peak>+1%", "--fail-on", "peak>+90%", "--warn-on", "peak>+1KiB", "--warn-on", "reserved>1GiB")
+    text = run(capsys, "diff", "base.memprof", "head.memprof", *gates, "--format", "junit", status=4)
+    suite = ET.fromstring(text).find("testsuite")
+    assert suite is not None
+    assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("4", "1", "1")
+    cases = {case.get("name"): [child.tag for child in case] for case in suite}
+    assert cases == {
+        "peak>+1%": ["failure"],
+        "peak>+90%": ["system-out"],
+        "peak>+1KiB": ["system-out"],
+        "reserved>1GiB": ["skipped"],
+    }
+
+
+def test_benchmark_form_is_a_list_of_figures(capsys: pytest.CaptureFixture[str]) -> None:
+    """As github-action-benchmark reads it: name, unit, value, where smaller is better."""
+    figures = json.loads(run(capsys, "diff", "base.memprof", "head.memprof", "--format", "benchmark"))
+    assert {"name": "peak allocated", "unit": "bytes", "value": PEAK + EXTRA} in figures
+    assert all(set(figure) == {"name", "unit", "value"} for figure in figures)
+
+
+def test_explain_names_the_cause_and_the_modules(capsys: pytest.CaptureFixture[str]) -> None:
+    """In words, the likeliest first."""
+    page = run(capsys, "diff", "base.memprof", "head.memprof", "--explain")
+    assert "1. +1.00 MiB of parameter memory in forward" in page
+    assert "Nine tenths of the change in peak are in: " in page
+
+
+def test_check_needs_no_base(capsys: pytest.CaptureFixture[str]) -> None:
+    """Within is 0, above is 4, nothing to check and gates of growth are mistakes."""
+    out = run(capsys, "check", "base.memprof", "--budget", "1GiB")
+    assert out.startswith("peak 88.92 MiB in forward (aten.nll_loss_forward.default), train.py:102")
+    assert "passed: peak>1073741824: peak 88.92 MiB" in out
+    out = run(capsys, "check", "base.memprof", "--budget", "80MiB", status=4)
+    assert "FAILED" in out
+    assert "next: memprof suggest base.memprof --budget 80MiB" in out
+    told_json = json.loads(run(capsys, "check", "base.memprof", "--fail-on", "phase:backward>1MiB", "--json", status=4))
+    assert told_json["is_failed"]
+    assert "nothing to check" in run(capsys, "check", "base.memprof", status=2)
+    message = run(capsys, "check", "base.memprof", "--fail-on", "peak>+2%", status=2)
+    assert "bounds growth, and there is nothing to compare with" in message
+    Path("pyproject.toml").write_text("[tool.memprof.gates]\nfail = ['peak>+2%', 'peak>80MiB']\n")
+    run(capsys, "check", "base.memprof", status=4)
