@@ -1,0 +1,47 @@
+// Draws the figures of a report in the colours of the reader's system, and in light ones on paper.
+"use strict";
+(function () {
+  const figures = JSON.parse(document.getElementById("figures").textContent);
+  const dark = window.matchMedia("(prefers-color-scheme: dark)");
+  const touch = window.matchMedia("(pointer: coarse)");
+  let isPrinting = false;
+
+  function draw() {
+    const theme = dark.matches && !isPrinting ? "dark" : "light";
+    for (const [name, figure] of Object.entries(figures.themes[theme])) {
+      const element = document.getElementById(name);
+      const layout = Object.assign({}, figure.layout);
+      if (element.clientWidth < 640) {
+        layout.legend = Object.assign({}, layout.legend, { orientation: "h", y: -0.28, yanchor: "top", x: 0 });
+        layout.margin = Object.assign({}, layout.margin, { l: Math.min(layout.margin.l, 48), r: 4 });
+      }
+      if (touch.matches) {
+        layout.dragmode = false;
+      }
+      layout.width = isPrinting ? element.clientWidth : undefined;
+      Plotly.react(element, figure.data, layout, figures.config);
+    }
+  }
+
+  draw();
+  dark.addEventListener("change", draw);
+  window.addEventListener("beforeprint", function () {
+    isPrinting = true;
+    document.documentElement.classList.add("printing");
+    for (const details of document.querySelectorAll("details:not([open])")) {
+      details.open = true;
+      details.dataset.wasClosed = "";
+    }
+    draw();
+  });
+  window.addEventListener("afterprint", function () {
+    isPrinting = false;
+    document.documentElement.classList.remove("printing");
+    for (const details of document.querySelectorAll("details[data-was-closed]")) {
+      details.open = false;
+      delete details.dataset.wasClosed;
+    }
+    draw();
+  });
+  document.documentElement.dataset.drawn = "yes";
+})();
