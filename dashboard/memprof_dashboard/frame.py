@@ -7,7 +7,7 @@ import io
 from typing import Any
 
 import numpy as np
-from dash import Dash, Input, Output, Patch, State, dcc, html, no_update
+from dash import Dash, Input, Output, Patch, State, ctx, dcc, html, no_update
 
 from memprof.errors import UsageError
 from memprof.replay.history import History
@@ -24,8 +24,8 @@ from memprof_dashboard.sources import Desk, Rank
 from memprof_dashboard.state import View
 
 _MOST_TABLE_ROWS = 200
-#: Whether there is a timeline whose cursor can be moved.
-_IS_DRAWN = "is-drawn"
+#: Where the cursor is in the timeline that was drawn last; None while there is none.
+_DRAWN_AT = "drawn-at"
 _OVERVIEW = {"height": "56px"}
 _TIMELINE = {"height": "var(--timeline-height)"}
 
@@ -69,7 +69,7 @@ def layout(desk: Desk) -> html.Div:
             ),
             html.Div(id=ids.FACTS, className="facts"),
             html.Div(id=ids.NOTE, role="status"),
-            dcc.Store(id=_IS_DRAWN, data=False),
+            dcc.Store(id=_DRAWN_AT),
             html.Div(
                 [
                     *(
@@ -116,7 +116,7 @@ def register(app: Dash, desk: Desk) -> None:
 
     @app.callback(
         Output(ids.TIMELINE, "figure"),
-        Output(_IS_DRAWN, "data"),
+        Output(_DRAWN_AT, "data"),
         Input(ids.WINDOW, "data"),
         Input(ids.THEME, "data"),
         State(ids.VIEW, "data"),
@@ -124,8 +124,8 @@ def register(app: Dash, desk: Desk) -> None:
     def draw_timeline(window: Any, theme: Any, whole: Any) -> Any:
         if window is None:
             return no_update, no_update
-        view = View.from_json(window)
-        return or_message(_timeline)(desk, view, View.from_json(whole).at, theme), True
+        view, at = View.from_json(window), View.from_json(whole).at
+        return or_message(_timeline)(desk, view, at, theme), at
 
     @app.callback(
         Output(ids.TIMELINE_OTHER, "figure"),
@@ -149,18 +149,21 @@ def register(app: Dash, desk: Desk) -> None:
         now = shown(view, rank)
         return overview(rank.history, now.first, now.end, theme_of(theme))
 
+    # Waits for a picture that is under way, which may have the cursor where it was before.
     @app.callback(
         Output(ids.TIMELINE, "figure", allow_duplicate=True),
         Input(ids.CURSOR, "data"),
+        Input(_DRAWN_AT, "data"),
         State(ids.THEME, "data"),
-        State(_IS_DRAWN, "data"),
         prevent_initial_call=True,
     )
-    def move_cursor(cursor: Any, theme: Any, is_drawn: Any) -> Any:
-        if cursor is None or not is_drawn:
+    def move_cursor(cursor: Any, drawn_at: Any, theme: Any) -> Any:
+        at = View.from_json(cursor).at
+        is_there = at == drawn_at and list(ctx.triggered_prop_ids.values()) == [_DRAWN_AT]
+        if cursor is None or drawn_at is None or is_there:
             return no_update
         patch = Patch()
-        patch["layout"]["shapes"][0] = cursor_line(View.from_json(cursor).at, theme_of(theme))
+        patch["layout"]["shapes"][0] = cursor_line(at, theme_of(theme))
         return patch
 
     @app.callback(Output(ids.READOUT, "children"), Input(ids.CURSOR, "data"))

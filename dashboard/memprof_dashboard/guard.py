@@ -8,10 +8,14 @@ from collections.abc import Sequence
 from urllib.parse import urlencode
 
 from dash import Dash
+from dash.exceptions import CallbackException, DependencyException, InvalidCallbackReturnValue
 from flask import Flask, Response, abort, redirect, request
 
 #: Largest request that is read; a callback's is below 20 kB.
 LARGEST_REQUEST_BYTES = 256 * 1024
+
+#: What dash raises over a request that its page does not send.
+_MALFORMED = (AttributeError, CallbackException, DependencyException, IndexError, KeyError, TypeError, ValueError)
 
 _COOKIE = "memprof_token"
 _PARAMETER = "token"
@@ -57,6 +61,15 @@ def guard(app: Dash, token: str, hosts: Sequence[str]) -> None:
         answer = redirect(f"{request.path}?{urlencode(kept)}" if kept else request.path)
         answer.set_cookie(_COOKIE, token, httponly=True, samesite="Strict")
         return answer  # type: ignore[return-value]  # werkzeug's response is what flask sends
+
+    def refuse(error: Exception) -> tuple[str, int]:
+        # What fails in a callback is told on the page; this failed before one was found.
+        if "/_dash-" not in request.path or isinstance(error, InvalidCallbackReturnValue):
+            raise error
+        return "This is no request of the dashboard's page.", 400
+
+    for kind in _MALFORMED:
+        server.register_error_handler(kind, refuse)
 
     @server.after_request
     def seal(answer: Response) -> Response:

@@ -5,10 +5,12 @@ Whatever stands as a child of a component is text to the browser, never markup.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from dash import html
+from dash.development.base_component import Component
 
 #: Longest name that a table shows; the whole one is in its tooltip.
 _LONGEST = 90
@@ -37,39 +39,60 @@ def name(text: str, longest: int = _LONGEST) -> html.Span:
 
 
 def table(heads: Sequence[str], rows: Iterable[Any], *, label: str, **attributes: Any) -> html.Div:
-    """Returns a table; heads that begin with ``>`` are of columns of numbers. A row is cells, or a ``Tr``."""
+    """Returns a table; heads that begin with ``>`` are of columns of numbers. A row is cells, or a ``Tr``.
+
+    To dash it is one component, which the browser fills (``assets/memprof.js``): dash takes milliseconds for every
+    component that it puts in, which are seconds for the cells of a table. So a cell is text or ``html`` components
+    without an id. Where one has an id, the table is made of dash's components, and has to be short.
+    """
     labelled: Any = {"aria-label": label}
     numeric = [head.startswith(">") for head in heads]
-    return html.Div(
-        html.Table(
-            [
-                html.Thead(
-                    html.Tr(
+    whole = html.Table(
+        [
+            html.Thead(
+                html.Tr(
+                    [
+                        html.Th(head.removeprefix(">"), scope="col", className="number" if is_number else None)
+                        for head, is_number in zip(heads, numeric, strict=True)
+                    ]
+                )
+            ),
+            html.Tbody(
+                [
+                    row
+                    if isinstance(row, html.Tr)
+                    else html.Tr(
                         [
-                            html.Th(head.removeprefix(">"), scope="col", className="number" if is_number else None)
-                            for head, is_number in zip(heads, numeric, strict=True)
+                            html.Td(cell, className="number" if is_number else None)
+                            for cell, is_number in zip(row, numeric, strict=True)
                         ]
                     )
-                ),
-                html.Tbody(
-                    [
-                        row
-                        if isinstance(row, html.Tr)
-                        else html.Tr(
-                            [
-                                html.Td(cell, className="number" if is_number else None)
-                                for cell, is_number in zip(row, numeric, strict=True)
-                            ]
-                        )
-                        for row in rows
-                    ]
-                ),
-            ],
-            **labelled,
-        ),
-        className="table",
-        **attributes,
+                    for row in rows
+                ]
+            ),
+        ],
+        **labelled,
     )
+    if any(getattr(part, "id", None) is not None for part in whole._traverse()):
+        return html.Div(whole, className="table", **attributes)
+    drawn: Any = {"data-drawn": json.dumps(_plain(whole), separators=(",", ":"), ensure_ascii=False)}
+    return html.Div(className="table", **drawn, **attributes)
+
+
+def jump(label: str, *, title: str | None = None, **fields: Any) -> html.Button:
+    """Returns a button that changes the view: fields of ``state.View``."""
+    asked: Any = {"data-go": json.dumps(fields)}
+    return html.Button(label, type="button", title=title, **asked)
+
+
+def _plain(part: Any) -> Any:
+    """Returns a component as ``[tag, attributes, parts]``, or text."""
+    if not isinstance(part, Component):
+        return "" if part is None else str(part)
+    attributes = {key: value for key, value in part.to_plotly_json()["props"].items() if value is not None}
+    children = attributes.pop("children", [])
+    children = children if isinstance(children, (list, tuple)) else [children]
+    return [type(part).__name__.lower(), attributes, [_plain(child) for child in children if child is not None]]
 
 
 def as_table(heads: Sequence[str], rows: Iterable[Sequence[Any]], *, label: str) -> html.Details:

@@ -49,7 +49,7 @@ def on_zoom(view: View, rank: Rank, relayout: dict[str, Any]) -> View:
     edges = relayout.get("xaxis.range") or [relayout.get("xaxis.range[0]"), relayout.get("xaxis.range[1]")]
     try:
         low, high = (float(edge) for edge in edges)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return view
     if not (math.isfinite(low) and math.isfinite(high)):
         return view
@@ -60,7 +60,7 @@ def on_click(view: View, rank: Rank, click: dict[str, Any]) -> View:
     """Puts the cursor on the operator that was clicked; of a column that holds several, on its fullest."""
     try:
         x = int(click["points"][0]["x"])
-    except (KeyError, IndexError, TypeError, ValueError):
+    except (KeyError, IndexError, TypeError, ValueError, OverflowError):
         return view
     history, now = rank.history, shown(view, rank)
     if not history.ops:

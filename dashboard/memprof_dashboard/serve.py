@@ -12,10 +12,10 @@ from pathlib import Path
 
 from werkzeug.serving import BaseWSGIServer, make_server
 
-from memprof.errors import UsageError
+from memprof.errors import MemprofError, UsageError
 from memprof_dashboard.app import create_app
 from memprof_dashboard.guard import new_token
-from memprof_dashboard.sources import open_sources
+from memprof_dashboard.sources import Source, open_sources
 
 #: How many ports behind the one asked for are tried.
 _TRIES = 50
@@ -57,11 +57,19 @@ def serve(
         say(f"Port {port} is taken, {server.port} is free." if taken else "")
     say(f"The dashboard is at {url}")
     say("Others on this machine cannot see it without the token. Ctrl-C ends it.")
+    threading.Thread(target=_read_ahead, args=(sources[0],), daemon=True).start()
     if opens_browser:
         threading.Thread(target=_open, args=(url, say), daemon=True).start()
     with contextlib.suppress(KeyboardInterrupt):
         server.serve_forever()
     server.server_close()
+
+
+def _read_ahead(source: Source) -> None:
+    """Reads what the first picture needs while the browser is still starting."""
+    with contextlib.suppress(MemprofError):  # the page tells what cannot be read
+        rank = source.rank(-1)
+        rank.steps, rank.history, rank.op_names, rank.op_stacks, rank.storage_texts  # noqa: B018 - read once, and kept
 
 
 def _listen(app: object, host: str, port: int) -> tuple[BaseWSGIServer, bool]:

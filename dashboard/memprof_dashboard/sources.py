@@ -14,7 +14,7 @@ from memprof.errors import BadInputError, MemprofError
 from memprof.replay.history import History
 from memprof.trace.columns import Coded
 from memprof.trace.pack import is_spool_folder
-from memprof.trace.schema import NONE, Modules, Ops, Stacks, Steps, Storages
+from memprof.trace.schema import NONE, Modules, Ops, Stacks, Steps, Storages, Table
 from memprof.trace.step import Step
 from memprof.trace.store import Trace
 
@@ -27,12 +27,15 @@ class Rank:
         self.trace = trace
         self._lock = threading.RLock()
         self._steps: dict[int, Step] = {}
+        self._history: History | None = None
 
-    @cached_property
+    @property
     def history(self) -> History:
-        """What is alive during every operator."""
+        """What is alive during every operator; made once, however many ask for it at the same time."""
         with self._lock:
-            return History(self.trace)
+            if self._history is None:
+                self._history = History(self.trace)
+            return self._history
 
     @cached_property
     def modules(self) -> Modules:
@@ -47,8 +50,7 @@ class Rank:
     @cached_property
     def op_names(self) -> Coded:
         """Name of each operator."""
-        names: Coded = self.trace.columns(Ops, "name")["name"]
-        return names
+        return self._texts(Ops, "name")
 
     @cached_property
     def op_stacks(self) -> np.ndarray:
@@ -59,7 +61,7 @@ class Rank:
     @cached_property
     def storage_texts(self) -> dict[str, Coded]:
         """Name, shape, dtype and device of each storage."""
-        return self.trace.columns(Storages, "name", "shape", "dtype", "device")
+        return {name: self._texts(Storages, name) for name in ("name", "shape", "dtype", "device")}
 
     @cached_property
     def stacks(self) -> Stacks:
@@ -104,6 +106,11 @@ class Rank:
         if module_id == NONE:
             return ""
         return str(self.modules.name[module_id]) or str(self.modules.type[module_id])
+
+    def _texts(self, kind: type[Table], name: str) -> Coded:
+        """Reads a column of texts; its codes are as narrow as their number allows."""
+        texts: Coded = self.trace.columns(kind, name)[name]
+        return Coded(texts.codes.astype(np.min_scalar_type(len(texts.distinct))), texts.distinct)
 
 
 @dataclass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
@@ -12,6 +13,7 @@ TABS = ("live", "blocks", "segments", "treemap", "whatif", "diff", "ranks")
 #: Longest text that is taken from a URL.
 _LONGEST = 200
 _LARGEST = 2**53
+_NUMBER = re.compile(r"-?[0-9]{1,20}")
 
 
 @dataclass(frozen=True)
@@ -63,19 +65,20 @@ class View:
         return f"?{urlencode(fields)}" if fields else ""
 
     @staticmethod
-    def from_search(search: str | None) -> View:
+    def from_search(search: Any) -> View:
         """Reads a URL's part behind the question mark; what makes no sense takes its default."""
-        texts = dict(parse_qsl((search or "").removeprefix("?")[: 20 * _LONGEST], keep_blank_values=True))
+        text = search if isinstance(search, str) else ""
+        texts = dict(parse_qsl(text.removeprefix("?")[: 20 * _LONGEST], keep_blank_values=True))
         defaults = {field.name: field.default for field in dataclasses.fields(View)}
         fields: dict[str, Any] = {}
         for name, text in texts.items():
             if isinstance(defaults.get(name), int):
-                fields[name] = int(text) if text.lstrip("-").isascii() and text.lstrip("-").isdigit() else None
+                fields[name] = int(text) if _NUMBER.fullmatch(text) else None
             else:
                 fields[name] = text
         return View.from_json(fields)
 
-    def change(self, **fields: Any) -> View:
+    def change(self, /, **fields: Any) -> View:
         """Returns the view with some fields changed; those that make no sense stay."""
         return dataclasses.replace(self, **{name: value for name, value in fields.items() if _is_sound(name, value)})
 

@@ -201,9 +201,13 @@ def compare(
 
 
 def differences(base: Summary, head: Summary) -> tuple[Difference, ...]:
-    """Names what differs beside the code."""
+    """Names what differs beside the code. A batch that one side does not know is no difference."""
     pairs = [(what, base.frame.get(what, ""), head.frame.get(what, "")) for what in FRAME]
-    return tuple(Difference(what, one or "none", other or "none") for what, one, other in pairs if one != other)
+    return tuple(
+        Difference(what, one or "none", other or "none")
+        for what, one, other in pairs
+        if one != other and (what != "batch" or (one and other))
+    )
 
 
 def measure(gate: Gate, summary: Summary, spot: Spot | None = None) -> float:

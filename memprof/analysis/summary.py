@@ -22,6 +22,7 @@ from memprof.analysis.module_tree import module_tree
 from memprof.analysis.moments import Moment, find_category_maxima, find_peak, find_phase_peaks
 from memprof.analysis.predict import has_untouched_step
 from memprof.analysis.sources import find_sources
+from memprof.analysis.traits import Traits, rounds_of, traits_of
 from memprof.errors import BadInputError, PolicyError
 from memprof.policies.plan_tables import plan_from_tables
 from memprof.replay.live import live_bytes
@@ -101,6 +102,7 @@ class Summary:
         rank_peaks: Peak of the steady step by rank, of all ranks.
         is_complete: Whether the recording saw its steps to their end.
         lines: Source file and line number by the name of a line, for annotations.
+        traits: What the step is like beside its bytes.
     """
 
     name: str
@@ -121,6 +123,7 @@ class Summary:
     rank_peaks: dict[str, int]
     is_complete: bool
     lines: dict[str, tuple[str, int]] = field(default_factory=dict)
+    traits: Traits = field(default_factory=Traits)
 
     @property
     def peak(self) -> Spot:
@@ -203,6 +206,7 @@ def summarise_step(step: Step, manifest: Manifest | None = None) -> Summary:
         rank_peaks={str(manifest.rank): spots[PEAK].bytes},
         is_complete=True,
         lines=lines,
+        traits=traits_of(step, sources),
     )
 
 
@@ -221,6 +225,7 @@ def summary_to_json(summary: Summary) -> dict[str, Any]:
     }
     for key in ("step_time_us", "recompute_time_us"):
         record[key] = round(record[key], 1) if math.isfinite(record[key]) else None
+    record["traits"] = summary.traits.to_json()
     return {"memprof_summary": SUMMARY_SCHEMA, **record}
 
 
@@ -283,6 +288,7 @@ def _read(record: Mapping[str, Any]) -> Summary:
         rank_peaks=_counts(record["rank_peaks"]),
         is_complete=bool(record["is_complete"]),
         lines={str(key): (_text(file), _whole(line)) for key, (file, line) in record["lines"].items()},
+        traits=Traits.from_json(record["traits"]),
     )
 
 
@@ -358,9 +364,8 @@ def _frame(step: Step, manifest: Manifest) -> dict[str, str]:
     machine = manifest.machine
     storages = step.storages
     is_input = (storages.category == "input") & (storages.shape != "")
-    shapes = Counter(
-        f"{shape} {dtype}" for shape, dtype in zip(storages.shape[is_input], storages.dtype[is_input], strict=True)
-    )
+    # Each shape once: how many of them are alive depends on which names the job still holds them by.
+    shapes = sorted(set(storages.shape[is_input].tolist()))
     frame = {
         "device": machine.device_name or machine.device_kind,
         "torch": manifest.torch_version,
@@ -368,8 +373,8 @@ def _frame(step: Step, manifest: Manifest) -> dict[str, str]:
         "allocator settings": machine.allocator_settings,
         "world size": str(manifest.world_size),
         "memory events": manifest.backend.name,
-        "batch": ", ".join(f"{count} x {shape}" if count > 1 else shape for shape, count in sorted(shapes.items())[:8]),
-        "micro-batches": str(int(step.ops.micro_batch.max(initial=0)) + 1),
+        "batch": ", ".join(shapes[:8]),
+        "micro-batches": str(rounds_of(step)),
     }
     return {name: value for name, value in frame.items() if value}
 

@@ -59,11 +59,11 @@ class Prediction:
             model=str(recorded.modules.type[largest]) if largest != NONE else "",
             parameter_bytes=int(size[largest]) if largest != NONE else 0,
             recorded_peak_bytes=int(live_bytes(recorded).during.max(initial=0)),
-            recorded_step_time_us=recorded.duration_us,
+            recorded_step_time_us=float(recorded.duration_us),
             peak_allocated_bytes=int(during[peak]),
             peak_phase=str(predicted.ops.phase[peak]),
             peak_module=str(predicted.modules.name[module]) if module != NONE else "",
-            step_time_us=predicted.duration_us,
+            step_time_us=float(predicted.duration_us),
             how=how,
             phases={
                 phase: int(during[predicted.ops.phase == phase].max())

@@ -34,6 +34,14 @@ def test_schedule_and_plan_are_replayed(planner: str) -> None:
     assert scheduled is not None or planner == "bptt"
 
 
+@pytest.mark.parametrize("planner", [kind.name for kind in planner_types()])
+def test_smallest_step_has_an_answer(planner: str) -> None:
+    """One operator: it fits or it does not, and every planner says which."""
+    step = memprof.step_from_arrays(time_us=[1.0], output_bytes=[10], inputs=[[]], is_backward=[False])
+    assert memprof.find_plan(step, 10, planner=planner, time_limit_s=5.0).status == "optimal"
+    assert memprof.find_plan(step, 5, planner=planner, time_limit_s=5.0).status in ("infeasible", "nothing found")
+
+
 def test_budget_that_is_met_is_no_plan() -> None:
     """Nothing runs again, and the plan has no policies."""
     step = step_named("gpt")

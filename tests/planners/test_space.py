@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+import numpy as np
 import pytest
 
 from memprof.planners.space.explore import Wish, explore
 from memprof.planners.space.groups import find_groups
 from memprof.replay.live import live_bytes
+from memprof.trace.schema import NONE
 from tests.planners.promises import step_named
 
 
@@ -92,3 +96,22 @@ def test_groups_of_the_sample() -> None:
     assert groups["layers.*.attention"].is_apart_from(groups["layers.*.mlp"])
     saved = sum(groups[pattern].saved_bytes for pattern in ("layers.*.mlp", "layers.*.attention"))
     assert saved <= groups["layers.*"].saved_bytes
+
+
+def test_module_may_stand_before_the_one_that_holds_it() -> None:
+    """A job may wrap what it made: the groups are the same in whatever order the modules are listed."""
+    step = step_named("gpt")
+    modules = step.modules
+    order = np.arange(len(modules))[::-1]
+    place = np.append(np.argsort(order), NONE)  # NONE, -1, stays the last
+    turned = dataclasses.replace(
+        step,
+        modules=modules.take(order).replace(
+            module_id=np.arange(len(modules)), parent_id=place[modules.parent_id[order]]
+        ),
+        ops=step.ops.replace(module_id=place[step.ops.module_id]),
+        storages=step.storages.replace(module_id=place[step.storages.module_id]),
+        saved=step.saved.replace(module_id=place[step.saved.module_id]),
+        module_calls=step.module_calls.replace(module_id=place[step.module_calls.module_id]),
+    )
+    assert {group.pattern for group in find_groups(turned)} == {group.pattern for group in find_groups(step)}

@@ -57,7 +57,14 @@
   });
 
   const BUTTONS = { "peak-button": "p", "in-button": "+", "out-button": "-", "all-button": "Home" };
+  function go(fields) {
+    presses += 1;
+    window.dash_clientside.set_props("go", { data: Object.assign({ count: presses }, fields) });
+  }
+
   document.addEventListener("click", function (event) {
+    const jump = event.target.closest("[data-go]");
+    if (jump) { go(JSON.parse(jump.dataset.go)); return; }
     const button = event.target.closest("button");
     if (!button) { return; }
     if (BUTTONS[button.id]) { press(BUTTONS[button.id], false); }
@@ -66,6 +73,45 @@
       localStorage.setItem("memprof-theme", document.documentElement.dataset.theme);
     }
   });
+
+  // Tables: [tag, attributes, parts] as parts.table writes them. Texts are text nodes, never markup.
+  const TAGS = ("table thead tbody tr th td span strong em small code kbd br div p ul ol li button").split(" ");
+  const NAMES = { className: "class", colSpan: "colspan", rowSpan: "rowspan" };
+  const ATTRIBUTES = ["class", "title", "scope", "type", "colspan", "rowspan", "role", "aria-label", "data-go"];
+
+  function build(part) {
+    if (!Array.isArray(part)) { return document.createTextNode(part); }
+    const [tag, attributes, parts] = part;
+    const element = document.createElement(TAGS.includes(tag) ? tag : "span");
+    Object.entries(attributes).forEach(([key, value]) => {
+      const name = NAMES[key] || key;
+      if (name === "style") { Object.assign(element.style, value); }
+      else if (ATTRIBUTES.includes(name)) { element.setAttribute(name, value); }
+    });
+    parts.forEach((one) => element.appendChild(build(one)));
+    return element;
+  }
+
+  function fill(element) {
+    const old = Array.from(element.children).find((child) => child.dataset.built);
+    if (old) { old.remove(); }
+    if (element.dataset.drawn) {
+      const table = build(JSON.parse(element.dataset.drawn));
+      table.dataset.built = "yes";
+      element.appendChild(table);
+    }
+  }
+
+  new MutationObserver(function (changes) {
+    changes.forEach(function (change) {
+      if (change.type === "attributes") { fill(change.target); return; }
+      change.addedNodes.forEach(function (node) {
+        if (node.nodeType !== Node.ELEMENT_NODE) { return; }
+        if (node.dataset.drawn) { fill(node); }
+        node.querySelectorAll("[data-drawn]").forEach(fill);
+      });
+    });
+  }).observe(document.documentElement, { childList: true, subtree: true, attributeFilter: ["data-drawn"] });
 
   function setTheme(name) {
     document.documentElement.dataset.theme = name;

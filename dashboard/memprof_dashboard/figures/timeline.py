@@ -131,6 +131,7 @@ def timeline(history: History, first: int, end: int, theme: Theme, marks: Marks 
             "title": {"text": f"operator, in order{shown}", "standoff": 6},
             "range": [first, end],
             "showgrid": False,
+            "anchor": "y2",
         },
         yaxis={"title": {"text": unit}, "range": [0, 1.12 * top / unit_bytes], "fixedrange": True, "domain": [0.06, 1]},
         yaxis2={"visible": False, "fixedrange": True, "domain": [0, 0.035], "range": [0, 1]},

@@ -3,9 +3,21 @@
 from __future__ import annotations
 
 from memprof_dashboard.page import Page
+from memprof_dashboard.pages.blocks import BlocksPage
+from memprof_dashboard.pages.diff import DiffPage
 from memprof_dashboard.pages.live import Live
+from memprof_dashboard.pages.ranks import RanksPage
+from memprof_dashboard.pages.segments import SegmentsPage
+from memprof_dashboard.pages.treemap import TreemapPage
+from memprof_dashboard.pages.whatif import WhatIf
 
 #: By the name that stands in the URL, in the order of the tabs.
 PAGES: dict[str, Page] = {
     "live": Live(),
+    "blocks": BlocksPage(),
+    "segments": SegmentsPage(),
+    "treemap": TreemapPage(),
+    "whatif": WhatIf(),
+    "diff": DiffPage(),
+    "ranks": RanksPage(),
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from dash import ALL, Dash, Input, Output, ctx, html, no_update
+from dash import Dash, Input, Output, html, no_update
 
 from memprof.trace.schema import NONE, Ints, Saved
 from memprof.units import format_bytes
@@ -19,8 +19,6 @@ from memprof_dashboard.state import View
 
 _TABLE = "live-table"
 _DETAIL = "live-detail"
-_ROW = "live-row"
-_ZOOM = "live-zoom"
 _MOST_ROWS = 60
 
 
@@ -51,20 +49,6 @@ class Live:
                 return no_update
             view = View.from_json(cursor)
             return _detail(desk.rank(view.trace, view.rank), view)
-
-        @app.callback(
-            Output(ids.GO, "data", allow_duplicate=True),
-            Input({"type": _ROW, "row": ALL}, "n_clicks"),
-            Input({"type": _ZOOM, "first": ALL, "end": ALL}, "n_clicks"),
-            prevent_initial_call=True,
-        )
-        def go(*_: Any) -> Any:
-            name = ctx.triggered_id
-            if not ctx.triggered or not ctx.triggered[0]["value"] or name is None:
-                return no_update
-            if name["type"] == _ROW:
-                return {"storage": name["row"]}
-            return {"first": name["first"], "end": name["end"]}
 
 
 def _table(rank: Rank, view: View) -> Any:
@@ -112,12 +96,7 @@ def _row(rank: Rank, row: int, at: int, *, is_chosen: bool) -> html.Tr:
     size = format_bytes(int(history.size[row]))
     return html.Tr(
         [
-            html.Td(
-                html.Button(
-                    size, id={"type": _ROW, "row": row}, type="button", title=f"{int(history.size[row]):,} bytes"
-                ),
-                className="number",
-            ),
+            html.Td(parts.jump(size, title=f"{int(history.size[row]):,} bytes", storage=row), className="number"),
             html.Td([_swatch(category), parts.name(name or fill_of(category).label, 48)]),
             html.Td(parts.name(rank.module_title(int(history.owner[row])), 40)),
             html.Td(parts.name(made, 36)),
@@ -157,11 +136,7 @@ def _detail(rank: Rank, view: View) -> Any:
     return [
         html.H3(["Storage ", html.Span(f"{row:,}")]),
         html.Dl([part for label, text in facts if text for part in (html.Dt(label), html.Dd(parts.name(text, 160)))]),
-        html.Button(
-            "show its life",
-            id={"type": _ZOOM, "first": max(first - margin, 0), "end": min(end + margin, history.ops)},
-            type="button",
-        ),
+        parts.jump("show its life", first=max(first - margin, 0), end=min(end + margin, history.ops)),
         *_stack(rank, created),
     ]
 

@@ -116,7 +116,8 @@ class Model:
             return Answer(is_proved=True, objective=math.inf, bound=math.inf, values=None)
         if done.x is None or (is_relaxed and done.status != 0):
             return Answer(is_proved=False, objective=math.inf, bound=-math.inf, values=None)
-        bound = done.fun if is_relaxed else done.mip_dual_bound
+        # A programme without whole numbers has no bound beside its optimum.
+        bound = done.fun if is_relaxed or done.mip_dual_bound is None else done.mip_dual_bound
         return Answer(done.status == 0, float(done.fun) * unit, float(bound) * unit, np.asarray(done.x))
 
     def runs_again(self, values: Floats, least: float = 0.5) -> list[list[int]]:

@@ -96,13 +96,19 @@ def _shapes(step: Step, names: Sequence[str]) -> list[str]:
     types: dict[int, set[str]] = {}
     for module, parent in enumerate(step.modules.parent_id.tolist()):
         types.setdefault(parent, set()).add(str(step.modules.type[module]))
-    shapes: list[str] = []
-    for module, parent in enumerate(step.modules.parent_id.tolist()):
-        own = names[module].rpartition(".")[2]
-        counts = own.isdigit() and len(types[parent]) == 1
-        above = shapes[parent] if parent != NONE else ""
-        shapes.append(f"{above}.{'*' if counts else own}" if above else ("*" if counts else names[module]))
-    return shapes
+    shapes: dict[int, str] = {}
+
+    def shape_of(module: int) -> str:
+        # A module may stand before the one that holds it: a job may wrap what it made.
+        if module not in shapes:
+            parent = int(step.modules.parent_id[module])
+            own = names[module].rpartition(".")[2]
+            counts = own.isdigit() and len(types[parent]) == 1
+            above = shape_of(parent) if parent != NONE else ""
+            shapes[module] = f"{above}.{'*' if counts else own}" if above else ("*" if counts else names[module])
+        return shapes[module]
+
+    return [shape_of(module) for module in range(len(step.modules))]
 
 
 def _group(

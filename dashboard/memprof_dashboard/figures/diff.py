@@ -1,0 +1,80 @@
+"""What grew and what shrank between two recordings, as bars."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from plotly import graph_objects as go
+
+from memprof.trace.schema import Ints
+from memprof.units import format_bytes_change
+from memprof_dashboard.figures.base import escaped, framed, message, unit_of
+from memprof_dashboard.palette import Theme
+
+_GREW, _SHRANK = "#D55E00", "#009E73"
+
+#: Height of a bar and of what surrounds all of them, in pixels.
+_BAR, _AROUND = 26, 56
+
+
+def change_bars(names: Sequence[str], changes: Ints, theme: Theme) -> go.Figure:
+    """Draws changes as bars to the right where something grew, to the left where it shrank.
+
+    Args:
+        names: What changed.
+        changes: Bytes gained, negative when fewer, shape ``(names,)``.
+        theme: The page's colours.
+
+    Returns:
+        The figure, the first name on top; the colour says what the sign says.
+    """
+    if not changes.any():
+        return message("Nothing changed here.", theme)
+    unit, unit_bytes = unit_of(int(np.abs(changes).max()))
+    x = changes / unit_bytes
+    figure = go.Figure(
+        go.Bar(
+            x=x,
+            y=np.arange(len(names), dtype=np.int32),
+            orientation="h",
+            marker={
+                "color": [_GREW if change > 0 else _SHRANK for change in changes.tolist()],
+                "pattern": {"shape": ["" if change > 0 else "/" for change in changes.tolist()]},
+                "line": {"color": theme.ink, "width": 0.5},
+            },
+            text=[format_bytes_change(change) for change in changes.tolist()],
+            textposition="outside",
+            cliponaxis=False,
+            hovertext=[escaped(name) for name in names],
+            hovertemplate="%{hovertext}: %{text}<extra></extra>",
+        )
+    )
+    framed(figure, theme)
+    # Room for what is written at the ends of the bars.
+    low, high = min(0.0, float(x.min())), max(0.0, float(x.max()))
+    room = 0.5 * (high - low)
+    figure.update_layout(
+        xaxis={
+            "title": {"text": unit},
+            "zeroline": True,
+            "zerolinecolor": theme.ink,
+            "range": [low - (room if low else 0), high + (room if high else 0)],
+        },
+        yaxis={
+            "tickmode": "array",
+            "tickvals": list(range(len(names))),
+            "ticktext": [escaped(name, 28) for name in names],
+            "range": [len(names) - 0.5, -0.5],
+            "showgrid": False,
+        },
+        dragmode=False,
+        showlegend=False,
+        margin={"l": 8, "r": 8, "t": 8, "b": 40},
+    )
+    return figure
+
+
+def bars_height(count: int) -> str:
+    """Returns the CSS height that so many bars need."""
+    return f"{_AROUND + _BAR * max(count, 2)}px"

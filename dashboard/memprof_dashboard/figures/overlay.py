@@ -1,0 +1,195 @@
+"""Two steps' memory in one picture, laid over each other phase by phase."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from plotly import graph_objects as go
+
+from memprof.trace.schema import Floats, Ints, Texts
+from memprof.units import format_bytes
+from memprof_dashboard.figures.base import escaped, framed, message, unit_of
+from memprof_dashboard.figures.timeline import draw
+from memprof_dashboard.palette import PHASE_COLOURS, Theme
+
+#: Per cent of the step that a phase takes whose name is written on its band.
+_NAMED = 9
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """The memory of one step.
+
+    Attributes:
+        name: What it is called.
+        total: Bytes alive during each operator, shape ``(ops,)``.
+        phases: Phase of each operator, shape ``(ops,)``.
+    """
+
+    name: str
+    total: Ints
+    phases: Texts
+
+    def starts(self) -> Ints:
+        """Returns the first operator of each run of operators of one phase."""
+        changes = np.flatnonzero(self.phases[1:] != self.phases[:-1]) + 1
+        return np.concatenate((np.zeros(min(len(self.phases), 1), dtype=np.int64), changes)).astype(np.int64)
+
+    def edges(self) -> Ints:
+        """Returns where these runs begin, and where the last ends."""
+        return np.append(self.starts(), len(self.total))
+
+
+def shares(base: Curve, other: Curve) -> tuple[Floats, Floats, bool]:
+    """Lays the operators of two steps on one axis, from 0 to 100.
+
+    Where both run the same phases in the same order, each run of a phase begins and ends at the same place: that of
+    the base. Otherwise each operator stands at its share of its own step's operators.
+
+    Returns:
+        Where each operator of the base begins, with the end behind the last, shape ``(ops + 1,)``; the same of the
+        other; and whether phases lie on each other.
+    """
+    one, two = base.edges(), other.edges()
+    own = 100 * np.arange(len(base.total) + 1) / max(len(base.total), 1)
+    is_aligned = base.phases[one[:-1]].tolist() == other.phases[two[:-1]].tolist()
+    places = np.arange(len(other.total) + 1)
+    laid = np.interp(places, two, own[one]) if is_aligned else 100 * places / max(len(other.total), 1)
+    return own, laid, is_aligned
+
+
+def overlay(base: Curve, other: Curve, theme: Theme, *, budget_bytes: int = 0) -> go.Figure:
+    """Draws the bytes alive during the operators of two steps as lines, each with its peak marked.
+
+    Args:
+        base: The step to compare with, drawn dotted.
+        other: The other step, drawn solid.
+        theme: The page's colours.
+        budget_bytes: Where the budget line is, 0 for none.
+
+    Returns:
+        The figure; x runs from 0 to 100 over the step, y is bytes in the unit that suits both.
+    """
+    if not len(base.total) or not len(other.total):
+        return message("A step without operators has nothing to draw.", theme)
+    top = max(int(base.total.max()), int(other.total.max()), budget_bytes)
+    unit, unit_bytes = unit_of(top)
+    one, two, is_aligned = shares(base, other)
+    figure = go.Figure()
+    figure.add_trace(_line(base, one, unit, unit_bytes, {"color": theme.ink, "width": 1.5, "dash": "dot"}))
+    figure.add_trace(_line(other, two, unit, unit_bytes, {"color": theme.accent, "width": 2}))
+    strips = [(base, one)] if is_aligned else [(base, one), (other, two)]
+    for row, (curve, x) in enumerate(strips):
+        figure.add_trace(_strip(curve, x, len(strips) - row))
+    framed(figure, theme)
+    figure.update_layout(modebar={"bgcolor": "rgba(0,0,0,0)", "color": theme.faint, "activecolor": theme.ink})
+    how = "phase by phase" if is_aligned else "their phases differ"
+    shapes, annotations = [], [_peak(base, one, unit_bytes, theme, -16), _peak(other, two, unit_bytes, theme, 28)]
+    if base.total.max() == other.total.max():
+        annotations = annotations[1:]
+    if budget_bytes:
+        y = budget_bytes / unit_bytes
+        line = {"color": theme.alarm, "width": 1.5, "dash": "dash"}
+        shapes.append({"type": "line", "x0": 0, "x1": 100, "y0": y, "y1": y, "line": line})
+        annotations.append(
+            {
+                "x": 100,
+                "y": y,
+                "xanchor": "right",
+                "yanchor": "bottom",
+                "showarrow": False,
+                "text": f"budget {format_bytes(budget_bytes)}",
+                "font": {"color": theme.alarm},
+            }
+        )
+    figure.update_layout(
+        xaxis={
+            "title": {"text": f"per cent of the step, {how}", "standoff": 6},
+            "range": [0, 100],
+            "showgrid": False,
+            "anchor": "free",
+            "position": 0,
+        },
+        yaxis={"title": {"text": unit}, "range": [0, 1.18 * top / unit_bytes], "domain": [0.12, 1]},
+        yaxis2={"visible": False, "fixedrange": True, "domain": [0, 0.09], "range": [0.5, len(strips) + 0.5]},
+        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0, "traceorder": "normal"},
+        hovermode="closest",
+        shapes=shapes,
+        annotations=[
+            *annotations,
+            *(name for row, (curve, x) in enumerate(strips) for name in _names(curve, x, len(strips) - row)),
+        ],
+        margin={"t": 36},
+    )
+    return figure
+
+
+def _line(curve: Curve, x: Floats, unit: str, unit_bytes: int, line: dict[str, Any]) -> go.Scatter:
+    drawn = draw(curve.total, 0, len(curve.total))
+    heights = curve.total[drawn.op_ids]
+    return go.Scatter(
+        x=np.append(x[drawn.left], x[-1]).astype(np.float32),
+        y=np.append(heights, heights[-1:]).astype(np.float64) / unit_bytes,
+        name=escaped(curve.name),
+        mode="lines",
+        line={**line, "shape": "hv"},
+        hovertemplate=f"%{{y:,.3f}} {unit} at %{{x:.1f}} %",
+    )
+
+
+def _strip(curve: Curve, x: Floats, row: int) -> go.Heatmap:
+    """Returns a band of the phases of a step: one cell for each run of operators of a phase."""
+    known = list(PHASE_COLOURS)
+    names = curve.phases[curve.starts()].tolist()
+    codes = [known.index(name) if name in known else len(known) - 1 for name in names]
+    count = len(known)
+    scale = [(edge / count, colour) for at, colour in enumerate(PHASE_COLOURS.values()) for edge in (at, at + 1)]
+    return go.Heatmap(
+        z=np.array([codes], dtype=np.int8),
+        x=x[curve.edges()].astype(np.float32),
+        y=np.array([row - 0.4, row + 0.4], dtype=np.float32),
+        yaxis="y2",
+        zmin=-0.5,
+        zmax=count - 0.5,
+        colorscale=scale,
+        showscale=False,
+        text=[names],
+        hovertemplate=f"%{{text}}<extra>{escaped(curve.name)}</extra>",
+    )
+
+
+def _names(curve: Curve, x: Floats, row: int) -> list[dict[str, Any]]:
+    """Returns the names of the phases whose band is wide enough for them."""
+    edges = curve.edges()
+    return [
+        {
+            "x": float(x[first] + x[end]) / 2,
+            "y": row,
+            "yref": "y2",
+            "text": escaped(str(curve.phases[first]), 20),
+            "showarrow": False,
+            "font": {"size": 10, "color": "#111111"},
+        }
+        for first, end in pairwise(edges.tolist())
+        if x[end] - x[first] >= _NAMED
+    ]
+
+
+def _peak(curve: Curve, x: Floats, unit_bytes: int, theme: Theme, below: int) -> dict[str, Any]:
+    at = int(curve.total.argmax())
+    return {
+        "x": float(x[at]),
+        "y": float(curve.total[at] / unit_bytes),
+        "text": f"{escaped(curve.name, 40)}: {format_bytes(int(curve.total[at]))}",
+        "showarrow": True,
+        "arrowhead": 2,
+        "ax": 60 if x[at] < 50 else -60,
+        "ay": below,
+        "arrowcolor": theme.ink,
+        "bgcolor": theme.paper,
+        "bordercolor": theme.ink,
+        "font": {"color": theme.ink},
+    }

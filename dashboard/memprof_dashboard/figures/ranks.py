@@ -1,0 +1,103 @@
+"""Peaks of ranks side by side: a row of colours for each, and below them how far they lie apart."""
+
+from __future__ import annotations
+
+import numpy as np
+from plotly import graph_objects as go
+
+from memprof_dashboard.columns import Compared, RankPeaks
+from memprof_dashboard.figures.base import framed, message, unit_of
+from memprof_dashboard.palette import Theme
+
+
+def ranks(compared: Compared, theme: Theme) -> go.Figure:
+    """Draws ranks side by side.
+
+    Args:
+        compared: The ranks, at least one, cut into columns.
+        theme: The page's colours.
+
+    Returns:
+        The figure: a heatmap of each rank's peak in each column, then the line of the spread. x is the operator of the
+        rank looked at, y the rank's name, z bytes in the unit that suits the largest.
+    """
+    if not np.isfinite(compared.peaks).any():
+        return message("No rank has operators in this stretch.", theme)
+    unit, unit_bytes = unit_of(int(np.nanmax(compared.peaks)))
+    names = [rank_name(rank) for rank in compared.ranks]
+    figure = go.Figure(
+        go.Heatmap(
+            z=(compared.peaks / unit_bytes).astype(np.float32),
+            x=compared.edges.astype(np.int32),
+            y=np.array(names),
+            colorscale="Cividis",
+            colorbar={"title": {"text": unit}, "thickness": 12, "len": 0.76, "y": 0.62},
+            hovertemplate=f"%{{z:,.3f}} {unit}<extra>%{{y}}</extra>",
+        )
+    )
+    spread = compared.spread / unit_bytes
+    figure.add_trace(
+        go.Scatter(
+            x=compared.edges.astype(np.int32),
+            y=np.append(spread, spread[-1:]).astype(np.float32),
+            yaxis="y2",
+            mode="lines",
+            line={"shape": "hv", "width": 1.5, "color": theme.ink},
+            fill="tozeroy",
+            fillcolor="rgba(128,128,128,0.3)",
+            name="spread",
+            hovertemplate=f"%{{y:,.3f}} {unit}<extra>between the fullest and the emptiest rank</extra>",
+        )
+    )
+    framed(figure, theme)
+    worst = int(np.nanargmax(np.nanmax(np.where(np.isfinite(compared.peaks), compared.peaks, -1), axis=1)))
+    column = int(np.nanargmax(compared.peaks[worst]))
+    figure.update_layout(
+        showlegend=False,
+        hovermode="closest",
+        dragmode="zoom",
+        uirevision="kept",
+        xaxis={
+            "title": {"text": "operator, in order", "standoff": 6},
+            "range": [int(compared.edges[0]), int(compared.edges[-1])],
+            "showgrid": False,
+            "anchor": "y2",
+        },
+        yaxis={
+            "type": "category",
+            "range": [len(names) - 0.5, -0.5],
+            "fixedrange": True,
+            "domain": [0.25, 1],
+            "showgrid": False,
+        },
+        yaxis2={
+            "title": {"text": f"spread, {unit}"},
+            "rangemode": "tozero",
+            "fixedrange": True,
+            "domain": [0, 0.2],
+            "automargin": True,
+            "gridcolor": theme.faint,
+            "nticks": 3,
+        },
+        annotations=[
+            {
+                "x": (int(compared.edges[column]) + int(compared.edges[column + 1])) / 2,
+                "y": names[worst],
+                "text": f"{names[worst]}'s peak",
+                "showarrow": True,
+                "arrowhead": 2,
+                "ax": 70 if column < len(compared.edges) / 2 else -70,
+                "ay": 0,
+                "arrowcolor": theme.ink,
+                "bgcolor": theme.paper,
+                "bordercolor": theme.ink,
+                "font": {"color": theme.ink},
+            }
+        ],
+    )
+    return figure
+
+
+def rank_name(rank: RankPeaks) -> str:
+    """Returns what stands beside a rank's row."""
+    return f"rank {rank.rank}"

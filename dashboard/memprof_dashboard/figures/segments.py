@@ -1,0 +1,95 @@
+"""Segments of a device allocator: a bar for each, of what is in use, what awaits, and what is free."""
+
+from __future__ import annotations
+
+import numpy as np
+from plotly import graph_objects as go
+
+from memprof.trace.schema import NONE, Ints
+from memprof.units import format_bytes
+from memprof_dashboard.figures.base import escaped, framed, message, unit_of
+from memprof_dashboard.fragments import Fragments
+from memprof_dashboard.palette import Theme
+
+#: Parts of a segment: label, colour and hatching.
+PARTS = (
+    ("allocated", "#0072B2", ""),
+    ("active, awaiting another stream", "#CC79A7", "x"),
+    ("free, but reserved", "#999999", "/"),
+)
+
+
+def segments(fragments: Fragments, rows: Ints, theme: Theme) -> go.Figure:
+    """Draws segments.
+
+    Args:
+        fragments: The segments.
+        rows: Those drawn, by address.
+        theme: The page's colours.
+
+    Returns:
+        The figure: bars stacked to the size of each segment, in the unit that suits the largest, with a mark at the
+        largest hole of each that is told.
+    """
+    if not len(rows):
+        return message("There are no segments.", theme)
+    table = fragments.segments.take(rows)
+    unit, unit_bytes = unit_of(int(table.total_size_bytes.max()))
+    x = np.arange(len(rows), dtype=np.int32)
+    text = [_describe(fragments, row) for row in rows.tolist()]
+    amounts = (fragments.allocated[rows], fragments.awaiting[rows], fragments.free[rows])
+    figure = go.Figure()
+    for (label, colour, pattern), amount in zip(PARTS, amounts, strict=True):
+        figure.add_trace(
+            go.Bar(
+                x=x,
+                y=(amount / unit_bytes).astype(np.float32),
+                name=label,
+                text=text,
+                textposition="none",
+                marker={
+                    "color": colour,
+                    "pattern": {"shape": pattern, "fgcolor": "#222222", "fillmode": "overlay", "size": 6},
+                    "line": {"width": 0.5, "color": theme.ink},
+                },
+                hovertemplate=f"{label}: %{{y:,.3~f}} {unit}<br>%{{text}}<extra></extra>",
+            )
+        )
+    hole = fragments.hole[rows]
+    told = np.flatnonzero(hole > 0)
+    figure.add_trace(
+        go.Scatter(
+            x=x[told],
+            y=(hole[told] / unit_bytes).astype(np.float32),
+            name="largest hole in it",
+            mode="markers",
+            marker={"symbol": "line-ew-open", "size": 14, "color": theme.alarm, "line": {"width": 3}},
+            hovertemplate=f"largest hole: %{{y:,.3~f}} {unit}<extra></extra>",
+        )
+    )
+    framed(figure, theme)
+    figure.update_layout(
+        barmode="stack",
+        bargap=0.15,
+        hovermode="closest",
+        uirevision="kept",
+        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "traceorder": "normal"},
+        xaxis={
+            "title": {"text": "segment, in order of address", "standoff": 6},
+            "showgrid": False,
+            "dtick": max(len(rows) // 20, 1),
+        },
+        yaxis={"title": {"text": unit}, "rangemode": "tozero", "fixedrange": True},
+    )
+    return figure
+
+
+def _describe(fragments: Fragments, row: int) -> str:
+    table = fragments.segments
+    kind = escaped(f"{table.segment_type[row]} segment", 24)
+    pool = escaped(f", pool {table.segment_pool[row]}", 24) if table.segment_pool[row] else ""
+    hole = "not told" if fragments.hole[row] == NONE else format_bytes(int(fragments.hole[row]))
+    return (
+        f"{kind}{pool} at {int(table.address[row]):#x}, {format_bytes(int(table.total_size_bytes[row]))}, "
+        f"stream {int(table.stream[row])}; largest hole {hole}"
+    )

@@ -1,0 +1,270 @@
+"""What changed between two recordings: phase by phase, and what each phase's fullest moment is made of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from dash import Dash, Input, Output, State, dcc, html, no_update
+
+from memprof.analysis.basis import steady_step
+from memprof.analysis.diff import Change, Diff, Pair
+from memprof.analysis.explain import explain
+from memprof.analysis.summary import NOTHING, PEAK
+from memprof.replay.live import live_bytes
+from memprof.units import format_bytes, format_bytes_change
+from memprof_dashboard import ids, parts
+from memprof_dashboard.changes import changes, shift, step_time, verdict
+from memprof_dashboard.figures.base import CONFIG, message
+from memprof_dashboard.figures.diff import bars_height, change_bars
+from memprof_dashboard.figures.overlay import Curve, overlay
+from memprof_dashboard.page import or_message, or_sentence, theme_of
+from memprof_dashboard.palette import fill_of
+from memprof_dashboard.sources import Desk, Rank
+from memprof_dashboard.state import View
+
+_MOMENT = "diff-moment"
+_PARTS = "diff-parts"
+_OVERLAY = "diff-overlay"
+_CATEGORY_BARS = "diff-category-bars"
+_MODULE_BARS = "diff-module-bars"
+
+#: Rows of a table, and bars of a figure, at most.
+_MOST_ROWS = 15
+_MOST_BARS = 10
+
+#: What a moment is split by: heading, and what belongs to nothing of the kind is called.
+_KINDS = {
+    "category": ("by category", "unknown"),
+    "module": ("by module", "outside of any module"),
+    "op": ("by the operator that made it", "made before the step"),
+    "source": ("by line of code", "no line is known, or made before the step"),
+}
+
+
+class DiffPage:
+    """Two recordings beside each other."""
+
+    TITLE = "Diff"
+
+    def layout(self, desk: Desk, view: View) -> Any:
+        """Returns what changed; the parts of a moment follow the moment that is chosen."""
+        if len(desk.sources) < 2:
+            return parts.empty(
+                "One recording is open",
+                "Two are needed to see what changed between them: memprof dashboard base.memprof other.memprof",
+            )
+        if view.other < 0:
+            return parts.empty(
+                "Nothing to compare with yet",
+                "Choose the other recording in the header, under “beside it”; what changed from the recording on the "
+                "left to that one is shown here.",
+            )
+        found = changes(*_ranks(desk, view))
+        names = desk.source(view.trace).name, desk.source(view.other).name
+        moments = [
+            {
+                "label": "at each one's peak" if pair.name == PEAK else f"at the fullest of {pair.name}",
+                "value": pair.name,
+            }
+            for pair in (found.peak, *found.phases)
+        ]
+        return html.Div(
+            [
+                html.P(parts.name(verdict(found), 600), className="verdict"),
+                html.Dl(
+                    [
+                        html.Dt("base"),
+                        html.Dd(parts.name(names[0])),
+                        html.Dt("other"),
+                        html.Dd(parts.name(names[1])),
+                        html.Dt("the peak"),
+                        html.Dd(parts.name(shift(found.peak), 400)),
+                        html.Dt("step time"),
+                        html.Dd(parts.name(step_time(found), 200)),
+                    ]
+                ),
+                *_around(found),
+                html.H3("Memory over the step"),
+                dcc.Graph(id=_OVERLAY, config=CONFIG, responsive=True, style={"height": "320px"}),
+                _phase_table(found),
+                html.H3("What it is made of"),
+                html.Label(
+                    [html.Span("moment"), dcc.Dropdown(moments, PEAK, id=_MOMENT, clearable=False)],
+                    className="control",
+                ),
+                html.Div(id=_PARTS),
+            ],
+            className="diff",
+        )
+
+    def register(self, app: Dash, desk: Desk) -> None:
+        """Adds the callbacks."""
+
+        @app.callback(Output(_OVERLAY, "figure"), Input(ids.THEME, "data"), State(ids.PLACE, "data"))
+        def lay_over(theme: Any, place: Any) -> Any:
+            view = View.from_json(place)
+            return no_update if view.other < 0 else or_message(_overlay)(desk, view, theme)
+
+        @app.callback(Output(_PARTS, "children"), Input(_MOMENT, "value"), State(ids.PLACE, "data"))
+        @or_sentence
+        def split(moment: Any, place: Any) -> Any:
+            view = View.from_json(place)
+            return no_update if view.other < 0 else _parts(_pair(desk, view, moment))
+
+        @app.callback(
+            Output(_CATEGORY_BARS, "figure"),
+            Output(_MODULE_BARS, "figure"),
+            Input(_MOMENT, "value"),
+            Input(ids.THEME, "data"),
+            State(ids.PLACE, "data"),
+        )
+        def draw(moment: Any, theme: Any, place: Any) -> Any:
+            view = View.from_json(place)
+            if view.other < 0:
+                return no_update, no_update
+            pair = _pair(desk, view, moment)
+            return tuple(or_message(_bars)(pair, kind, theme) for kind in ("category", "module"))
+
+
+def _ranks(desk: Desk, view: View) -> tuple[Rank, Rank]:
+    return desk.rank(view.trace, view.rank), desk.rank(view.other, view.rank)
+
+
+def _pair(desk: Desk, view: View, moment: Any) -> Pair:
+    """Returns the moments that were chosen; the peaks where there are none of that name."""
+    found = changes(*_ranks(desk, view))
+    return next((pair for pair in (found.peak, *found.phases) if pair.name == moment), found.peak)
+
+
+def _around(found: Diff) -> list[Any]:
+    """Returns what is not the same around the job, and what a change comes from where that can be told."""
+    made: list[Any] = [html.P(parts.name(warning, 400), className="warning") for warning in found.warnings]
+    rows = [[one.what, parts.name(one.base), parts.name(one.head)] for one in found.differences]
+    plans = found.base.plan, found.head.plan
+    if plans[0] != plans[1]:
+        rows.append(["plan", *(parts.name(plan or "none") for plan in plans)])
+    if rows:
+        made += [
+            html.P("The two were not recorded alike, which may be the reason of what changed:", className="warning"),
+            parts.table(["", "base", "other"], rows, label="what differs around the job"),
+        ]
+    named = {one.what.replace(" ", "-") for one in found.differences} | {"plan"}
+    causes = [cause.sentence for cause in explain(found) if cause.kind not in named]
+    if causes:
+        made += [
+            html.H3("What it comes from"),
+            html.Ul([html.Li(parts.name(f"{cause[:1].upper()}{cause[1:]}.", 600)) for cause in causes]),
+        ]
+    return made
+
+
+def _phase_table(found: Diff) -> Any:
+    rows = [
+        [
+            "peak" if pair.name == PEAK else pair.name,
+            _size(pair.base_bytes, is_there=pair.base is not None),
+            _size(pair.head_bytes, is_there=pair.head is not None),
+            _change(pair.bytes),
+            f"{100 * pair.bytes / pair.base_bytes:+.1f} %" if pair.base_bytes and pair.bytes else "",
+            parts.name(shift(pair), 300),
+        ]
+        for pair in (found.peak, *found.phases)
+    ]
+    heads = ["most in", ">base", ">other", ">change", ">", "where"]
+    return parts.table(heads, rows, label="the most of each phase")
+
+
+def _size(count: int, *, is_there: bool) -> Any:
+    return html.Span(format_bytes(count), title=f"{count:,} bytes") if is_there else "not run"
+
+
+def _change(count: int) -> Any:
+    kind = "grew" if count > 0 else "shrank" if count < 0 else "same"
+    return html.Span(format_bytes_change(count), title=f"{count:,} bytes", className=kind)
+
+
+def _parts(pair: Pair) -> list[Any]:
+    bars = [
+        html.Div(
+            [
+                html.H4(title),
+                dcc.Graph(
+                    id=name,
+                    config=CONFIG | {"displayModeBar": False, "scrollZoom": False},
+                    responsive=True,
+                    style={"height": bars_height(len(_bar_parts(pair, kind)))},
+                ),
+            ]
+        )
+        for name, kind, title in (
+            (_CATEGORY_BARS, "category", "Change by category"),
+            (_MODULE_BARS, "module", "Change by module"),
+        )
+    ]
+    tables = [
+        html.Div([html.H4(f"{heading[0].upper()}{heading[1:]}"), _part_table(pair, kind, nothing)])
+        for kind, (heading, nothing) in _KINDS.items()
+    ]
+    return [
+        parts.note(shift(pair)),
+        html.Div(bars, className="halves even"),
+        html.Div(tables, className="halves even"),
+    ]
+
+
+def _part_table(pair: Pair, kind: str, nothing: str) -> Any:
+    shown, rest = pair.parts[kind][:_MOST_ROWS], pair.parts[kind][_MOST_ROWS:]
+    rows = [_part_row(_name_of(part, kind, nothing), part) for part in shown]
+    if rest:
+        base, head = sum(part.base for part in rest), sum(part.head for part in rest)
+        rows.append(_part_row(f"{len(rest):,} others", Change("", base, head)))
+    whole = Change("", pair.base_bytes, pair.head_bytes)
+    total = html.Tr(
+        [html.Td(cell, className="number" if at else None) for at, cell in enumerate(_part_row("all", whole))],
+        className="sum",
+    )
+    return parts.table(["", ">base", ">other", ">change"], [*rows, total], label=f"the change {_KINDS[kind][0]}")
+
+
+def _part_row(name: str, part: Change) -> list[Any]:
+    return [
+        parts.name(name, 64),
+        format_bytes(part.base),
+        format_bytes(part.head),
+        _change(part.bytes),
+    ]
+
+
+def _name_of(part: Change, kind: str, nothing: str) -> str:
+    if part.name == NOTHING:
+        return nothing
+    return fill_of(part.name).label if kind == "category" else part.name
+
+
+def _bar_parts(pair: Pair, kind: str) -> list[Change]:
+    """Returns the parts that are drawn: those that changed most, and the others in one."""
+    changed = [part for part in pair.parts[kind] if part.bytes]
+    if len(changed) <= _MOST_BARS:
+        return changed
+    rest = changed[_MOST_BARS - 1 :]
+    summed = Change(f"{len(rest):,} others", sum(part.base for part in rest), sum(part.head for part in rest))
+    return [*changed[: _MOST_BARS - 1], summed]
+
+
+def _bars(pair: Pair, kind: str, theme: Any) -> Any:
+    shown = _bar_parts(pair, kind)
+    names = [_name_of(part, kind, _KINDS[kind][1]) for part in shown]
+    return change_bars(names, np.array([part.bytes for part in shown], dtype=np.int64), theme_of(theme))
+
+
+def _overlay(desk: Desk, view: View, theme: Any) -> Any:
+    ranks = _ranks(desk, view)
+    steps = [steady_step(rank.trace, None) for rank in ranks]
+    if not all(len(step.ops) for step in steps):
+        return message("A step without operators has nothing to draw.", theme_of(theme))
+    curves = [
+        Curve(name, live_bytes(step).during, step.ops.phase)
+        for name, step in zip(("base", "other"), steps, strict=True)
+    ]
+    return overlay(curves[0], curves[1], theme_of(theme))

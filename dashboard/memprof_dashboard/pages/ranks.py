@@ -1,0 +1,245 @@
+"""Which rank is worst, and where the ranks lie apart."""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update
+
+from memprof.trace.schema import NONE
+from memprof.trace.store import Trace
+from memprof.units import format_bytes, format_bytes_change
+from memprof_dashboard import ids, parts
+from memprof_dashboard.columns import Compared, RankPeaks, compare_ranks, read_peaks
+from memprof_dashboard.figures.base import CONFIG, message
+from memprof_dashboard.figures.ranks import ranks
+from memprof_dashboard.page import theme_of
+from memprof_dashboard.palette import fill_of
+from memprof_dashboard.reactions import on_zoom, shown
+from memprof_dashboard.sources import Desk, MemprofError
+from memprof_dashboard.state import View
+
+_GRAPH = "ranks-graph"
+_REMARK = "ranks-remark"
+_AS_TABLE = "ranks-table"
+_ROW = "ranks-row"
+_TIMER = "ranks-timer"
+#: How long one answer may read ranks, in seconds; the next answer reads on.
+_PATIENCE = 1.0
+
+
+@dataclass
+class _Read:
+    """What is known of a recording's ranks so far: their peaks, or why they cannot be read."""
+
+    peaks: dict[int, RankPeaks] = field(default_factory=dict)
+    faults: dict[int, str] = field(default_factory=dict)
+
+
+class RanksPage:
+    """The heatmap of the ranks, which follows the window, and a table of their peaks."""
+
+    TITLE = "Ranks"
+
+    def __init__(self) -> None:
+        """Begins without any recording."""
+        # By the trace opened: a recording that grew is opened again.
+        self._read: weakref.WeakKeyDictionary[Trace, _Read] = weakref.WeakKeyDictionary()
+        self._lock = threading.Lock()
+
+    def layout(self, desk: Desk, view: View) -> Any:
+        """Returns the page; of one rank the reason why there is nothing to compare."""
+        trace = desk.source(view.trace).trace
+        if len(trace.ranks) < 2:
+            return parts.empty(
+                "One rank",
+                "This recording is of one process, so there is nothing to compare. Record a job of several processes "
+                "(memprof record torchrun ...) and open the folder that holds the recordings of its ranks.",
+            )
+        return html.Div(
+            [
+                dcc.Interval(id=_TIMER, interval=500, disabled=False),
+                html.Div(id=_REMARK),
+                dcc.Graph(
+                    id=_GRAPH,
+                    config=CONFIG,
+                    responsive=True,
+                    style={"height": f"{min(max(18 * len(trace.ranks), 120) + 220, 900)}px"},
+                ),
+                html.Div(id=_AS_TABLE),
+            ]
+        )
+
+    def register(self, app: Dash, desk: Desk) -> None:
+        """Adds the callbacks."""
+
+        @app.callback(
+            Output(_GRAPH, "figure"),
+            Output(_REMARK, "children"),
+            Output(_AS_TABLE, "children"),
+            Output(_TIMER, "disabled"),
+            Input(ids.WINDOW, "data"),
+            Input(ids.THEME, "data"),
+            Input(_TIMER, "n_intervals"),
+        )
+        def fill(window: Any, theme: Any, _: Any) -> Any:
+            if window is None:
+                return no_update, no_update, no_update, no_update
+            view = View.from_json(window)
+            try:
+                return self._filled(desk, view, theme)
+            except MemprofError as error:
+                return message("There is no picture.", theme_of(theme)), parts.error(str(error)), None, True
+
+        @app.callback(
+            Output(ids.GO, "data", allow_duplicate=True),
+            Input(_GRAPH, "clickData"),
+            Input(_GRAPH, "relayoutData"),
+            Input({"type": _ROW, "rank": ALL}, "n_clicks"),
+            State(ids.VIEW, "data"),
+            prevent_initial_call=True,
+        )
+        def go(click: Any, relayout: Any, rows: Any, whole: Any) -> Any:
+            if not ctx.triggered or not ctx.triggered[0]["value"]:
+                return no_update
+            view = View.from_json(whole)
+            if ctx.triggered_id != _GRAPH:
+                return self._jump(desk, view, ctx.triggered_id["rank"], None)
+            if ctx.triggered[0]["prop_id"].endswith("relayoutData"):
+                rank = desk.rank(view.trace, view.rank)
+                zoomed = on_zoom(view, rank, relayout) if isinstance(relayout, dict) else view
+                return no_update if zoomed == view else {"first": zoomed.first, "end": zoomed.end}
+            try:
+                x, name = float(click["points"][0]["x"]), str(click["points"][0]["y"])
+                number = int(name.removeprefix("rank "))
+            except (KeyError, IndexError, TypeError, ValueError):
+                return no_update
+            return self._jump(desk, view, number, x)
+
+    def _read_of(self, desk: Desk, view: View) -> _Read:
+        return self._read.setdefault(desk.source(view.trace).trace, _Read())
+
+    def read(self, trace: Trace, patience: float = _PATIENCE) -> _Read:
+        """Reads the ranks that were not yet, one at a time, until patience ends; at least one.
+
+        Args:
+            trace: The recording.
+            patience: Seconds after which no further rank is begun.
+
+        Returns:
+            What is known so far.
+        """
+        with self._lock:
+            read = self._read.setdefault(trace, _Read())
+            until = time.monotonic() + patience
+            for number in trace.ranks:
+                if number in read.peaks or number in read.faults:
+                    continue
+                try:
+                    read.peaks[number] = read_peaks(trace.rank_trace(number))
+                except MemprofError as error:
+                    read.faults[number] = str(error)
+                if time.monotonic() > until:
+                    break
+            return read
+
+    def _compared(self, desk: Desk, view: View) -> Compared | None:
+        """Returns the ranks read so far, side by side; None where the one looked at is not among them."""
+        rank, read = desk.rank(view.trace, view.rank), self._read_of(desk, view)
+        reference = read.peaks.get(rank.trace.rank)
+        if reference is None or not reference.ops:
+            return None
+        now = shown(view, rank)
+        return compare_ranks(tuple(read.peaks[number] for number in sorted(read.peaks)), reference, now.first, now.end)
+
+    def _filled(self, desk: Desk, view: View, theme: Any) -> tuple[Any, Any, Any, bool]:
+        trace = desk.source(view.trace).trace
+        read = self.read(trace)
+        left = len(trace.ranks) - len(read.peaks) - len(read.faults)
+        compared = self._compared(desk, view)
+        reading = [parts.note(f"Reading: {left:,} of {len(trace.ranks):,} ranks are left.")] if left else []
+        faults = [parts.note(f"Rank {number} cannot be read: {fault}") for number, fault in read.faults.items()]
+        if compared is None:
+            sentence = "Ranks are being read." if left else "The rank looked at has no operators to compare with."
+            return message(sentence, theme_of(theme)), [*reading, *faults], None, not left
+        remark = html.P(verdict(compared), className="ranks-verdict")
+        return ranks(compared, theme_of(theme)), [*reading, *faults, remark], _table(compared), not left
+
+    def _jump(self, desk: Desk, view: View, number: int, x: float | None) -> Any:
+        """Goes to a rank: to its peak in what is shown, or to the fullest operator of the column that was clicked."""
+        compared = self._compared(desk, view)
+        if compared is None or number not in [rank.rank for rank in compared.ranks]:
+            return no_update
+        place = [rank.rank for rank in compared.ranks].index(number)
+        stretch = compared.peak_stretch(place)
+        if x is not None:
+            column = int(np.clip(np.searchsorted(compared.edges, x, side="right") - 1, 0, len(compared.edges) - 2))
+            stretch = int(compared.stretch[place, column])
+        if stretch == NONE:
+            return {"rank": number, "storage": -1}
+        return {"rank": number, "at": int(compared.ranks[place].op_ids[stretch]), "storage": -1}
+
+
+def verdict(compared: Compared) -> str:
+    """Says which rank is worst, by how much, and where the ranks lie furthest apart."""
+    places = [place for place in range(len(compared.ranks)) if compared.peak_stretch(place) != NONE]
+    peaks = {place: int(np.nanmax(compared.peaks[place])) for place in places}
+    worst = max(peaks, key=lambda place: peaks[place])
+    where = _where(compared.ranks[worst], compared.peak_stretch(worst))
+    least, most = min(peaks.values()), max(peaks.values())
+    if len(places) < 2:
+        return f"Rank {compared.ranks[worst].rank} peaks at {format_bytes(most)}, in {where}."
+    if least == most:
+        text = f"All {len(places)} ranks peak at {format_bytes(most)}, in {where}."
+    else:
+        over = most - int(np.median(list(peaks.values())))
+        lowest = compared.ranks[min(peaks, key=lambda place: peaks[place])].rank
+        text = (
+            f"Rank {compared.ranks[worst].rank} is worst: {format_bytes(most)} in {where}, {format_bytes(over)} above "
+            f"the median of {len(places)} ranks; rank {lowest} is lowest, with {format_bytes(least)}."
+        )
+    spread = compared.spread
+    if not np.isfinite(spread).any() or np.nanmax(spread) == 0:
+        return f"{text} No column tells them apart."
+    column = int(np.nanargmax(spread))
+    fullest = int(np.nanargmax(compared.peaks[:, column]))
+    apart = _where(compared.ranks[fullest], int(compared.stretch[fullest, column]))
+    return (
+        f"{text} They lie furthest apart in {apart}: {format_bytes(float(spread[column]))} between rank "
+        f"{compared.ranks[fullest].rank} and rank {compared.ranks[int(np.nanargmin(compared.peaks[:, column]))].rank}."
+    )
+
+
+def _where(rank: RankPeaks, stretch: int) -> str:
+    return f"{rank.phases[rank.phase[stretch]] or 'other'} of step {rank.step[stretch]}"
+
+
+def _table(compared: Compared) -> Any:
+    places = range(len(compared.ranks))
+    peaks = [int(np.nan_to_num(compared.peaks[place], nan=0).max()) for place in places]
+    median = int(np.median(peaks))
+    rows = []
+    for place in sorted(places, key=lambda place: (-peaks[place], place)):
+        rank, stretch = compared.ranks[place], compared.peak_stretch(place)
+        button = html.Button(f"rank {rank.rank}", id={"type": _ROW, "rank": rank.rank}, type="button")
+        if stretch == NONE:
+            rows.append([button, "", "", "no operators here", "", ""])
+            continue
+        largest = fill_of(rank.categories[rank.largest[stretch]])
+        rows.append(
+            [
+                button,
+                html.Span(format_bytes(peaks[place]), title=f"{peaks[place]:,} bytes"),
+                format_bytes_change(peaks[place] - median),
+                _where(rank, stretch),
+                [html.Span(className="swatch", style={"background": largest.colour}), parts.name(largest.label, 40)],
+                format_bytes(int(rank.largest_bytes[stretch])),
+            ]
+        )
+    heads = ["rank", ">peak", ">to the median", "where", "most of it", ">of that"]
+    return parts.table(heads, rows, label="peaks of the ranks in what is shown")

@@ -1,0 +1,162 @@
+"""Is it fragmentation: what a device's allocator has reserved but cannot use."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from dash import Dash, Input, Output, dcc, html, no_update
+
+from memprof.trace.schema import NONE, Ints
+from memprof.units import format_bytes, format_percent
+from memprof_dashboard import ids, parts
+from memprof_dashboard.figures.base import CONFIG
+from memprof_dashboard.figures.segments import segments
+from memprof_dashboard.fragments import Fragments, read_fragments
+from memprof_dashboard.page import or_sentence, theme_of
+from memprof_dashboard.palette import Theme
+from memprof_dashboard.sources import Desk, Rank
+from memprof_dashboard.state import View
+
+_BODY = "segments-body"
+_GRAPH = "segments-graph"
+#: Segments drawn, and rows of the table, at most.
+_MOST_SEGMENTS = 300
+#: Free memory whose largest hole is a smaller part of it than this is called scattered.
+_SCATTERED = 0.5
+
+
+class SegmentsPage:
+    """The bars of the segments, and the sentence that says whether it is fragmentation."""
+
+    TITLE = "Segments"
+
+    def layout(self, desk: Desk, view: View) -> Any:
+        """Returns an empty page; a recording has one snapshot, so it follows neither window nor cursor."""
+        return html.Div(id=_BODY)
+
+    def register(self, app: Dash, desk: Desk) -> None:
+        """Adds the callback that fills it."""
+
+        @app.callback(Output(_BODY, "children"), Input(ids.PLACE, "data"), Input(ids.THEME, "data"))
+        @or_sentence
+        def fill(place: Any, theme: Any) -> Any:
+            if place is None:
+                return no_update
+            view = View.from_json(place)
+            return _page(desk.rank(view.trace, view.rank), theme_of(theme))
+
+
+def _page(rank: Rank, theme: Theme) -> Any:
+    fragments = read_fragments(rank.trace)
+    if not len(fragments.segments):
+        return _why_empty(rank)
+    rows = _drawn(fragments)
+    facts = [
+        ("reserved", int(fragments.segments.total_size_bytes.sum()), f"{len(fragments.segments):,} segments"),
+        ("allocated", int(fragments.allocated.sum()), "in use"),
+        ("awaiting", int(fragments.awaiting.sum()), "freed, another stream may still use it"),
+        ("free", int(fragments.free.sum()), "reserved, and nobody holds it"),
+        ("largest hole", fragments.most_hole, "" if fragments.is_told else "at most: not all blocks are known"),
+    ]
+    left_out = len(fragments.segments) - len(rows)
+    remark = f"{len(rows):,} of {len(fragments.segments):,} segments are drawn, the largest. " if left_out else ""
+    return [
+        html.P(verdict(fragments), className="segments-verdict"),
+        html.Div([_fact(*fact) for fact in facts], className="facts"),
+        dcc.Graph(
+            id=_GRAPH,
+            figure=segments(fragments, rows, theme),
+            config=CONFIG,
+            responsive=True,
+            style={"height": "var(--segments-height)"},
+        ),
+        parts.note(f"{remark}The segments are those of the allocator's snapshot, whatever the cursor is at."),
+        _table(fragments, rows),
+    ]
+
+
+def verdict(fragments: Fragments) -> str:
+    """Says whether what is free can be used: what is reserved but free, against the largest hole in it."""
+    free, hole = int(fragments.free.sum()), fragments.most_hole
+    if not free:
+        return "All that is reserved is in use: nothing is lost to fragmentation."
+    share = f"{format_percent(hole / free)} of it"
+    if fragments.is_told:
+        text = (
+            f"{format_bytes(free)} are reserved but free, and the largest hole is {format_bytes(hole)} ({share}): a "
+            "tensor larger than that needs more memory from the device, however much is free. "
+        )
+    else:
+        text = (
+            f"{format_bytes(free)} are reserved but free, and no hole is larger than {format_bytes(hole)} ({share}); "
+            "the recording does not hold all blocks, so the largest may be smaller. "
+        )
+    request = fragments.request_bytes
+    if request > free:
+        return (
+            f"{text}The request that failed asked for {format_bytes(request)}, more than all that is free: this is no "
+            "fragmentation, there is too little memory."
+        )
+    if request > hole:
+        return (
+            f"{text}The request that failed asked for {format_bytes(request)}: it would fit into what is free, but "
+            "into no hole. This is fragmentation; expandable segments (--allocator expandable_segments) cure it."
+        )
+    if hole < _SCATTERED * free:
+        return f"{text}What is free is scattered: this is fragmentation."
+    if not fragments.is_told:
+        return f"{text}Whether this is fragmentation cannot be told."
+    return f"{text}Most of what is free is in one piece: fragmentation is not what is missing memory."
+
+
+def _drawn(fragments: Fragments) -> Ints:
+    """Returns the rows of the largest segments, by address."""
+    total = fragments.segments.total_size_bytes
+    rows: Ints = np.sort(np.argsort(-total, kind="stable")[:_MOST_SEGMENTS])
+    return rows
+
+
+def _fact(label: str, size: int, detail: str) -> html.Div:
+    return html.Div(
+        [
+            html.Span(label, className="label"),
+            html.Strong(format_bytes(size), title=f"{size:,} bytes"),
+            html.Span(detail),
+        ],
+        className="fact",
+    )
+
+
+def _table(fragments: Fragments, rows: Ints) -> Any:
+    table = fragments.segments
+    body = [
+        [
+            f"{int(table.address[row]):#x}",
+            parts.name(str(table.device[row]), 20),
+            parts.name(str(table.segment_type[row]), 20),
+            f"{int(table.total_size_bytes[row]):,}",
+            f"{int(fragments.allocated[row]):,}",
+            f"{int(fragments.awaiting[row]):,}",
+            f"{int(fragments.free[row]):,}",
+            "not told" if fragments.hole[row] == NONE else f"{int(fragments.hole[row]):,}",
+        ]
+        for row in rows.tolist()
+    ]
+    heads = ["address", "device", "type", ">bytes", ">allocated", ">awaiting", ">free", ">largest hole"]
+    return parts.as_table(heads, body, label="the segments")
+
+
+def _why_empty(rank: Rank) -> Any:
+    if rank.trace.manifest.machine.device_kind == "cpu":
+        return parts.empty(
+            "No segments on CPU",
+            "A device's allocator takes large segments and divides them, which can leave memory reserved but of no "
+            "use. On CPU tensors are allocated one by one by the system, and there is no such thing to show. See "
+            "Lifetimes for the holes between tensors; record the job on its device to see that one's segments.",
+        )
+    return parts.empty(
+        "No segments were recorded",
+        "This recording holds no snapshot of the device's allocator, so it cannot tell what is reserved but unused. "
+        "Lifetimes and the timeline show what is allocated.",
+    )

@@ -1,0 +1,180 @@
+"""Which plan gets a job under a budget, and at what cost: searched for beside the page, shown as a front of plans."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dash import Dash, Input, Output, State, ctx, dcc, html, no_update
+
+from memprof.errors import MemprofError
+from memprof.planners.space.explore import DEFAULT_POLICIES
+from memprof.policies.registry import policy_types
+from memprof.units import format_bytes
+from memprof_dashboard import ids, parts, plan_parts
+from memprof_dashboard.plan_desk import COMPARED, FOUND, PLANNERS, RESULT, PlanDesk, PlannerSearch, PlanSearch, key_of
+from memprof_dashboard.plan_results import FILE, register_plans
+from memprof_dashboard.planner_results import register_planners
+from memprof_dashboard.planning import POINTS, TIME_LIMIT_S, Asked, ask_planners, find_plans, runs_under_plans
+from memprof_dashboard.sources import Desk
+from memprof_dashboard.state import View
+
+_BUDGET = "whatif-budget"
+_SEEN = "whatif-seen"  # the budget line that was last taken into the field
+_ALLOW = "whatif-allow"
+_SEARCH = "whatif-search"
+_STOP = "whatif-stop"
+_COMPARE = "whatif-compare"
+_MISTAKE = "whatif-mistake"
+_PROGRESS = "whatif-progress"
+_CLOCK = "whatif-clock"
+_STARTED = "whatif-started"
+
+#: How often a search that runs is looked at, in milliseconds.
+_TICK_MS = 400
+
+
+class WhatIf:
+    """The search for plans, what it found, and one plan in full."""
+
+    TITLE = "What if"
+
+    def layout(self, desk: Desk, view: View) -> Any:
+        """Returns the form and the places that the searches fill."""
+        options = [
+            {"label": html.Span(kind.name, title=kind.flag_help), "value": kind.name}
+            for kind in policy_types()
+            if kind.name != "compile"  # only a run of it tells what it leads to
+        ]
+        return html.Div(
+            [
+                html.Div(
+                    [
+                        html.Label(
+                            [
+                                html.Span("budget"),
+                                dcc.Input(id=_BUDGET, type="text", placeholder="24GiB or 60%", maxLength=40),
+                            ],
+                            className="control",
+                        ),
+                        html.Button("Search", id=_SEARCH, type="button", className="main"),
+                        html.Button("Stop", id=_STOP, type="button", disabled=True),
+                        html.Button("Compare planners", id=_COMPARE, type="button"),
+                        html.Fieldset(
+                            [
+                                html.Legend("policies that may be used"),
+                                dcc.Checklist(options, list(DEFAULT_POLICIES), id=_ALLOW, inline=True),
+                            ]
+                        ),
+                    ],
+                    className="ask",
+                ),
+                html.Div(id=_MISTAKE, role="alert"),
+                html.Div(id=_PROGRESS, role="status", className="progress"),
+                dcc.Interval(id=_CLOCK, interval=_TICK_MS, disabled=True),
+                *(dcc.Store(id=name) for name in (_SEEN, _STARTED, FOUND, COMPARED)),
+                dcc.Download(id=FILE),
+                html.Div(id=RESULT),
+                html.Div(plan_parts.run_table(runs_under_plans(desk, view))),
+                html.Div(id=PLANNERS),
+            ],
+            className="whatif",
+        )
+
+    def register(self, app: Dash, desk: Desk) -> None:
+        """Adds the callbacks."""
+        searches = PlanDesk(desk)
+        _register_form(app, desk, searches)
+        register_plans(app, desk, searches)
+        register_planners(app, searches)
+
+
+def _register_form(app: Dash, desk: Desk, searches: PlanDesk) -> None:
+    @app.callback(
+        Output(_BUDGET, "value"),
+        Output(_SEEN, "data"),
+        Input(ids.WINDOW, "data"),
+        State(_SEEN, "data"),
+    )
+    def prefill(window: Any, seen: Any) -> Any:
+        budget = View.from_json(window).budget
+        return (no_update, no_update) if window is None or budget == seen else (budget, budget)
+
+    @app.callback(
+        Output(_STARTED, "data"),
+        Output(_MISTAKE, "children"),
+        Output(ids.GO, "data", allow_duplicate=True),
+        Input(_SEARCH, "n_clicks"),
+        Input(_BUDGET, "n_submit"),
+        Input(_STOP, "n_clicks"),
+        Input(_COMPARE, "n_clicks"),
+        State(_BUDGET, "value"),
+        State(_ALLOW, "value"),
+        State(ids.PLACE, "data"),
+        prevent_initial_call=True,
+    )
+    def begin(*_: Any) -> Any:
+        name = ctx.triggered_id
+        if not ctx.triggered or not ctx.triggered[0]["value"]:
+            return no_update, no_update, no_update
+        place = ctx.states[f"{ids.PLACE}.data"]
+        view = View.from_json(place)
+        rank = desk.rank(view.trace, view.rank)
+        if name == _STOP:
+            for search in searches.of(place):
+                if search is not None:
+                    search.stop()
+            return no_update, [], no_update
+        if name == _COMPARE:
+            begun = searches.planners.start(key_of(view), rank, "", lambda report: ask_planners(rank, report))
+            return begun.number, [], no_update
+        budget, allowed = ctx.states[f"{_BUDGET}.value"], ctx.states[f"{_ALLOW}.value"]
+        asked = Asked(str(budget or "")[:40], tuple(map(str, allowed or ())))
+        try:
+            asked.check()
+        except MemprofError as error:
+            return no_update, html.P(str(error), className="warning"), no_update
+        started = searches.plans.start(key_of(view), rank, asked.budget, lambda report: find_plans(rank, asked, report))
+        return -started.number, [], {"budget": asked.budget}
+
+    @app.callback(
+        Output(_PROGRESS, "children"),
+        Output(_CLOCK, "disabled"),
+        Output(_STOP, "disabled"),
+        Output(FOUND, "data"),
+        Output(COMPARED, "data"),
+        Input(_CLOCK, "n_intervals"),
+        Input(_STARTED, "data"),
+        Input(ids.PLACE, "data"),
+        State(FOUND, "data"),
+        State(COMPARED, "data"),
+    )
+    def watch(_: Any, __: Any, place: Any, found: Any, compared: Any) -> Any:
+        both = searches.of(place)
+        lines = [*_plan_progress(both[0]), *_planner_progress(both[1])]
+        is_running = any(search is not None and search.is_running for search in both)
+        over = [-1 if search is None or search.is_running else search.number for search in both]
+        shown = [no_update if now == before else now for now, before in zip(over, (found, compared), strict=True)]
+        return lines, not is_running, not is_running, *shown
+
+
+def _plan_progress(search: PlanSearch | None) -> list[Any]:
+    if search is None or not search.is_running:
+        return []
+    tried = list(search.found)
+    sentence = f"Searching for {search.what}: {len(tried):,} plans replayed in {search.seconds:.0f} s"
+    if tried:
+        least = min(tried, key=lambda one: one.peak_bytes)
+        sentence += f", the least peak so far {format_bytes(least.peak_bytes)} with {least.plan.describe()}"
+    ending = " It ends with what it has." if search.was_stopped else ""
+    bar = html.Progress(max=str(TIME_LIMIT_S), value=f"{search.seconds:.1f}")
+    return [html.P([bar, " ", parts.name(f"{sentence}.{ending}", 400)])]
+
+
+def _planner_progress(search: PlannerSearch | None) -> list[Any]:
+    if search is None or not search.is_running:
+        return []
+    done = len(search.found)
+    last = f", the last {search.found[-1].planner}" if done else ""
+    sentence = f" Comparing the planners: {done} of {POINTS} answers in {search.seconds:.0f} s{last}."
+    ending = " It ends with what it has." if search.was_stopped else ""
+    return [html.P([html.Progress(max=str(POINTS), value=str(done)), sentence + ending])]

@@ -1,0 +1,119 @@
+"""Searches that run beside the page: each in a thread of its own, watched, stopped, and kept to come back to."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Hashable
+from concurrent.futures import Future
+from typing import Generic, TypeVar
+
+from memprof_dashboard.sources import Rank
+
+R = TypeVar("R")
+P = TypeVar("P")
+
+#: Searches that are kept at most; those that run are never dropped.
+_MOST_KEPT = 6
+
+
+class Search(Generic[P, R]):
+    """One search, from the moment it begins.
+
+    Attributes:
+        number: Unlike that of every other search.
+        rank: The recording it is of.
+        what: What was asked for, as it was typed.
+        found: What was reported so far, in order.
+    """
+
+    def __init__(self, number: int, rank: Rank, what: str, work: Callable[[Callable[[P], None]], R]) -> None:
+        """Begins it.
+
+        Args:
+            number: Unlike that of every other search.
+            rank: The recording.
+            what: What was asked for.
+            work: Makes the result; it is given what to call with everything found on the way. That raises
+                KeyboardInterrupt once the search is to stop.
+        """
+        self.number = number
+        self.rank = rank
+        self.what = what
+        self.found: list[P] = []
+        self._began = time.monotonic()
+        self._is_stopped = threading.Event()
+        self._result: Future[R] = Future()
+        threading.Thread(target=self._run, args=(work,), name=f"memprof search {number}", daemon=True).start()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it still runs."""
+        return not self._result.done()
+
+    @property
+    def was_stopped(self) -> bool:
+        """Whether it was told to end."""
+        return self._is_stopped.is_set()
+
+    @property
+    def seconds(self) -> float:
+        """How long ago it began."""
+        return time.monotonic() - self._began
+
+    def stop(self) -> None:
+        """Tells it to end with what it has; it does at the next thing it finds."""
+        self._is_stopped.set()
+
+    def result(self, timeout_s: float | None = 0.0) -> R:
+        """Returns what came of it.
+
+        Args:
+            timeout_s: How long to wait where it still runs; None for as long as it takes.
+
+        Raises:
+            TimeoutError: It still runs.
+            Exception: Whatever ended it.
+        """
+        return self._result.result(timeout_s)
+
+    def _run(self, work: Callable[[Callable[[P], None]], R]) -> None:
+        try:
+            result = work(self._report)
+        except BaseException as error:  # noqa: BLE001 - raised again where somebody asks for the result
+            self._result.set_exception(error)
+        else:
+            self._result.set_result(result)
+
+    def _report(self, one: P) -> None:
+        self.found.append(one)
+        # The first is the job as it is: without it there is nothing to end with.
+        if self._is_stopped.is_set() and len(self.found) > 1:
+            raise KeyboardInterrupt
+
+
+class Searches(Generic[P, R]):
+    """The latest search of each recording."""
+
+    def __init__(self) -> None:
+        """Begins without any."""
+        self._by_key: dict[Hashable, Search[P, R]] = {}
+        self._count = 0
+        self._lock = threading.Lock()
+
+    def start(self, key: Hashable, rank: Rank, what: str, work: Callable[[Callable[[P], None]], R]) -> Search[P, R]:
+        """Begins a search, in the place of the one of the same key, which is stopped."""
+        with self._lock:
+            before = self._by_key.pop(key, None)
+            if before is not None:
+                before.stop()
+            done = [key for key, search in self._by_key.items() if not search.is_running]
+            for old in done[: max(len(self._by_key) + 1 - _MOST_KEPT, 0)]:
+                del self._by_key[old]
+            self._count += 1
+            self._by_key[key] = search = Search(self._count, rank, what, work)
+            return search
+
+    def latest(self, key: Hashable) -> Search[P, R] | None:
+        """Returns the search of a key; None where there is none any more."""
+        return self._by_key.get(key)

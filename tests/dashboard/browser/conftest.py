@@ -1,0 +1,272 @@
+"""The dashboard in a real browser: whatever the browser complains of fails the test."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+import pytest
+
+pytest.importorskip("dash")
+sync_api = pytest.importorskip("playwright.sync_api")
+
+from werkzeug.serving import make_server
+
+from memprof_dashboard.app import create_app
+from memprof_dashboard.sources import Desk, open_sources
+from memprof_dashboard.state import View
+
+SAMPLES = Path(__file__).parents[3] / "sample_traces"
+#: Without a network service of its own that talks to anybody.
+_ARGUMENTS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+#: The timeline as the browser holds it: numbers of each line, the axis, the shapes.
+_FIGURE = """id => {
+  const drawn = document.querySelector(`#${id} .js-plotly-plot`);
+  const numbers = (values) => Array.from(values._inputArray ?? values);
+  const lines = drawn.data.filter((line) => line.type === "scatter");
+  return {
+    lines: Object.fromEntries(lines.map((line) => [line.name, numbers(line.y)])),
+    x: numbers(lines[0].x),
+    range: drawn.layout.xaxis.range,
+    top: drawn.layout.yaxis.range[1],
+    unit: drawn.layout.yaxis.title.text,
+    shapes: drawn.layout.shapes,
+    ink: drawn.layout.font.color,
+    notes: (drawn.layout.annotations ?? []).map((note) => note.text),
+  };
+}"""
+_IS_DRAWN = """([id, first, end]) => {
+  const drawn = document.querySelector(`#${id} .js-plotly-plot`);
+  const range = drawn?.layout?.xaxis?.range;
+  const x = drawn?.data?.find((line) => line.type === "scatter")?.x;
+  const held = x && Array.from(x._inputArray ?? x);  // plotly itself moves the range before the data come
+  return !!drawn?.querySelector(".main-svg .scatterlayer .trace")
+    && range?.[0] === first && range?.[1] === end && held?.[0] === first && held?.at(-1) === end;
+}"""
+
+
+@dataclass
+class Served:
+    """A dashboard that is running."""
+
+    origin: str
+    token: str
+    desk: Desk
+
+    def address(self, search: str = "") -> str:
+        """Returns what memprof prints; ``search`` is the view, such as ``tab=live&at=3``."""
+        return f"{self.origin}/?token={self.token}{search and '&'}{search}"
+
+
+@dataclass
+class Shown:
+    """A page of the dashboard in the browser, and what a test asks it."""
+
+    page: Any
+    served: Served
+    #: What the browser complained of.
+    complaints: list[str] = field(default_factory=list)
+    #: Patterns of complaints that a test provokes.
+    expected: list[str] = field(default_factory=list)
+
+    def figure(self, name: str = "timeline") -> dict[str, Any]:
+        """Returns a timeline's data and layout as the browser holds them."""
+        figure: dict[str, Any] = self.page.evaluate(_FIGURE, name)
+        return figure
+
+    def wait_drawn(self, first: int, end: int, name: str = "timeline") -> None:
+        """Waits until a timeline shows a stretch."""
+        self.page.wait_for_function(_IS_DRAWN, arg=[name, first, end])
+
+    def wait_view(self, **fields: Any) -> None:
+        """Waits until the address has the fields of a view."""
+        self.page.wait_for_function(
+            "wanted => wanted.every(([name, value]) => new URLSearchParams(location.search).get(name) === value)",
+            arg=[[name, str(value)] for name, value in fields.items()],
+        )
+
+    def wait_text(self, selector: str, text: str) -> None:
+        """Waits until an element holds a text."""
+        self.page.wait_for_function(
+            "([selector, text]) => document.querySelector(selector)?.textContent.includes(text)", arg=[selector, text]
+        )
+
+    def wait_cursor(self, at: int) -> None:
+        """Waits until the line of the cursor, and what is written about it, are at an operator."""
+        self.page.wait_for_function(
+            "x => document.querySelector('#timeline .js-plotly-plot')?.layout?.shapes?.[0]?.x0 === x", arg=at + 0.5
+        )
+        self.wait_text("#readout", f"during operator {at:,}:")
+
+    def go(self, **fields: Any) -> None:
+        """Changes the view as a page does that asks for a jump."""
+        self.page.evaluate("fields => window.dash_clientside.set_props('go', {data: fields})", fields)
+
+    def open_tab(self, name: str, title: str) -> None:
+        """Clicks a tab, and waits until its page has filled."""
+        self.page.locator(".tabs .tab", has_text=re.compile(f"^{re.escape(title)}$")).click()
+        if name != "live":
+            self.wait_view(tab=name)
+        self.wait_idle()
+        self.page.wait_for_function("() => document.querySelector('#panel')?.textContent.trim().length > 0")
+
+    def wait_idle(self) -> None:
+        """Waits until no callback is under way."""
+        self.page.wait_for_load_state("networkidle")
+
+    @property
+    def view(self) -> View:
+        """What the address says is looked at."""
+        return View.from_search(f"?{urlsplit(self.page.url).query}")
+
+    def drag(self, low: float, high: float, name: str = "timeline") -> None:
+        """Drags over a part of a timeline, from one fraction of its width to another."""
+        box = self.page.locator(f"#{name} .nsewdrag.drag").first.bounding_box()
+        middle = box["y"] + box["height"] / 2
+        self.page.mouse.move(box["x"] + low * box["width"], middle)
+        self.page.mouse.down()
+        self.page.mouse.move(box["x"] + (low + high) / 2 * box["width"], middle, steps=3)
+        self.page.mouse.move(box["x"] + high * box["width"], middle, steps=3)
+        self.page.mouse.up()
+
+
+def _found_chromium() -> str:
+    """Returns where a browser is; skips where there is none, unless the environment says that there must be."""
+    for name in ("chromium", "chromium-browser", "google-chrome"):
+        found = shutil.which(name)
+        if found:
+            return found
+    reason = "no Chromium is installed (apt install chromium)"
+    if os.environ.get("MEMPROF_BROWSER_TESTS") == "require":
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+@pytest.fixture(scope="package")
+def browser() -> Iterator[Any]:
+    """One Chromium for all of these tests; it ends with them, since its event loop is in the way of others."""
+    path = _found_chromium()
+    with sync_api.sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=path, args=list(_ARGUMENTS))
+        yield started
+        started.close()
+
+
+@pytest.fixture(scope="package")
+def serve() -> Iterator[Callable[..., Served]]:
+    """Serves recordings; the same ones once."""
+    running: dict[tuple[Path, ...], Served] = {}
+    servers = []
+
+    def start(*paths: Path) -> Served:
+        if paths not in running:
+            sources = open_sources(list(paths))
+            token = "a-token-of-the-tests"
+            app = create_app(sources, token=token)
+            logging.getLogger("werkzeug").setLevel(logging.ERROR)
+            server = make_server("127.0.0.1", 0, app.server, threaded=True)
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            servers.append(server)
+            running[paths] = Served(f"http://127.0.0.1:{server.port}", token, Desk(sources))
+        return running[paths]
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.fixture
+def show(browser: Any) -> Iterator[Callable[..., Shown]]:
+    """Opens pages, each in a context of its own; a complaint of the browser that nobody expects fails the test."""
+    opened: list[Shown] = []
+    contexts = []
+
+    def open_page(served: Served, search: str = "", *, is_drawn: bool = True, **options: Any) -> Shown:
+        context = browser.new_context(**{"viewport": {"width": 1300, "height": 1000}, **options})
+        context.set_default_timeout(10_000)
+        contexts.append(context)
+        shown = Shown(context.new_page(), served)
+        opened.append(shown)
+        _listen(shown)
+        shown.page.goto(served.address(search))
+        if is_drawn:
+            shown.page.wait_for_selector("#timeline .main-svg .scatterlayer .trace", state="attached")
+        return shown
+
+    yield open_page
+    for shown in opened:
+        if not shown.page.is_closed():
+            shown.page.evaluate("0")  # what is still on its way is heard
+    for context in contexts:
+        context.close()
+    complaints = [
+        complaint
+        for shown in opened
+        for complaint in shown.complaints
+        if not any(re.search(pattern, complaint) for pattern in shown.expected)
+    ]
+    assert not complaints, json.dumps(complaints[:10], indent=1)
+
+
+def _listen(shown: Shown) -> None:
+    """Writes down what a page complains of, and whom it asks."""
+
+    def hear_request(request: Any) -> None:
+        if not request.url.startswith((shown.served.origin + "/", "data:", "blob:")):
+            shown.complaints.append(f"asked another site: {request.url[:200]}")
+
+    page = shown.page
+    page.on("console", lambda line: line.type == "error" and shown.complaints.append(f"console: {line.text[:500]}"))
+    page.on("pageerror", lambda error: shown.complaints.append(f"exception: {str(error)[:500]}"))
+    page.on("response", lambda answer: answer.status >= 400 and shown.complaints.append(f"{answer.status} {answer.url}"))
+    page.on("request", hear_request)
+    page.on("websocket", lambda socket: shown.complaints.append(f"opened a socket: {socket.url[:200]}"))
+    page.on("dialog", lambda dialog: (shown.complaints.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+
+
+@pytest.fixture(scope="package")
+def gpt(serve: Callable[..., Served]) -> Served:
+    """The sample GPT."""
+    return serve(SAMPLES / "gpt" / "run.memprof")
+
+
+@pytest.fixture(scope="package")
+def two(serve: Callable[..., Served]) -> Served:
+    """The sample GPT, and the sample ResNet to set beside it."""
+    return serve(SAMPLES / "gpt" / "run.memprof", SAMPLES / "resnet" / "run.memprof")
+
+
+def unit_bytes(unit: str) -> int:
+    """Returns the bytes of an axis' unit."""
+    return {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}[unit]
+
+
+def assert_true_peak(shown: Shown, first: int, end: int) -> None:
+    """Asserts that what is drawn of a stretch has the stretch's true peak, and that the areas sum to it."""
+    history = shown.served.desk.rank(0, -1).history
+    truth = int(history.total[first:end].max())
+    figure = shown.figure()
+    size = unit_bytes(figure["unit"])
+    lines = figure["lines"]
+    assert max(lines["total"]) * size == pytest.approx(truth, rel=1e-12)
+    areas = np.sum([values for name, values in lines.items() if name not in ("total", "lowest", "found")], axis=0)
+    np.testing.assert_allclose(areas, lines["total"], rtol=1e-6)

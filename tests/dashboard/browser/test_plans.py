@@ -1,0 +1,110 @@
+"""The what-if and diff pages in a browser: search, choose, download, come back; two recordings side by side."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from memprof.policies.plan_file import read_plan
+from memprof_dashboard.pages import PAGES
+from tests.building import Module, Op, Storage, make_tables
+from tests.dashboard.browser.conftest import SAMPLES, Served, Shown
+from tests.dashboard.browser.test_states import HOSTILE, write
+
+Show = Callable[..., Shown]
+Serve = Callable[..., Served]
+
+
+def _search(shown: Shown, budget: str) -> None:
+    """Searches with checkpointing alone, which takes a moment."""
+    for name in ("precision", "accumulate", "loss", "swap", "optimizer"):
+        shown.page.locator("#whatif-allow").get_by_label(name, exact=True).uncheck()
+    shown.page.fill("#whatif-budget", budget)
+    shown.page.click("#whatif-search")
+
+
+def test_a_plan_is_searched_chosen_and_downloaded(show: Show, serve: Serve, tmp_path: Path) -> None:
+    """From a budget to plan.toml: the front is drawn, a row or a point chooses a plan, the file reads back as it."""
+    served = serve(*(SAMPLES / name / "run.memprof" for name in ("gpt", "lstm")))  # nobody has searched there
+    shown = show(served, "tab=whatif")
+    shown.wait_text("#panel", "No plan was searched for yet")
+    _search(shown, "60%")
+    shown.page.wait_for_selector("#whatif-pareto .points path", state="attached", timeout=40_000)
+    shown.wait_view(tab="whatif", budget="60%")
+    shown.wait_text("#whatif-result", "Plans that fit")
+    shown.page.get_by_role("button", name="checkpoint").first.click()
+    shown.wait_text("#whatif-detail h3", "checkpoint")
+    shown.page.wait_for_selector("#whatif-step .scatterlayer .trace", state="attached")
+    before = shown.page.inner_text("#whatif-detail h3")
+    # The leftmost point of the front is the plan of the least peak.
+    at: Any = shown.page.evaluate(
+        "() => { const point = document.querySelectorAll('#whatif-pareto .trace.scatter')[1].querySelector('.point');"
+        " const box = point.getBoundingClientRect(); window.scrollTo(0, box.top - 300);"
+        " const now = point.getBoundingClientRect(); return [now.x + now.width / 2, now.y + now.height / 2]; }"
+    )
+    shown.page.mouse.move(*at)
+    shown.page.mouse.click(*at)
+    shown.page.wait_for_function(
+        "before => document.querySelector('#whatif-detail h3')?.innerText !== before", arg=before
+    )
+    chosen = shown.page.inner_text("#whatif-detail h3")
+    with shown.page.expect_download() as waiting:
+        shown.page.click("#whatif-save")
+    assert waiting.value.suggested_filename == "plan.toml"
+    waiting.value.save_as(tmp_path / "plan.toml")
+    assert read_plan(tmp_path / "plan.toml").describe() == chosen
+    assert "memprof record --plan plan.toml train.py" in shown.page.inner_text("#whatif-detail")
+
+
+def test_coming_back_shows_what_was_found(show: Show, gpt: Served) -> None:
+    """A search outlives the page: another tab and back, and its result is there without searching again."""
+    shown = show(gpt, "tab=whatif&budget=70%25")
+    shown.page.wait_for_function("() => document.querySelector('#whatif-budget')?.value === '70%'")
+    _search(shown, "70%")
+    verdict = "Within 62.24 MiB: checkpoint"
+    shown.wait_text("#whatif-result .verdict", verdict)
+    shown.page.locator("#tabs").get_by_text(PAGES["live"].TITLE, exact=True).click()
+    shown.page.wait_for_selector("#whatif-result", state="detached")
+    shown.page.locator("#tabs").get_by_text(PAGES["whatif"].TITLE, exact=True).click()
+    shown.wait_text("#whatif-result .verdict", verdict)
+
+
+def test_a_budget_that_makes_no_sense_gets_a_sentence(show: Show, gpt: Served) -> None:
+    """Nothing is searched, and the reason stands under the field."""
+    shown = show(gpt, "tab=whatif")
+    shown.page.fill("#whatif-budget", "lots")
+    shown.page.press("#whatif-budget", "Enter")
+    shown.wait_text("#whatif-mistake", "'lots' is not a size")
+
+
+def test_hostile_modules_in_plans_are_text(show: Show, serve: Serve, tmp_path: Path) -> None:
+    """Plans name modules: markup in a name stays text in tables, plots and sentences."""
+    evil = HOSTILE[0].replace(".", "\u2024")  # a dot would part the name
+    ops = [
+        Op("aten.mm.default", module=evil, makes=["y", "z"], reads=["w"], saves=["y"]),
+        Op("aten.mm.default", "backward", module=evil, makes=["g"], reads=["y"], frees=["y", "z"], forward=0),
+    ]
+    storages = [Storage(name, 4096, "activation", module=evil) for name in "yz"]
+    storages += [Storage("w", 1024, "parameter", module=evil), Storage("g", 1024, "gradient", module=evil)]
+    tables = make_tables([ops], storages, [Module("", "Model"), Module(evil)])
+    shown = show(serve(write(tmp_path / "hostile.memprof", tables)), "tab=whatif")
+    _search(shown, "90%")
+    shown.wait_text("#whatif-result", "plans replayed")
+    shown.wait_text("#whatif-result", evil[:10])
+    assert shown.page.title() == "memprof"
+    assert shown.page.evaluate("() => document.querySelectorAll('#panel img, #panel script').length") == 0
+
+
+def test_two_recordings_beside_each_other(show: Show, serve: Serve, tmp_path: Path) -> None:
+    """Without another recording the page says how to choose one; a copy of itself shows that nothing changed."""
+    recorded = SAMPLES / "gpt" / "run.memprof"
+    copy = Path(shutil.copy(recorded, tmp_path / "copy.memprof"))
+    shown = show(serve(recorded, copy), "tab=diff")
+    shown.wait_text("#panel", "beside it")
+    shown.page.goto(f"{shown.served.origin}/?tab=diff&other=1")
+    shown.wait_text("#panel", "Nothing changed: the peak is 88.92 MiB")
+    shown.page.wait_for_selector("#diff-overlay .scatterlayer .trace", state="attached")
+    shown.wait_text("#diff-parts", "By line of code")
+    shown.wait_text("#diff-category-bars", "Nothing changed here.")

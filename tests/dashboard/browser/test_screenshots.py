@@ -1,0 +1,32 @@
+"""Every view in both themes, drawn without complaint; MEMPROF_SCREENSHOTS names a folder to keep them in."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memprof_dashboard.pages import PAGES
+from tests.dashboard.browser.conftest import Served, Shown
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("tab", list(PAGES))
+def test_view_is_drawn(show: Callable[..., Shown], two: Served, tmp_path: Path, tab: str, theme: str) -> None:
+    """The page holds something, no wider than the window, in the theme's own colours."""
+    shown = show(two, f"tab={tab}&other=1&budget=50%25", color_scheme=theme)
+    shown.wait_idle()
+    shown.page.wait_for_function("() => document.querySelector('#panel')?.textContent.trim().length > 40")
+    folder = Path(os.environ.get("MEMPROF_SCREENSHOTS") or tmp_path)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{tab}-{theme}.png"
+    shown.page.screenshot(path=str(path), full_page=True)
+    assert path.stat().st_size > 20_000
+    measured: Any = shown.page.evaluate(
+        "() => [document.documentElement.scrollWidth, innerWidth, getComputedStyle(document.body).backgroundColor]"
+    )
+    assert measured[0] <= measured[1]
+    assert measured[2] == {"light": "rgb(255, 255, 255)", "dark": "rgb(22, 26, 30)"}[theme]

@@ -1,0 +1,412 @@
+"""What is drawn, and what a zoom, a click, a key and the address do to it."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from memprof.replay.history import History
+from memprof.trace.store import Trace
+from memprof.units import format_bytes
+from memprof_dashboard.figures.timeline import draw, timeline
+from memprof_dashboard.palette import THEMES
+from tests.dashboard.browser.conftest import SAMPLES, Served, Shown, assert_true_peak, unit_bytes
+
+Show = Callable[..., Shown]
+#: Operators of the sample GPT's last recorded step, and its peak (sample_traces/gpt/expected.json).
+FIRST, END, PEAK_BYTES = 2048, 3072, 93_237_072
+
+
+def _peak(served: Served, first: int = FIRST, end: int = END) -> int:
+    return served.desk.rank(0, -1).history.peak(first, end)
+
+
+def test_opens_at_the_peak_of_a_steady_step(show: Show, gpt: Served) -> None:
+    """The first picture is the last whole step, the cursor at its peak, whose size is that of the sample."""
+    shown = show(gpt)
+    shown.wait_drawn(FIRST, END)
+    shown.wait_cursor(_peak(gpt))
+    shown.wait_text("#readout", format_bytes(PEAK_BYTES))
+    shown.wait_text("#facts", f"{PEAK_BYTES:,} bytes")
+    assert f"peak {format_bytes(PEAK_BYTES)}" in shown.figure()["notes"]
+
+
+def test_drawn_peak_is_the_true_peak_at_the_opening(show: Show, gpt: Served) -> None:
+    """The highest drawn total is the recording's peak, and the areas sum to the total everywhere."""
+    shown = show(gpt)
+    shown.wait_drawn(FIRST, END)
+    assert_true_peak(shown, FIRST, END)
+    figure = shown.figure()
+    assert max(figure["lines"]["total"]) * unit_bytes(figure["unit"]) == PEAK_BYTES
+
+
+def test_drawn_peak_is_the_true_peak_in_many_stretches(show: Show, gpt: Served) -> None:
+    """Wherever one looks, in ten stretches of all widths: the drawn peak is the true one."""
+    shown = show(gpt)
+    random = np.random.default_rng(5)
+    for width in np.geomspace(6, 3000, 10).astype(int).tolist():
+        first = int(random.integers(0, 3072 - width))
+        shown.go(first=first, end=first + width)
+        shown.wait_drawn(first, first + width)
+        assert_true_peak(shown, first, first + width)
+
+
+@pytest.mark.parametrize("sample", ["gpt", "resnet", "lstm"])
+def test_drawn_peak_is_the_true_peak_in_any_stretch(sample: str) -> None:
+    """In two hundred random stretches of each sample: the figure's highest total is the largest of the recording."""
+    history = History(Trace.open(SAMPLES / sample / "run.memprof"))
+    random = np.random.default_rng(11)
+    for _ in range(200):
+        first, end = sorted(random.choice(history.ops + 1, 2, replace=False).tolist())
+        drawn = draw(history.total, first, end, int(random.integers(1, 400)))
+        assert history.total[drawn.op_ids].max() == history.total[first:end].max()
+        assert drawn.lows.min() == history.total[first:end].min()
+        areas = sum(history.alive_bytes(name, drawn.op_ids) for name in history.categories)
+        np.testing.assert_array_equal(areas, history.total[drawn.op_ids])
+    first, end = 0, history.ops
+    total = next(line for line in timeline(history, first, end, THEMES["light"]).data if line.name == "total")
+    assert float(np.max(total.y)) * 2**20 == history.total.max()
+
+
+def test_drag_zooms_everything(show: Show, gpt: Served) -> None:
+    """Dragging over a stretch moves address, strip and table to it, and what is drawn has its true peak."""
+    shown = show(gpt)
+    shown.wait_drawn(FIRST, END)
+    shown.drag(0.25, 0.5)
+    shown.page.wait_for_function("() => location.search.includes('first=')")
+    view = shown.view
+    assert view.first == pytest.approx(FIRST + 256, abs=8)
+    assert view.end == pytest.approx(FIRST + 512, abs=8)
+    shown.wait_drawn(view.first, view.end)
+    assert_true_peak(shown, view.first, view.end)
+    shown.page.wait_for_function(
+        """([first, end]) => {
+          const shape = document.querySelector('#overview .js-plotly-plot').layout.shapes[0];
+          return shape.x0 === first && shape.x1 === end;
+        }""",
+        arg=[view.first, view.end],
+    )
+    shown.page.wait_for_function(
+        """([first, end]) => {
+          const cells = [...document.querySelectorAll('#timeline-table tbody tr')].map(
+            (row) => Number(row.firstChild.textContent));
+          return cells.length > 0 && Math.min(...cells) >= first && Math.max(...cells) < end;
+        }""",
+        arg=[view.first, view.end],
+    )
+
+
+def test_drag_over_the_strip_zooms(show: Show, gpt: Served) -> None:
+    """The strip of the whole recording chooses what the timeline shows."""
+    shown = show(gpt)
+    shown.wait_drawn(FIRST, END)
+    shown.drag(0.1, 0.3, "overview")
+    shown.page.wait_for_function("() => location.search.includes('first=')")
+    view = shown.view
+    assert view.first == pytest.approx(307, abs=20)
+    assert view.end == pytest.approx(922, abs=20)
+    shown.wait_drawn(view.first, view.end)
+
+
+def test_double_click_shows_everything(show: Show, gpt: Served) -> None:
+    """A double click into the timeline shows the whole recording."""
+    shown = show(gpt)
+    shown.wait_drawn(FIRST, END)
+    shown.page.locator("#timeline .nsewdrag.drag").first.dblclick()
+    shown.wait_drawn(0, 3072)
+    assert_true_peak(shown, 0, 3072)
+
+
+def test_keys_zoom(show: Show, gpt: Served) -> None:
+    """Plus halves the stretch around the cursor, minus doubles it again, Home shows all; each with its true peak."""
+    shown = show(gpt)
+    shown.wait_drawn(FIRST, END)
+    shown.wait_cursor(_peak(gpt))
+    shown.page.keyboard.press("+")
+    at = _peak(gpt)
+    first, end = round(at - (at - FIRST) / 2), round(at + (END - at) / 2)
+    shown.wait_drawn(first, end)
+    assert_true_peak(shown, first, end)
+    shown.page.keyboard.press("-")
+    shown.page.wait_for_function(
+        "() => document.querySelector('#timeline .js-plotly-plot').layout.xaxis.range[1] >= 3070"
+    )
+    shown.page.keyboard.press("Home")
+    shown.wait_drawn(0, 3072)
+    assert_true_peak(shown, 0, 3072)
+
+
+def test_buttons_do_what_their_keys_do(show: Show, gpt: Served) -> None:
+    """Who does not know the keys has buttons: all, to the peak, in, out."""
+    shown = show(gpt, "first=0&end=100&at=3")
+    shown.wait_drawn(0, 100)
+    shown.page.click("#peak-button")
+    shown.wait_cursor(_peak(gpt, 0, 100))
+    shown.page.click("#all-button")
+    shown.wait_drawn(0, 3072)
+    shown.page.click("#in-button")
+    shown.page.wait_for_function("() => document.querySelector('#timeline .js-plotly-plot').layout.xaxis.range[1] < 3072")
+    shown.page.click("#out-button")
+    shown.page.wait_for_function("() => document.querySelector('#timeline .js-plotly-plot').layout.xaxis.range[0] < 20")
+
+
+def test_arrows_move_by_operator_and_by_step(show: Show, gpt: Served) -> None:
+    """An arrow is the next operator; with shift, the same place one step on, and the stretch follows."""
+    shown = show(gpt, "at=2100&first=2048&end=3072")
+    shown.wait_cursor(2100)
+    shown.page.keyboard.press("ArrowRight")
+    shown.wait_cursor(2101)
+    shown.page.keyboard.press("ArrowLeft")
+    shown.wait_cursor(2100)
+    shown.page.keyboard.press("Shift+ArrowLeft")
+    shown.wait_cursor(1076)
+    shown.wait_drawn(564, 1588)
+    shown.page.keyboard.press("Shift+ArrowRight")
+    shown.wait_cursor(2100)
+
+
+def test_arrows_stop_at_the_ends(show: Show, gpt: Served) -> None:
+    """There is nothing before the first operator."""
+    shown = show(gpt, "at=0&first=0&end=50")
+    shown.wait_cursor(0)
+    shown.page.keyboard.press("ArrowLeft")
+    shown.page.keyboard.press("ArrowRight")
+    shown.wait_cursor(1)
+
+
+def test_p_goes_to_the_peak_of_what_is_shown(show: Show, gpt: Served) -> None:
+    """P puts the cursor on the fullest operator of the stretch."""
+    shown = show(gpt, "at=10&first=0&end=300")
+    shown.wait_cursor(10)
+    shown.page.keyboard.press("p")
+    shown.wait_cursor(_peak(gpt, 0, 300))
+
+
+def test_slash_goes_to_the_search_and_keys_inside_do_nothing(show: Show, gpt: Served) -> None:
+    """Slash focuses the search; what is typed into it is text, not a command."""
+    shown = show(gpt, "at=2100")
+    shown.wait_cursor(2100)
+    shown.page.keyboard.press("/")
+    shown.page.wait_for_function("() => document.activeElement.id === 'find'")
+    for key in ("p", "Home", "ArrowLeft", "+", "-"):
+        shown.page.keyboard.press(key)
+    shown.wait_view(find="p+-" if shown.page.input_value("#find") == "p+-" else shown.page.input_value("#find"))
+    assert sorted(shown.page.input_value("#find")) == ["+", "-", "p"]
+    assert (shown.view.at, shown.view.first) == (2100, FIRST)
+
+
+def test_escape_lets_go_of_storage_and_search(show: Show, gpt: Served) -> None:
+    """Escape clears what is searched for and the storage that was chosen."""
+    shown = show(gpt, "find=layers&storage=3")
+    shown.page.wait_for_function("() => document.querySelector('#find').value === 'layers'")
+    shown.page.locator("#readout").click()
+    shown.page.keyboard.press("Escape")
+    shown.page.wait_for_function("() => document.querySelector('#find').value === ''")
+    assert (shown.view.find, shown.view.storage) == ("", -1)
+
+
+def test_click_shows_what_is_alive_there(show: Show, gpt: Served) -> None:
+    """A click moves the cursor; sizes in the table and the rest below it sum to what is alive at that operator."""
+    shown = show(gpt, "first=2048&end=2148")
+    shown.wait_drawn(2048, 2148)
+    box = shown.page.locator("#timeline .nsewdrag.drag").first.bounding_box()
+    shown.page.mouse.click(box["x"] + 0.305 * box["width"], box["y"] + box["height"] / 2)
+    shown.wait_cursor(2078)
+    history = gpt.desk.rank(0, -1).history
+    total = int(history.total[2078]) - history.workspace(2078)
+    shown.wait_text("#live-table .note", format_bytes(total))
+    titles = shown.page.eval_on_selector_all("#live-table td button", "all => all.map((one) => one.title)")
+    listed = sum(int(title.removesuffix(" bytes").replace(",", "")) for title in titles)
+    rows = history.alive(2078)
+    assert int(history.size[rows].sum()) == total
+    assert listed == int(np.sort(history.size[rows])[::-1][:60].sum())
+
+
+def test_click_on_a_storage_tells_its_story(show: Show, gpt: Served) -> None:
+    """Choosing the largest shows who made it, why it is alive, and the line of the script."""
+    shown = show(gpt)
+    shown.page.locator("#live-table td button").first.click()
+    shown.wait_text("#live-detail", "why alive")
+    shown.wait_text("#live-detail", "Python stack, innermost first")
+    assert "train.py" in shown.page.locator("#live-detail .stack .own").first.inner_text()
+    assert shown.view.storage >= 0
+    shown.page.get_by_role("button", name="show its life").click()
+    history = gpt.desk.rank(0, -1).history
+    created = int(history.created[shown.view.storage])
+    shown.page.wait_for_function("() => location.search.includes('first=') && !location.search.includes('first=2048')")
+    assert shown.view.first <= created < shown.view.end
+
+
+def test_address_restores_the_view(show: Show, gpt: Served) -> None:
+    """Loading the address again gives the same stretch, cursor, search and budget."""
+    shown = show(gpt, "first=100&end=400&at=250&find=layers.1&budget=50%25&storage=7")
+    shown.wait_drawn(100, 400)
+    shown.page.reload()
+    shown.wait_drawn(100, 400)
+    shown.wait_cursor(250)
+    assert shown.page.input_value("#find") == "layers.1"
+    assert shown.page.input_value("#budget") == "50%"
+    shown.wait_text("#live-detail", "Storage 7")
+
+
+def test_what_is_seen_is_what_the_address_gives_another(show: Show, gpt: Served) -> None:
+    """A view reached by keys opens the same in another browser by its address."""
+    one = show(gpt, "first=0&end=400&at=50")
+    one.wait_cursor(50)
+    one.page.keyboard.press("+")
+    one.page.wait_for_function("() => !location.search.includes('end=400')")
+    one.page.keyboard.press("ArrowRight")
+    one.wait_cursor(51)
+    other = show(gpt, one.page.url.partition("?")[2])
+    other.wait_drawn(one.view.first, one.view.end)
+    other.wait_cursor(51)
+
+
+def test_back_goes_back(show: Show, gpt: Served) -> None:
+    """The browser's back button shows what was seen before."""
+    shown = show(gpt, "first=0&end=400&at=50")
+    shown.wait_drawn(0, 400)
+    shown.page.keyboard.press("Home")
+    shown.wait_drawn(0, 3072)
+    shown.page.go_back()
+    shown.wait_drawn(0, 400)
+    shown.page.go_forward()
+    shown.wait_drawn(0, 3072)
+
+
+def test_search_highlights_and_filters(show: Show, gpt: Served) -> None:
+    """Searching draws the bytes of what is found, exactly, and lists nothing else."""
+    shown = show(gpt)
+    shown.wait_drawn(FIRST, END)
+    shown.page.fill("#find", "layers.0")
+    shown.page.wait_for_function(
+        "() => document.querySelector('#timeline .js-plotly-plot').data.some((line) => line.name === 'found')"
+    )
+    figure = shown.figure()
+    assert 0 < max(figure["lines"]["found"]) < max(figure["lines"]["total"])
+    assert all(
+        found <= total * (1 + 1e-9)
+        for found, total in zip(figure["lines"]["found"], figure["lines"]["total"], strict=True)
+    )
+    assert "layers.0" in shown.page.inner_text("#live-table")
+    shown.page.fill("#find", "no such thing")
+    shown.wait_text("#live-table", "has 'no such thing' in its name")
+
+
+@pytest.mark.parametrize(("budget", "size"), [("40MiB", 40 * 2**20), ("50%", PEAK_BYTES // 2)])
+def test_budget_line(show: Show, gpt: Served, budget: str, size: int) -> None:
+    """A budget, as a size or a share of the peak, is a line at its height and a figure beside the others."""
+    shown = show(gpt)
+    shown.wait_drawn(FIRST, END)
+    shown.page.fill("#budget", budget)
+    shown.page.keyboard.press("Enter")
+    shown.wait_text("#facts", "over budget")
+    shown.wait_text("#facts", format_bytes(PEAK_BYTES - size))
+    shown.page.wait_for_function(
+        "y => document.querySelector('#timeline .js-plotly-plot').layout.shapes.some((one) => Math.abs(one.y0 - y) < 1e-6)",
+        arg=size / 2**20,
+    )
+
+
+def test_theme_follows_the_system_and_the_button(show: Show, gpt: Served) -> None:
+    """Dark where the system is dark, light again by the button, and that is kept."""
+    shown = show(gpt, color_scheme="dark")
+    shown.page.wait_for_function("() => document.documentElement.dataset.theme === 'dark'")
+    dark = "#e6e9ec"
+    shown.page.wait_for_function(
+        "ink => document.querySelector('#timeline .js-plotly-plot').layout.font.color === ink", arg=dark
+    )
+    shown.page.click("#theme-button")
+    shown.page.wait_for_function(
+        "ink => document.querySelector('#timeline .js-plotly-plot').layout.font.color !== ink", arg=dark
+    )
+    shown.page.reload()
+    shown.page.wait_for_selector("#timeline .main-svg .scatterlayer .trace", state="attached")
+    assert shown.page.evaluate("document.documentElement.dataset.theme") == "light"
+    # Who never chose follows the system when it changes.
+    other = show(gpt, color_scheme="light")
+    assert other.page.evaluate("document.documentElement.dataset.theme") == "light"
+    other.page.emulate_media(color_scheme="dark")
+    other.page.wait_for_function("() => document.documentElement.dataset.theme === 'dark'")
+
+
+def test_choosing_the_other_recording(show: Show, two: Served) -> None:
+    """The recording is chosen by name; it opens at its own steady step."""
+    shown = show(two)
+    shown.wait_drawn(FIRST, END)
+    shown.page.click("#trace")
+    shown.page.get_by_role("option", name="resnet").click()
+    shown.wait_view(trace=1)
+    rank = two.desk.rank(1, -1)
+    shown.wait_drawn(*rank.step_range(rank.steady_number()))
+    shown.wait_text("#facts", format_bytes(int(rank.history.total.max())))
+
+
+def test_two_side_by_side_share_their_scale(show: Show, two: Served) -> None:
+    """Beside the GPT, the ResNet's timeline stands on the same scale, so that heights compare."""
+    shown = show(two, "other=1")
+    shown.wait_drawn(FIRST, END)
+    shown.page.wait_for_selector("#timeline-other .main-svg .scatterlayer .trace", state="attached")
+    mine, beside = shown.figure(), shown.figure("timeline-other")
+    assert (mine["top"], mine["unit"]) == (beside["top"], beside["unit"])
+    truth = int(two.desk.rank(1, -1).history.total.max())
+    assert max(beside["lines"]["total"]) * unit_bytes(beside["unit"]) <= truth * (1 + 1e-12)
+
+
+def test_download_is_what_is_shown(show: Show, gpt: Served, tmp_path: Path) -> None:
+    """The CSV has a row for each operator shown, whose categories sum to the total of the recording."""
+    shown = show(gpt, "first=2048&end=2148")
+    shown.wait_drawn(2048, 2148)
+    with shown.page.expect_download() as waiting:
+        shown.page.click("#download-button")
+    waiting.value.save_as(tmp_path / "down.csv")
+    with (tmp_path / "down.csv").open(newline="") as file:
+        heads, *rows = csv.reader(file)
+    assert heads[:5] == ["operator", "step", "phase", "name", "total bytes"]
+    assert [int(row[0]) for row in rows] == list(range(2048, 2148))
+    history = gpt.desk.rank(0, -1).history
+    for row in rows:
+        assert int(row[4]) == sum(map(int, row[5:])) == history.total[int(row[0])]
+
+
+def test_view_as_table(show: Show, gpt: Served) -> None:
+    """What is drawn can be read as a table, which holds the peak."""
+    shown = show(gpt)
+    shown.wait_drawn(FIRST, END)
+    shown.page.click("#timeline-table summary")
+    shown.wait_text("#timeline-table table", "total bytes")
+    peak = _peak(gpt)
+    row = shown.page.locator("#timeline-table tbody tr").filter(has=shown.page.locator(f"td:text-is('{peak}')"))
+    assert str(PEAK_BYTES) in re.sub(r"\D+", " ", row.first.inner_text()).split()
+
+
+def test_narrow_page_does_not_scroll_sideways(show: Show, two: Served) -> None:
+    """On a telephone's width everything stands within it."""
+    shown = show(two, viewport={"width": 375, "height": 800})
+    shown.wait_text("#live-table", "storages")
+    assert shown.page.evaluate("document.documentElement.scrollWidth") <= 375
+
+
+def test_no_page_is_heavy(show: Show, gpt: Served) -> None:
+    """An answer is below 150 kB and a request below 20 kB, whatever one does."""
+    shown = show(gpt)
+    sizes: list[tuple[str, int, int]] = []
+    shown.page.on(
+        "response",
+        lambda answer: answer.request.method == "POST"
+        and sizes.append(
+            (answer.url, len(answer.request.post_data or ""), int(answer.headers.get("content-length", 0)))
+        ),
+    )
+    shown.page.keyboard.press("Home")
+    shown.wait_drawn(0, 3072)
+    shown.page.keyboard.press("ArrowRight")
+    shown.page.wait_for_load_state("networkidle")
+    assert sizes
+    assert max(request for _, request, _ in sizes) < 20_000
+    assert max(answer for _, _, answer in sizes) < 150_000

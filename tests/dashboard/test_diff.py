@@ -1,0 +1,239 @@
+"""The diff page: bars, two steps in one picture, and what stands there when there is nothing to compare."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("plotly")
+
+from hypothesis import given
+from plotly.utils import PlotlyJSONEncoder
+
+from memprof.analysis.diff import Change, compare
+from memprof.analysis.predict import forecast, predicted_trace
+from memprof.analysis.summary import summarise_step
+from memprof.errors import InconclusiveError
+from memprof.policies.checkpoint.policy import Checkpoint
+from memprof.policies.plan import Plan
+from memprof.replay.live import live_bytes
+from memprof.trace.manifest import Manifest
+from memprof.trace.store import Trace
+from memprof_dashboard.changes import changes, shift, step_time, verdict
+from memprof_dashboard.figures.diff import change_bars
+from memprof_dashboard.figures.overlay import Curve, overlay, shares
+from memprof_dashboard.pages.diff import DiffPage, _parts
+from memprof_dashboard.palette import THEMES
+from memprof_dashboard.sources import Desk, Rank, Source
+from memprof_dashboard.state import View
+from tests.building import Op, Storage, make_step, make_trace
+from tests.strategies import jobs
+
+KIB = 1024
+LIGHT = THEMES["light"]
+SAMPLES = Path(__file__).parents[2] / "sample_traces"
+
+
+def _curve(name: str, phases: str, total: list[int]) -> Curve:
+    """A curve of operators whose phases are given by their first letters."""
+    names = {"f": "forward", "b": "backward", "o": "optimizer"}
+    return Curve(name, np.array(total, dtype=np.int64), np.array([names[letter] for letter in phases], dtype=object))
+
+
+def _desk(*names: str) -> Desk:
+    return Desk([Source(Path(name), name, Trace.open(SAMPLES / name / "run.memprof")) for name in names])
+
+
+def _text(component: object) -> str:
+    return json.dumps(component, cls=PlotlyJSONEncoder, ensure_ascii=False)
+
+
+def test_bars_point_the_way_of_the_change() -> None:
+    """What grew stands to the right, what shrank to the left, in the axis' unit; the text says it in words."""
+    figure = change_bars(["activations", "gradients"], np.array([3 * KIB, -2 * KIB]), LIGHT)
+    (bars,) = figure.data
+    assert np.asarray(bars.x).tolist() == [3, -2]
+    assert figure.layout.xaxis.title.text == "KiB"
+    assert list(bars.text) == ["+3.00 KiB", "-2.00 KiB"]
+    assert bars.marker.color[0] != bars.marker.color[1]
+    assert bars.marker.pattern.shape[0] != bars.marker.pattern.shape[1]
+
+
+def test_no_change_is_said() -> None:
+    """Bars of nothing are a sentence, not an empty frame."""
+    for gained in ([], [0, 0]):
+        figure = change_bars(["x"] * len(gained), np.array(gained, dtype=np.int64), LIGHT)
+        assert not figure.data
+        assert figure.layout.annotations[0].text == "Nothing changed here."
+
+
+def test_hostile_names_are_text_on_bars() -> None:
+    """Markup in a module's name is shown, not obeyed, on the axis and in the hover."""
+    figure = change_bars(["<b>%{x}</b>"], np.array([1]), LIGHT)
+    assert figure.layout.yaxis.ticktext[0] == "&lt;b&gt;%{x}&lt;/b&gt;"
+    assert figure.data[0].hovertext[0] == "&lt;b&gt;%{x}&lt;/b&gt;"
+    assert "<b>" not in figure.data[0].hovertemplate
+
+
+def test_equal_phases_lie_on_each_other() -> None:
+    """A backward twice as long is drawn over the base's backward: from the same place to the same place."""
+    base, other = _curve("base", "ffbbo", [1] * 5), _curve("other", "ffbbbbo", [1] * 7)
+    own, laid, is_aligned = shares(base, other)
+    assert is_aligned
+    assert own.tolist() == [0, 20, 40, 60, 80, 100]
+    assert laid.tolist() == [0, 20, 40, 50, 60, 70, 80, 100]
+
+
+def test_other_phases_stand_at_their_own_share() -> None:
+    """Where the phases are not the same sequence, each step is drawn over its own operators, and the axis says so."""
+    base, other = _curve("base", "fb", [1, 2]), _curve("other", "fbfb", [1, 2, 1, 2])
+    _, laid, is_aligned = shares(base, other)
+    assert not is_aligned
+    assert laid.tolist() == [0, 25, 50, 75, 100]
+    figure = overlay(base, other, LIGHT)
+    assert "their phases differ" in figure.layout.xaxis.title.text
+    assert [trace.type for trace in figure.data] == ["scatter", "scatter", "heatmap", "heatmap"]
+
+
+def test_both_drawn_peaks_are_true_peaks() -> None:
+    """Each line's highest point is its step's peak to the byte, and the marks say both."""
+    step, other = (Trace.open(SAMPLES / name / "run.memprof").steady_step() for name in ("gpt", "lstm"))
+    curves = [Curve(name, live_bytes(one).during, one.ops.phase) for name, one in (("a", step), ("b", other))]
+    figure = overlay(curves[0], curves[1], LIGHT, budget_bytes=50 * KIB**2)
+    assert figure.layout.yaxis.title.text == "MiB"
+    for trace, curve in zip(figure.data[:2], curves, strict=True):
+        assert float(np.asarray(trace.y).max()) * KIB**2 == curve.total.max()
+        assert len(trace.x) == len(trace.y) <= 1_001
+    assert figure.layout.shapes[0].y0 == 50
+    texts = [annotation.text for annotation in figure.layout.annotations]
+    assert texts[:3] == ["a: 88.92 MiB", "b: 19.65 MiB", "budget 50.00 MiB"]
+
+
+def test_a_step_without_operators_is_said() -> None:
+    """Nothing to draw gives a sentence."""
+    figure = overlay(_curve("base", "", []), _curve("other", "f", [1]), LIGHT)
+    assert not figure.data
+    assert "without operators" in figure.layout.annotations[0].text
+
+
+def test_one_recording_cannot_be_compared() -> None:
+    """The page says how to open two, and how to choose the other."""
+    assert "memprof dashboard base.memprof other.memprof" in _text(DiffPage().layout(_desk("gpt"), View(tab="diff")))
+    assert "beside it" in _text(DiffPage().layout(_desk("gpt", "lstm"), View(tab="diff")))
+
+
+def test_a_recording_beside_itself_shows_zero() -> None:
+    """The page of identical recordings says that nothing changed, and every change in it is 0 B."""
+    page = _text(DiffPage().layout(_desk("gpt", "gpt"), View(tab="diff", other=1)))
+    assert "Nothing changed" in page
+    assert "grew" not in page
+    assert "shrank" not in page
+
+
+def test_other_models_are_not_compared() -> None:
+    """Two models have no common parts: the sentence names both instead of inventing a change."""
+    with pytest.raises(InconclusiveError, match="GPT, the other of ResNet"):
+        DiffPage().layout(_desk("gpt", "resnet"), View(tab="diff", other=1))
+
+
+def _job(activation: int, workspace: int, *, module: str = "body") -> Rank:
+    """A weight of 1 KiB, an activation, and a backward that needs a workspace and makes a gradient of 1 KiB."""
+    ops = [
+        Op("aten.mm.default", module="head", makes=["y"], reads=["w"], stack="train.py:5:forward"),
+        Op(
+            "aten.mul.Tensor",
+            "backward",
+            module=module,
+            makes=["g"],
+            reads=["y"],
+            frees=["y"],
+            workspace=workspace,
+            stack="train.py:9:loss",
+        ),
+    ]
+    storages = [
+        Storage("w", 1 * KIB, "parameter", module="head"),
+        Storage("y", activation, "activation", module="head"),
+        Storage("g", 1 * KIB, "gradient", module="head"),
+    ]
+    return Rank(make_trace([ops, []], storages, kinds=["recorded", "plain"]))
+
+
+def test_phases_are_compared_with_themselves() -> None:
+    """The peak moves from backward (1 + 8 + 1 + 4 KiB) to forward (1 + 16): each phase keeps to its own maximum."""
+    found = changes(_job(8 * KIB, 4 * KIB), _job(16 * KIB, -2 * KIB))
+    assert [(pair.name, pair.base_bytes, pair.head_bytes) for pair in (found.peak, *found.phases)] == [
+        ("peak", 14 * KIB, 17 * KIB),
+        ("forward", 9 * KIB, 17 * KIB),
+        ("backward", 14 * KIB, 16 * KIB),
+    ]
+    assert shift(found.peak) == "It moved: from backward of body to forward of head."
+    assert shift(found.phases[0]) == "It stays in forward of head (aten.mm.default)."
+    assert verdict(found) == "The peak grew by 3.00 KiB (+21.4 %) to 17.00 KiB; +8.00 KiB is made by train.py:5."
+    assert step_time(found) == "1.0 ms in the base, 1.0 ms in the other (+0.0 %)"
+
+
+def test_a_table_of_parts_sums_to_the_whole() -> None:
+    """By hand: in backward the activation grew by 8 KiB, the workspace shrank by 6; the last row is the sum."""
+    backward = changes(_job(8 * KIB, 4 * KIB), _job(16 * KIB, -2 * KIB)).phases[1]
+    assert backward.parts["category"][:2] == (
+        Change("activation", 8 * KIB, 16 * KIB),
+        Change("workspace", 4 * KIB, -2 * KIB),
+    )
+    page = _text(_parts(backward))
+    for text in ("+8.00 KiB", "-6.00 KiB", "+2.00 KiB", "14.00 KiB", "16.00 KiB"):
+        assert text in page
+
+
+def test_an_equal_peak_made_of_other_things_is_no_zero() -> None:
+    """The same peak made in another module is told apart from nothing having changed."""
+    found = changes(_job(8 * KIB, 4 * KIB), _job(8 * KIB, 4 * KIB, module="elsewhere"))
+    assert found.peak.bytes == 0
+    assert verdict(found).startswith("The peak is the same, 14.00 KiB; what it is made of")
+
+
+@given(base=jobs(max_steps=1), head=jobs(max_steps=1))
+def test_parts_sum_to_the_whole(
+    base: tuple[list[list[Op]], list[Storage]], head: tuple[list[list[Op]], list[Storage]]
+) -> None:
+    """Whatever two jobs do: the parts of every moment, split any way, sum to what each side held there."""
+    steps = [make_step(job[0][0], job[1]) for job in (base, head)]
+    found = compare(*([summarise_step(step)] for step in steps))
+    for pair in (found.peak, *found.phases):
+        for parts in pair.parts.values():
+            assert sum(part.base for part in parts) == pair.base_bytes
+            assert sum(part.head for part in parts) == pair.head_bytes
+    assert found.peak.base_bytes == live_bytes(steps[0]).during.max()
+    assert found.peak.head_bytes == live_bytes(steps[1]).during.max()
+
+
+def test_what_differs_and_why_is_named() -> None:
+    """The same model under a plan: the page names the plan and that more runs again, in less than 150 kB."""
+    recorded = Trace.open(SAMPLES / "gpt" / "run.memprof")
+    manifest, tables = predicted_trace(forecast(recorded, Plan((Checkpoint(("layers.*",)),))))
+    manifest = Manifest.from_json(json.loads(json.dumps(manifest.to_json())))  # as a file holds it
+    planned = Source(Path("planned"), "planned", Trace.of([(manifest, tables)], "planned"))
+    desk = Desk([Source(Path("gpt"), "gpt", recorded), planned])
+    page = _text(DiffPage().layout(desk, View(tab="diff", other=1)))
+    assert "The peak shrank by" in page
+    assert "The two were not recorded alike" in page
+    assert "checkpoint layers.*" in page
+    assert "More is run again in backward: 0 operators in the base" in page
+    assert len(page) < 150_000
+
+
+def test_hostile_names_are_only_children() -> None:
+    """A module or file named like markup stands in the page as text, and no part of the page takes markup."""
+    ops = [Op("aten.mm.default", module="<img src=x>", makes=["y"], stack="<script>.py:1:f")]
+    sources = [
+        Source(Path(name), name, make_trace([ops], [Storage("y", size, module="<img src=x>")]))
+        for name, size in (("<b>evil</b>", KIB), ("other", 2 * KIB))
+    ]
+    page = _text(DiffPage().layout(Desk(sources), View(tab="diff", other=1)))
+    assert "<img src=x>" in page
+    assert "<b>evil</b>" in page
+    assert "dangerously" not in page
+    assert '"Markdown"' not in page

@@ -1,0 +1,259 @@
+"""Who is answered: requests as a stranger, a page of another site, or a broken browser would send them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("dash")
+
+from flask.testing import FlaskClient
+
+from memprof_dashboard.app import create_app
+from memprof_dashboard.guard import LARGEST_REQUEST_BYTES, new_token
+from memprof_dashboard.sources import open_sources
+
+TOKEN = "the-token-of-this-test"
+UPDATE = "/_dash-update-component"
+
+
+@pytest.fixture
+def app(small_file: Path) -> Any:
+    return create_app(open_sources([small_file]), token=TOKEN)
+
+
+@pytest.fixture
+def stranger(app: Any) -> FlaskClient:
+    """A browser that was never given the address."""
+    client: FlaskClient = app.server.test_client()
+    return client
+
+
+@pytest.fixture
+def friend(app: Any) -> FlaskClient:
+    """A browser that opened the address."""
+    client: FlaskClient = app.server.test_client()
+    assert client.get(f"/?token={TOKEN}").status_code == 302
+    return client
+
+
+def test_the_printed_address_opens_it(friend: FlaskClient) -> None:
+    """The token becomes a cookie that scripts cannot read and other sites cannot send; the view stays in the address."""
+    answer = friend.get(f"/?token={TOKEN}&tab=live&at=3")
+    assert (answer.status_code, answer.headers.get("Location")) == (200, None)
+    fresh = friend.application.test_client().get(f"/?token={TOKEN}&tab=live&at=3")
+    assert fresh.headers["Location"] == "/?tab=live&at=3"
+    cookie = fresh.headers["Set-Cookie"]
+    assert "HttpOnly" in cookie
+    assert "SameSite=Strict" in cookie
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/?token=", "/?token=wrong", f"/?token={TOKEN}x", "/_dash-layout", "/_dash-dependencies", "/nothing"]
+)
+def test_without_the_token_nothing_is_told(stranger: FlaskClient, path: str) -> None:
+    """A missing or wrong token is refused, whatever is asked for, and the answer says what to do."""
+    answer = stranger.get(path)
+    assert answer.status_code == 403
+    assert "memprof printed" in answer.text
+
+
+def test_a_post_needs_the_cookie(stranger: FlaskClient) -> None:
+    """The token in a POST's address is not enough: a form of another site could send it."""
+    assert stranger.post(f"{UPDATE}?token={TOKEN}", json={}).status_code == 403
+    assert stranger.post(UPDATE, json={}).status_code == 403
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:8050", "127.0.0.1.evil.example", "localhost.evil.example"])
+def test_foreign_names_are_refused(friend: FlaskClient, host: str) -> None:
+    """A name that somebody else points to this machine (DNS rebinding) is not answered, with the token or without."""
+    assert friend.get("/", headers={"Host": host}).status_code in (400, 403)
+    assert friend.get(f"/?token={TOKEN}", headers={"Host": host}).status_code in (400, 403)
+
+
+@pytest.mark.parametrize("host", ["localhost:9000", "127.0.0.1:1", "[::1]:8050"])
+def test_own_names_are_answered_at_any_port(app: Any, host: str) -> None:
+    """Through a tunnel the port is another."""
+    client = app.server.test_client()
+    assert client.get(f"/?token={TOKEN}", headers={"Host": host}).status_code == 302
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Origin": "http://evil.example"},
+        {"Origin": "null"},
+        {"Origin": "http://localhost:1"},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-site"},
+    ],
+)
+def test_pages_of_other_sites_are_refused(friend: FlaskClient, headers: dict[str, str]) -> None:
+    """A page of another site, or of another port of this machine, gets nothing, even from the right browser."""
+    assert friend.get("/_dash-layout", headers=headers).status_code == 403
+    assert friend.post(UPDATE, json={}, headers=headers).status_code == 403
+
+
+def test_large_requests_are_refused(friend: FlaskClient) -> None:
+    """More than a callback ever sends is not read."""
+    body = json.dumps({"output": "x" * LARGEST_REQUEST_BYTES})
+    assert friend.post(UPDATE, data=body, content_type="application/json").status_code == 413
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/assets/../sources.py",
+        "/assets/%2e%2e/sources.py",
+        "/assets/..%2fsources.py",
+        "/assets//etc/passwd",
+        "/_dash-component-suites/memprof_dashboard/../../etc/passwd",
+        "/_dash-component-suites/dash/..%2f..%2fdash.py",
+        "/_dash-component-suites/os/path.py",
+    ],
+)
+def test_no_other_file_is_served(friend: FlaskClient, path: str) -> None:
+    """No path leads out of the assets: what is answered is never that file, and never a fault."""
+    answer = friend.get(path)
+    assert answer.status_code < 500
+    assert "import" not in answer.text
+    assert "root:" not in answer.text
+
+
+def test_headers_keep_the_page_to_itself(friend: FlaskClient) -> None:
+    """No inline script but dash's own, no eval, no other site, no frame around it, no address given away."""
+    headers = friend.get("/").headers
+    policy = dict(part.strip().split(" ", 1) for part in headers["Content-Security-Policy"].split(";"))
+    assert "unsafe" not in policy["script-src"]
+    assert "http" not in headers["Content-Security-Policy"]
+    assert policy["frame-ancestors"] == policy["object-src"] == "'none'"
+    assert headers["Referrer-Policy"] == "no-referrer"
+    assert headers["X-Content-Type-Options"] == "nosniff"
+
+
+def test_tokens_are_long_and_never_the_same() -> None:
+    """Nobody guesses one."""
+    tokens = {new_token() for _ in range(100)}
+    assert len(tokens) == 100
+    assert min(map(len, tokens)) >= 32
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"not json",
+        b"[]",
+        b"null",
+        b"{}",
+        b'{"output": 3}',
+        b'{"output": "../../etc/passwd.x", "inputs": []}',
+        b'{"output": "facts.children", "inputs": "x", "outputs": {}, "changedPropIds": []}',
+        b'{"output": "facts.children", "inputs": [null], "outputs": {"id": "facts", "property": "children"}}',
+        b'{"output": "facts.children", "inputs": [], "outputs": {"id": "facts", "property": "children"}}',
+    ],
+)
+def test_malformed_requests_are_no_fault(friend: FlaskClient, body: bytes) -> None:
+    """What no page of ours sends is refused as a bad request."""
+    answer = friend.post(UPDATE, data=body, content_type="application/json")
+    assert 400 <= answer.status_code < 500, answer.text
+
+
+WEIRD = [None, 0, -1, 2**70, -(2**70), 1.5, "", "x", "9" * 3_000, [], {}, [1], {"points": "x"}, True]
+
+
+@pytest.mark.parametrize("field", ["trace", "rank", "other", "first", "end", "at", "storage", "find", "budget", "tab"])
+@pytest.mark.parametrize("output", ["facts.children", "readout.children", "panel.children", "overview.figure"])
+def test_views_that_make_no_sense(friend: FlaskClient, app: Any, output: str, field: str) -> None:
+    """Whatever stands in a field of the view, the answer is a picture of something, and no fault."""
+    for value in WEIRD:
+        answer = friend.post(UPDATE, json=_body(app, output, {field: value}))
+        assert answer.status_code in (200, 204), (value, answer.text)
+        assert "Something went wrong" not in answer.text, value
+
+
+@pytest.mark.parametrize(
+    ("trigger", "value"),
+    [
+        ("timeline.clickData", {"points": [{"x": 1e400}]}),
+        ("timeline.clickData", {"points": [{"x": "nan"}]}),
+        ("timeline.clickData", {"points": []}),
+        ("timeline.clickData", {"points": {"x": 1}}),
+        ("timeline.clickData", {"points": [{"x": -(10**30)}]}),
+        ("timeline.relayoutData", {"xaxis.range": [1e308, 2e308]}),
+        ("timeline.relayoutData", {"xaxis.range": 5}),
+        ("timeline.relayoutData", {"xaxis.range[0]": "x", "xaxis.range[1]": None}),
+        ("timeline.relayoutData", {"xaxis.range[0]": 10**400, "xaxis.range[1]": 3}),
+        ("overview.relayoutData", [3]),
+        ("key.data", {"key": {"a": 1}, "shift": "x"}),
+        ("key.data", "p"),
+        ("go.data", {"self": 1, "first": "x", "name": None}),
+        ("go.data", {"first": 10**30}),
+        ("trace.value", 99),
+        ("trace.value", "x"),
+        ("rank.value", -5),
+        ("tabs.value", "<script>"),
+        ("budget.value", "9" * 100 + "%"),
+        ("budget.value", "-1e400GiB"),
+        ("url.search", "?at=--5&first=x&trace=99999999999999999999&tab=%00&find=%ff&rank=٣"),
+        ("url.search", "?" + "at=1&" * 5_000),
+        ("url.search", 5),
+    ],
+)
+def test_events_that_make_no_sense(friend: FlaskClient, app: Any, trigger: str, value: Any) -> None:
+    """A click, a key or an address of nonsense leaves the view as it was, or nearly, and is no fault."""
+    name, _, what = trigger.partition(".")
+    answer = friend.post(UPDATE, json=_event(app, name, what, value, {}))
+    assert answer.status_code in (200, 204), answer.text
+    assert "Something went wrong" not in answer.text
+    if value is not None:
+        first = friend.post(UPDATE, json=_event(app, name, what, value, None))  # as the first thing that is asked
+        assert first.status_code in (200, 204), first.text
+        assert "Something went wrong" not in first.text
+
+
+def _callback(app: Any, output: str) -> dict[str, Any]:
+    found: dict[str, Any] = next(
+        callback for callback in app._callback_list if callback["output"].strip(".").startswith(output)
+    )
+    return found
+
+
+def _body(app: Any, output: str, view: Any) -> dict[str, Any]:
+    """Returns what a browser would send to a callback whose inputs are parts of the view."""
+    app._setup_server()
+    callback = _callback(app, output)
+
+    def filled(part: dict[str, Any]) -> dict[str, Any]:
+        return {**part, "value": "light" if part["id"] == "theme" else view}
+
+    name, _, what = output.rpartition(".")
+    return {
+        "output": callback["output"],
+        "outputs": {"id": name, "property": what},
+        "inputs": [filled(part) for part in callback["inputs"]],
+        "state": [filled(part) for part in callback["state"]],
+        "changedPropIds": [f"{callback['inputs'][0]['id']}.{callback['inputs'][0]['property']}"],
+        "parsedChangedPropsIds": [],
+    }
+
+
+def _event(app: Any, name: str, what: str, value: Any, view: Any) -> dict[str, Any]:
+    """Returns what a browser would send when something happened, to the callback that makes the view."""
+    app._setup_server()
+    callback = _callback(app, "view.data")
+
+    def filled(part: dict[str, Any]) -> dict[str, Any]:
+        return {**part, "value": value if (part["id"], part["property"]) == (name, what) else None}
+
+    return {
+        "output": callback["output"],
+        "outputs": [{"id": "view", "property": "data"}, {"id": "url", "property": "search"}],
+        "inputs": [filled(part) for part in callback["inputs"]],
+        "state": [{**part, "value": view} for part in callback["state"]],
+        "changedPropIds": [f"{name}.{what}"],
+        "parsedChangedPropsIds": [],
+    }

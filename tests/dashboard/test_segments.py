@@ -1,0 +1,164 @@
+"""Segments of a device's allocator, made by hand: what is free in them, and the largest hole."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("plotly")
+
+import numpy as np
+from plotly.utils import PlotlyJSONEncoder
+
+from memprof.trace.manifest import Machine, Manifest
+from memprof.trace.schema import NONE, AllocatorEvents, Segments
+from memprof.trace.store import Trace
+from memprof_dashboard.figures.segments import segments
+from memprof_dashboard.fragments import Fragments, read_fragments
+from memprof_dashboard.pages.segments import _page, verdict
+from memprof_dashboard.palette import THEMES
+from memprof_dashboard.sources import Rank
+from tests.building import Op, Storage, make_tables
+
+KIB = 1024
+LIGHT = THEMES["light"]
+BASE = 0x7F00_0000_0000
+
+#: Two segments of 10 KiB: the first holds blocks at 1 to 3 and 6 to 8 KiB and one that awaits at 8 to 9, so its holes
+#: are of 1, 3 and 1 KiB; the second is used up.
+EVENTS = (
+    ("alloc", BASE, 1),
+    ("alloc", BASE + 1 * KIB, 2),
+    ("alloc", BASE + 3 * KIB, 3),
+    ("alloc", BASE + 6 * KIB, 2),
+    ("alloc", BASE + 8 * KIB, 1),
+    ("free_requested", BASE, 1),
+    ("free_completed", BASE, 1),
+    ("free_requested", BASE + 3 * KIB, 3),
+    ("free_completed", BASE + 3 * KIB, 3),
+    ("free_requested", BASE + 8 * KIB, 1),
+    ("alloc", BASE + 100 * KIB, 10),
+)
+
+
+def _trace(*, active: int = 5, request: int = 0, spare: int = 0, kind: str = "cuda", device: str = "cuda:0") -> Trace:
+    """Builds a recording of the two segments, and of ``spare`` KiB in a third that is all free."""
+    sizes = [10, 10, *([spare] if spare else [])]
+    tables = make_tables([[Op(makes=["a"])]], [Storage("a", 10)])
+    events = [*EVENTS, *([("oom", 0, request)] if request else [])]
+    count = len(sizes)
+    tables[Segments] = Segments.of(
+        device=[device] * count,
+        address=[BASE + 100 * number * KIB for number in range(count)],
+        total_size_bytes=[size * KIB for size in sizes],
+        allocated_size_bytes=[4 * KIB, 10 * KIB, 0][:count],
+        active_size_bytes=[active * KIB, 10 * KIB, 0][:count],
+        requested_size_bytes=[4 * KIB, 10 * KIB, 0][:count],
+        segment_type=["small", "large", "large"][:count],
+    ).take(np.arange(count)[::-1])
+    tables[AllocatorEvents] = AllocatorEvents.of(
+        index=range(len(events)),
+        device=[device] * len(events),
+        action=[action for action, _, _ in events],
+        address=[address for _, address, _ in events],
+        size_bytes=[size * KIB for _, _, size in events],
+        op_id=[0] * len(events),
+    )
+    manifest = Manifest(target="train.py", machine=Machine(device_kind=kind))
+    return Trace.of([(manifest, tables)], Path("made-by-hand.memprof"))
+
+
+def _fragments(**wanted: int) -> Fragments:
+    return read_fragments(_trace(**wanted))
+
+
+def _text(component: object) -> str:
+    return json.dumps(component, cls=PlotlyJSONEncoder, ensure_ascii=False)
+
+
+def test_largest_hole_lies_between_blocks() -> None:
+    """What is allocated, awaits another stream and is free is the snapshot's; the largest hole is between blocks."""
+    fragments = _fragments()
+    assert fragments.allocated.tolist() == [4 * KIB, 10 * KIB]
+    assert fragments.awaiting.tolist() == [1 * KIB, 0]
+    assert fragments.free.tolist() == [5 * KIB, 0]
+    assert fragments.hole.tolist() == [3 * KIB, 0]
+    assert (fragments.largest_hole, fragments.most_hole, fragments.is_told) == (3 * KIB, 3 * KIB, True)
+
+
+def test_hole_is_not_guessed() -> None:
+    """Where the events do not account for all that is in use, the hole is not told, and free memory bounds it."""
+    fragments = _fragments(active=6)
+    assert fragments.hole.tolist() == [NONE, 0]
+    assert (fragments.most_hole, fragments.is_told) == (4 * KIB, False)
+    assert "no hole is larger than 4.00 KiB" in verdict(fragments)
+    assert "cannot be told" in verdict(fragments)
+
+
+def test_a_larger_free_segment_settles_it() -> None:
+    """A hole that is not told does not matter where a free segment is larger than it can be."""
+    fragments = _fragments(active=6, spare=50)
+    assert (fragments.largest_hole, fragments.is_told) == (50 * KIB, True)
+    assert "Most of what is free is in one piece" in verdict(fragments)
+
+
+@pytest.mark.parametrize(
+    ("request_kib", "said"),
+    [(0, "Most of what is free is in one piece"), (4, "This is fragmentation"), (6, "this is no fragmentation")],
+)
+def test_verdict_compares_with_the_request(request_kib: int, said: str) -> None:
+    """A request that fits into what is free but into no hole is fragmentation; a larger one is not."""
+    text = verdict(_fragments(request=request_kib))
+    assert "5.00 KiB are reserved but free, and the largest hole is 3.00 KiB (60.0 % of it)" in text
+    assert said in text
+
+
+def test_scattered_memory_is_fragmentation() -> None:
+    """Holes that are each less than half of what is free are called scattered."""
+    fragments = _fragments(spare=1)
+    scattered = replace(fragments, free=fragments.free + np.array([0, 5 * KIB, 0]))
+    assert "scattered" in verdict(replace(scattered, hole=np.array([3 * KIB, 3 * KIB, 1 * KIB])))
+
+
+def test_nothing_free_is_no_fragmentation() -> None:
+    """Where all that is reserved is in use, nothing is lost."""
+    fragments = _fragments()
+    assert "nothing is lost" in verdict(replace(fragments, free=np.zeros(2, dtype=np.int64)))
+
+
+def test_bars_stack_to_the_size() -> None:
+    """The three bars of each segment sum to its size, and the mark stands at its largest hole."""
+    fragments = _fragments()
+    figure = segments(fragments, np.arange(2), LIGHT)
+    *bars, mark = figure.data
+    assert np.sum([np.asarray(bar.y) for bar in bars], axis=0).tolist() == [10, 10]
+    assert (np.asarray(mark.x).tolist(), np.asarray(mark.y).tolist()) == ([0], [3])
+
+
+def test_page_tells_totals() -> None:
+    """The page tells what is reserved, allocated, awaiting and free, and shows the bars as a table too."""
+    text = _text(_page(Rank(_trace()), LIGHT))
+    for told in ("20.00 KiB", "14.00 KiB", "1.00 KiB", "5.00 KiB", "3.00 KiB", "view as table", hex(BASE)):
+        assert told in text
+
+
+def test_device_names_are_no_markup() -> None:
+    """Texts of a recording cannot bring markup into the figure."""
+    trace = _trace(device="<img src=x>")
+    fragments = read_fragments(trace)
+    kinds = np.array(["<img src=x>"] * 2, dtype=object)
+    figure = segments(replace(fragments, segments=fragments.segments.replace(segment_type=kinds)), np.arange(2), LIGHT)
+    assert all("<img" not in text for bar in figure.data[:3] for text in bar.text)
+
+
+@pytest.mark.parametrize(("kind", "said"), [("cpu", "No segments on CPU"), ("cuda", "No segments were recorded")])
+def test_without_segments_the_page_says_why(kind: str, said: str) -> None:
+    """A recording without segments says why, and what to look at instead."""
+    tables = make_tables([[Op(makes=["a"])]], [Storage("a", 10)])
+    manifest = Manifest(target="train.py", machine=Machine(device_kind=kind))
+    text = _text(_page(Rank(Trace.of([(manifest, tables)], Path("made-by-hand.memprof"))), LIGHT))
+    assert said in text
+    assert "Lifetimes" in text
