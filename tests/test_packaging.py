@@ -52,7 +52,13 @@ def test_wheel_holds_both_packages_and_nothing_else(wheel: zipfile.ZipFile) -> N
     names = wheel.namelist()
     tops = {name.partition("/")[0] for name in names}
     assert tops == {"memprof", "memprof_dashboard", f"torch_memprof-{memprof.__version__}.dist-info"}
-    assert {"memprof/py.typed", "memprof_dashboard/py.typed", "memprof_dashboard/figures.py"} <= set(names)
+    assert {
+        "memprof/py.typed",
+        "memprof_dashboard/py.typed",
+        "memprof_dashboard/app.py",
+        "memprof_dashboard/assets/memprof.css",
+        "memprof_dashboard/export.html",
+    } <= set(names)
     assert not [name for name in names if name.endswith((".pyc", ".memprof"))]
 
 

@@ -9,15 +9,13 @@ from typing import Any
 import numpy as np
 from dash import Dash, Input, Output, Patch, State, ctx, dcc, html, no_update
 
-from memprof.errors import UsageError
 from memprof.replay.history import History
 from memprof.trace.schema import Ints
-from memprof.units import format_bytes, format_us, parse_bytes
 from memprof_dashboard import ids, parts
 from memprof_dashboard.figures.base import CONFIG
-from memprof_dashboard.figures.timeline import Marks, cursor_line, draw, overview, timeline
+from memprof_dashboard.figures.timeline import Marks, cursor_line, overview, timeline
+from memprof_dashboard.glance import budget_of, facts_of, readout, rows_of
 from memprof_dashboard.page import or_message, or_sentence, theme_of
-from memprof_dashboard.palette import fill_of
 from memprof_dashboard.reactions import shown
 from memprof_dashboard.search import storages_found
 from memprof_dashboard.sources import Desk, Rank
@@ -33,7 +31,6 @@ _TIMELINE = {"height": "var(--timeline-height)"}
 def layout(desk: Desk) -> html.Div:
     """Returns the components above the pages."""
     options = [{"label": source.name, "value": place} for place, source in enumerate(desk.sources)]
-    ranks = [{"label": f"rank {number}", "value": number} for number in desk.sources[0].trace.ranks]
     has_ranks = any(len(source.trace.ranks) > 1 for source in desk.sources)
     is_single = len(options) == 1
     return html.Div(
@@ -43,7 +40,7 @@ def layout(desk: Desk) -> html.Div:
                     html.Span("memprof", className="brand"),
                     _chosen("recording", dcc.Dropdown(options, 0, id=ids.TRACE, clearable=False), is_hidden=is_single),
                     html.Span(desk.sources[0].name, className="only", hidden=not is_single),
-                    _chosen("rank", dcc.Dropdown(ranks, None, id=ids.RANK), is_hidden=not has_ranks),
+                    _chosen("rank", dcc.Dropdown(_ranks(desk, 0), None, id=ids.RANK), is_hidden=not has_ranks),
                     _chosen(
                         "beside it",
                         dcc.Dropdown([{"label": "none", "value": -1}, *options], -1, id=ids.OTHER, clearable=False),
@@ -112,7 +109,11 @@ def register(app: Dash, desk: Desk) -> None:
         if window is None:
             return no_update
         view = View.from_json(window)
-        return _facts(desk.rank(view.trace, view.rank), view)
+        return facts_of(desk.rank(view.trace, view.rank), view)
+
+    @app.callback(Output(ids.RANK, "options"), Input(ids.PLACE, "data"))
+    def list_ranks(place: Any) -> Any:
+        return no_update if place is None else _ranks(desk, View.from_json(place).trace)
 
     @app.callback(
         Output(ids.TIMELINE, "figure"),
@@ -172,7 +173,7 @@ def register(app: Dash, desk: Desk) -> None:
         if cursor is None:
             return no_update
         view = View.from_json(cursor)
-        return _readout(desk.rank(view.trace, view.rank), view)
+        return readout(desk.rank(view.trace, view.rank), view)
 
     @app.callback(Output(ids.TIMELINE_TABLE, "children"), Input(ids.WINDOW, "data"))
     @or_sentence
@@ -180,7 +181,7 @@ def register(app: Dash, desk: Desk) -> None:
         if window is None:
             return no_update
         view = View.from_json(window)
-        heads, rows = _rows(desk.rank(view.trace, view.rank), view, _MOST_TABLE_ROWS)
+        heads, rows = rows_of(desk.rank(view.trace, view.rank), view, _MOST_TABLE_ROWS)
         return parts.as_table(heads, rows, label="what the timeline shows")
 
     @app.callback(
@@ -193,7 +194,7 @@ def register(app: Dash, desk: Desk) -> None:
         if not clicks:
             return no_update
         view = View.from_json(whole)
-        heads, rows = _rows(desk.rank(view.trace, view.rank), view, None)
+        heads, rows = rows_of(desk.rank(view.trace, view.rank), view, None)
         text = io.StringIO()
         writer = csv.writer(text)
         writer.writerow([head.removeprefix(">") for head in heads])
@@ -201,14 +202,8 @@ def register(app: Dash, desk: Desk) -> None:
         return {"content": text.getvalue(), "filename": "memprof-timeline.csv", "type": "text/csv"}
 
 
-def budget_of(text: str, peak_bytes: int) -> int:
-    """Reads a budget line; 0 where there is none or it makes no sense."""
-    try:
-        if text.strip().endswith("%"):
-            return int(peak_bytes * float(text.strip().removesuffix("%")) / 100)
-        return parse_bytes(text) if text.strip() else 0
-    except (UsageError, ValueError, OverflowError):
-        return 0
+def _ranks(desk: Desk, place: int) -> list[Any]:
+    return [{"label": f"rank {number}", "value": number} for number in desk.source(place).trace.ranks]
 
 
 def _timeline(desk: Desk, view: View, at: int, theme: Any) -> Any:
@@ -229,6 +224,7 @@ def _timeline(desk: Desk, view: View, at: int, theme: Any) -> Any:
         capacity_bytes=_capacity(rank, history),
         most_bytes=most,
         searched=searched,
+        title=desk.source(view.trace).name if view.other >= 0 else "",
     )
     return timeline(history, now.first, now.end, theme_of(theme), marks)
 
@@ -240,12 +236,16 @@ def _timeline_beside(desk: Desk, view: View, theme: Any) -> Any:
         return _nothing(theme)
     first, end = _stretch_of(beside, rank, now.first, now.end)
     most = int(rank.history.total[now.first : now.end].max()) if rank.history.ops else 0
-    return timeline(beside.history, first, end, theme_of(theme), Marks(most_bytes=most))
+    return timeline(
+        beside.history, first, end, theme_of(theme), Marks(most_bytes=most, title=desk.source(view.other).name)
+    )
 
 
 def _stretch_of(beside: Rank, rank: Rank, first: int, end: int) -> tuple[int, int]:
     """Returns the stretch of another recording that goes with one: the steps of the same numbers, or all of it."""
     steps = rank.history.step[first:end]
+    if not len(steps):
+        return 0, beside.history.ops
     low, high = int(steps.min()), int(steps.max())
     inside = np.flatnonzero((beside.history.step >= low) & (beside.history.step <= high))
     return (int(inside[0]), int(inside[-1]) + 1) if len(inside) else (0, beside.history.ops)
@@ -263,106 +263,3 @@ def _capacity(rank: Rank, history: History) -> int:
     if machine.device_kind == "cpu" or not history.ops:
         return 0
     return machine.capacity_bytes if machine.capacity_bytes < 3 * int(history.total.max()) else 0
-
-
-def _facts(rank: Rank, view: View) -> Any:
-    """Returns the figures at a glance: the peak, where, how far from the budget, what is biggest, what is missing."""
-    history, manifest = rank.history, rank.trace.manifest
-    if not history.ops:
-        return parts.empty(
-            "No operators", f"{rank.trace.path.name} holds no operators: the job ran no step in its window."
-        )
-    now = shown(view, rank)
-    peak = history.peak(now.first, now.end)
-    size = int(history.total[peak])
-    split = {name: int(history.alive_bytes(name, np.array([peak]))[0]) for name in history.categories}
-    largest = max(split, key=lambda name: split[name])
-    facts = [
-        _fact("peak", format_bytes(size), f"{size:,} bytes, in what is shown"),
-        _fact(
-            "where", f"step {history.step[peak]}, {_phase(history, peak)}", rank.module_title(int(history.module[peak]))
-        ),
-        _fact("most of it", f"{fill_of(largest).label} {format_bytes(split[largest])}", f"{split[largest] / size:.0%}"),
-    ]
-    budget = budget_of(view.budget, size)
-    if budget:
-        over = size - budget
-        facts.append(
-            _fact("over budget" if over > 0 else "below budget", format_bytes(abs(over)), format_bytes(budget))
-        )
-    machine = manifest.machine
-    if machine.device_kind != "cpu" and machine.capacity_bytes:
-        left = machine.capacity_bytes - size
-        facts.append(_fact("device", format_bytes(machine.capacity_bytes), f"{format_bytes(left)} beside the peak"))
-    plain = rank.steps.duration_us[(rank.steps.kind == "plain") & rank.steps.is_complete]
-    if len(plain) and np.isfinite(np.nanmedian(plain)):
-        facts.append(_fact("step time", format_us(float(np.nanmedian(plain))), "without the recorder"))
-    facts.append(_fact("recorded", machine.device_name or machine.device_kind, f"torch {manifest.torch_version}"))
-    remarks = [] if manifest.capture.is_complete else [_incomplete(rank)]
-    return [*facts, *remarks]
-
-
-def _incomplete(rank: Rank) -> Any:
-    capture = rank.trace.manifest.capture
-    place = f" in {capture.ends_at}" if capture.ends_at else ""
-    return parts.note(f"This recording ended early{place}: {capture.reason or 'it was cut short'}.")
-
-
-def _fact(label: str, value: str, detail: str) -> html.Div:
-    return html.Div(
-        [html.Span(label, className="label"), html.Strong(parts.name(value, 40)), html.Span(parts.name(detail, 44))],
-        className="fact",
-    )
-
-
-def _phase(history: History, op_id: int) -> str:
-    return history.phases[history.phase[op_id]] or "other"
-
-
-def _readout(rank: Rank, view: View) -> Any:
-    history = rank.history
-    if not history.ops:
-        return ""
-    at = shown(view, rank).at
-    module = rank.module_title(int(history.module[at]))
-    stack = int(rank.op_stacks[at])
-    line = rank.sources.of_stack(stack)
-    return [
-        html.Strong(format_bytes(int(history.total[at]))),
-        f" during operator {at:,}: ",
-        parts.name(str(rank.op_names[at])),
-        f", {_phase(history, at)} of step {history.step[at]}",
-        *([", in ", parts.name(module)] if module else []),
-        *([", ", parts.name(line.place)] if line is not None else []),
-    ]
-
-
-def _rows(rank: Rank, view: View, most: int | None) -> tuple[list[str], list[list[Any]]]:
-    """Returns what the timeline shows as rows: the fullest ones where ``most`` limits them."""
-    history, now = rank.history, shown(view, rank)
-    if not history.ops:
-        return ["operator"], []
-    op_ids = draw(history.total, now.first, now.end).op_ids
-    if most is not None and len(op_ids) > most:
-        op_ids = np.sort(op_ids[np.argsort(history.total[op_ids], kind="stable")[-most:]])
-    split = [history.alive_bytes(name, op_ids) for name in history.categories]
-    heads = [
-        ">operator",
-        ">step",
-        "phase",
-        "name",
-        ">total bytes",
-        *(f">{fill_of(name).label}" for name in history.categories),
-    ]
-    rows = [
-        [
-            int(op_id),
-            int(history.step[op_id]),
-            _phase(history, op_id),
-            str(rank.op_names[op_id]),
-            int(history.total[op_id]),
-            *(int(values[row]) for values in split),
-        ]
-        for row, op_id in enumerate(op_ids.tolist())
-    ]
-    return heads, rows

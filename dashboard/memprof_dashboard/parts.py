@@ -73,7 +73,7 @@ def table(heads: Sequence[str], rows: Iterable[Any], *, label: str, **attributes
         ],
         **labelled,
     )
-    if any(getattr(part, "id", None) is not None for part in whole._traverse()):
+    if any(getattr(part, "id", None) is not None for part in whole._traverse()):  # type: ignore[no-untyped-call]  # dash's
         return html.Div(whole, className="table", **attributes)
     drawn: Any = {"data-drawn": json.dumps(_plain(whole), separators=(",", ":"), ensure_ascii=False)}
     return html.Div(className="table", **drawn, **attributes)
@@ -89,7 +89,8 @@ def _plain(part: Any) -> Any:
     """Returns a component as ``[tag, attributes, parts]``, or text."""
     if not isinstance(part, Component):
         return "" if part is None else str(part)
-    attributes = {key: value for key, value in part.to_plotly_json()["props"].items() if value is not None}
+    plain: Any = part.to_plotly_json()  # type: ignore[no-untyped-call]  # dash has no types for it
+    attributes = {key: value for key, value in plain["props"].items() if value is not None}
     children = attributes.pop("children", [])
     children = children if isinstance(children, (list, tuple)) else [children]
     return [type(part).__name__.lower(), attributes, [_plain(child) for child in children if child is not None]]

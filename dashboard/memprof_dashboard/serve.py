@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import logging
 import socket
 import threading
@@ -19,6 +20,8 @@ from memprof_dashboard.sources import Source, open_sources
 
 #: How many ports behind the one asked for are tried.
 _TRIES = 50
+#: The parameter of glibc's mallopt, and the bytes from which on an array has pages of its own.
+_M_MMAP_THRESHOLD, _LARGE_BYTES = -3, 1 << 20
 _OWN_NAMES = ("127.0.0.1", "localhost", "::1")
 
 
@@ -45,6 +48,7 @@ def serve(
         BadInputError: A recording cannot be opened.
         UsageError: No port is free, or nothing can listen on the address.
     """
+    _give_back_memory()
     sources = open_sources(paths)
     token = new_token()
     prefix = f"/{prefix.strip('/')}/" if prefix.strip("/") else "/"
@@ -63,6 +67,12 @@ def serve(
     with contextlib.suppress(KeyboardInterrupt):
         server.serve_forever()
     server.server_close()
+
+
+def _give_back_memory() -> None:
+    """Has the C library return large arrays to the system once they are gone: it would keep some for each thread."""
+    with contextlib.suppress(OSError, AttributeError):  # others than glibc have no such parameter, and no such need
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
 
 
 def _read_ahead(source: Source) -> None:

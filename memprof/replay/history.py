@@ -7,14 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from memprof.trace.columns import Coded
 from memprof.trace.schema import CATEGORIES, NONE, Bools, Ints, Ops, Storages
 from memprof.trace.store import Trace
 
 Ids = npt.NDArray[np.int32]
 Codes = npt.NDArray[np.int8]
-
-#: What stands for "never freed" among ids that are compared.
-_NEVER = np.iinfo(np.int32).max
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,22 +61,25 @@ class History:
         Raises:
             BadInputError: The recording is damaged.
         """
-        ops = trace.columns(Ops, "step", "phase", "module_id", "workspace_bytes")
-        self.ops = len(ops["step"])
-        self.step: Ids = ops["step"].astype(np.int32)
-        self.module: Ids = ops["module_id"].astype(np.int32)
-        self.phases: tuple[str, ...] = tuple(ops["phase"].distinct)
-        self.phase: Codes = ops["phase"].codes.astype(np.int8)
-        self._workspace: Ints = ops.pop("workspace_bytes")
-        del ops
-        storages = trace.columns(Storages, "category", "module_id", "allocated_bytes", "created_op_id", "freed_op_id")
-        self.size: Ints = storages["allocated_bytes"]
-        self.created: Ids = storages["created_op_id"].astype(np.int32)
-        self.freed: Ids = storages["freed_op_id"].astype(np.int32)
-        self.owner: Ids = storages["module_id"].astype(np.int32)
-        self.storage_categories: tuple[str, ...] = tuple(storages["category"].distinct)
-        self.category: Codes = storages["category"].codes.astype(np.int8)
-        del storages
+        # One column at a time: as read, each takes twice the room it is kept in, or more.
+        self.step: Ids = trace.columns(Ops, "step")["step"].astype(np.int32)
+        self.ops = len(self.step)
+        self.module: Ids = trace.columns(Ops, "module_id")["module_id"].astype(np.int32)
+        phase: Coded = trace.columns(Ops, "phase")["phase"]
+        self.phases: tuple[str, ...] = tuple(phase.distinct)
+        self.phase: Codes = phase.codes.astype(np.int8)
+        workspace: Ints = trace.columns(Ops, "workspace_bytes")["workspace_bytes"]
+        self._workspace: npt.NDArray[np.integer] = workspace
+        if np.abs(workspace).max(initial=0) < 2**31:
+            self._workspace = workspace.astype(np.int32)
+        self.size: Ints = trace.columns(Storages, "allocated_bytes")["allocated_bytes"]
+        self.created: Ids = trace.columns(Storages, "created_op_id")["created_op_id"].astype(np.int32)
+        self.freed: Ids = trace.columns(Storages, "freed_op_id")["freed_op_id"].astype(np.int32)
+        self.owner: Ids = trace.columns(Storages, "module_id")["module_id"].astype(np.int32)
+        category: Coded = trace.columns(Storages, "category")["category"]
+        self.storage_categories: tuple[str, ...] = tuple(category.distinct)
+        self.category: Codes = category.codes.astype(np.int8)
+        del phase, workspace, category
         self._by_category = self._split()
         known = [name for name in CATEGORIES if name in self._by_category or name == "workspace"]
         self.categories: tuple[str, ...] = (*known, *sorted(self._by_category.keys() - set(known)))
@@ -131,30 +132,31 @@ class History:
         return first + int(self.total[first:end].argmax())
 
     def _split(self) -> dict[str, _Kind]:
-        deaths = np.where(self.freed == NONE, _NEVER, self.freed)
-        by_birth = np.argsort(self.created, kind="stable")
-        by_death = np.argsort(deaths, kind="stable")
-        by_death = by_death[: np.count_nonzero(deaths != _NEVER)]
-        return {
-            name: _Kind(
-                *self._running(by_birth[self.category[by_birth] == code], self.created),
-                *self._running(by_death[self.category[by_death] == code], deaths),
-            )
-            for code, name in enumerate(self.storage_categories)
-            if np.any(self.category == code)
-        }
+        kinds = {}
+        for code, name in enumerate(self.storage_categories):
+            rows = np.flatnonzero(self.category == code).astype(np.int32)
+            if len(rows):
+                ended = rows[self.freed[rows] != NONE]
+                kinds[name] = _Kind(*self._running(rows, self.created), *self._running(ended, self.freed))
+        return kinds
 
-    def _running(self, rows: Ints, moments: Ids) -> tuple[Ids, Ints]:
+    def _running(self, rows: Ids, moments: Ids) -> tuple[Ids, Ints]:
+        """Returns when some storages are born or die, in that order, and the bytes of all before each."""
+        at = moments[rows]
+        if np.any(at[1:] < at[:-1]):
+            order = np.argsort(at, kind="stable")
+            at, rows = at[order], rows[order]
         sums = np.zeros(len(rows) + 1, dtype=np.int64)
         np.cumsum(self.size[rows], out=sums[1:])
-        return moments[rows], sums
+        return at, sums
 
     def _during(self, created: Ids, freed: Ids, size: Ints) -> Ints:
-        """Returns the bytes alive during each operator; exact, since no sum of bytes reaches 2**53."""
-        at_start = int(size[created == NONE].sum())
-        born = np.bincount(created[created != NONE], size[created != NONE], self.ops)
-        gone = np.bincount(freed[freed != NONE] + 1, size[freed != NONE], self.ops + 1)
-        return at_start + np.cumsum((born - gone[: self.ops]).astype(np.int64))
+        """Returns the bytes alive during each operator: what it makes is, and what is freed after it still is."""
+        change = np.zeros(self.ops + 1, dtype=np.int64)  # the last place: what is never freed
+        np.add.at(change, np.maximum(created, 0), size)
+        np.subtract.at(change, np.where(freed == NONE, self.ops, freed + 1), size)
+        alive: Ints = np.cumsum(change[:-1], out=change[:-1])
+        return alive
 
     def _total(self) -> Ints:
         return self._during(self.created, self.freed, self.size) + self._workspace

@@ -133,6 +133,8 @@ def decode_columns(kind: type[Table], data: bytes, names: Sequence[str]) -> dict
         return dict(_read_columns(wanted, data, TABLE_LIMIT_BYTES, _coded))
     except _DAMAGE as error:
         raise CorruptTableError(f"its table {kind.table_name!r} cannot be read ({_one_line(error)})") from error
+    finally:
+        pa.default_memory_pool().release_unused()  # Arrow would keep what it read the column into
 
 
 def _to_arrow(column: Column, values: Any) -> pa.Array[Any]:

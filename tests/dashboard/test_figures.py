@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -14,18 +12,20 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 from plotly import graph_objects as go
 
-from memprof.replay.live import live_bytes
+from memprof.replay.history import History
 from memprof.trace.schema import CATEGORIES, Ints
-from memprof.trace.step import Step
-from memprof_dashboard import figures
-from memprof_dashboard.figures import FILLS, MOST_OPERATORS, choose_operators, memory_timeline
-from tests.building import Op, Storage, make_step
+from memprof.trace.store import Trace
+from memprof.units import parse_bytes
+from memprof_dashboard.figures.timeline import COLUMNS, Marks, draw, overview, timeline
+from memprof_dashboard.palette import FILLS, THEMES, fill_of
+from tests.building import Op, Storage, make_trace
 
 KIB = 1024
+LIGHT = THEMES["light"]
 
 
 @pytest.fixture
-def step() -> Step:
+def history() -> History:
     """Builds a step of four operators whose peak, 9 KiB, lies in the third.
 
     ====================  =====  =====  =====  =====
@@ -38,136 +38,157 @@ def step() -> Step:
     total                 3      7      9      2
     ====================  =====  =====  =====  =====
     """
-    return make_step(
-        [
-            Op("aten.relu.default", makes=["a"], reads=["w"], module="first"),
-            Op("aten.mm.default", makes=["b"], reads=["w", "a"], frees=["a"], module="second"),
-            Op(
-                "aten.mm.default", "backward", makes=["g"], reads=["b"], frees=["b"], workspace=3 * KIB, module="second"
-            ),
-            Op("aten.add_.Tensor", "optimizer", reads=["g"], mutates=["w"]),
-        ],
-        [
-            Storage("w", 1 * KIB, "parameter"),
-            Storage("a", 2 * KIB, "activation"),
-            Storage("b", 4 * KIB, "activation"),
-            Storage("g", 1 * KIB, "gradient"),
-        ],
+    return History(
+        make_trace(
+            [
+                [
+                    Op("aten.relu.default", makes=["a"], reads=["w"], module="first"),
+                    Op("aten.mm.default", makes=["b"], reads=["w", "a"], frees=["a"], module="second"),
+                    Op(
+                        "aten.mm.default",
+                        "backward",
+                        makes=["g"],
+                        reads=["b"],
+                        frees=["b"],
+                        workspace=3 * KIB,
+                        module="second",
+                    ),
+                    Op("aten.add_.Tensor", "optimizer", reads=["g"], mutates=["w"]),
+                ]
+            ],
+            [
+                Storage("w", 1 * KIB, "parameter"),
+                Storage("a", 2 * KIB, "activation"),
+                Storage("b", 4 * KIB, "activation"),
+                Storage("g", 1 * KIB, "gradient"),
+            ],
+        )
     )
 
 
-def _many_operators(count: int, sizes: Ints) -> Step:
+def _many_operators(count: int, sizes: Ints) -> History:
     """Builds a step of operators that each make a temporary and free it, beside one parameter of 1 KiB."""
-    return make_step(
-        [Op(makes=[f"t{at}"], frees=[f"t{at}"], reads=["w"]) for at in range(count)],
+    made = make_trace(
+        [[Op(makes=[f"t{at}"], frees=[f"t{at}"], reads=["w"]) for at in range(count)]],
         [Storage("w", KIB, "parameter"), *(Storage(f"t{at}", int(sizes[at]), "temporary") for at in range(count))],
     )
+    return History(made)
 
 
 def _drawn_bytes(figure: go.Figure) -> dict[str, list[float]]:
-    """Takes the exact bytes off a figure, without the point that ends the last stair."""
-    return {trace.name: np.asarray(trace.customdata).tolist()[:-1] for trace in figure.data}
+    """Takes the bytes off a figure's lines and areas, without the point that ends the last stair."""
+    unit = parse_bytes(f"1 {figure.layout.yaxis.title.text}")
+    return {
+        trace.name: (np.asarray(trace.y, dtype=np.float64) * unit).tolist()[:-1]
+        for trace in figure.data
+        if trace.type == "scatter"
+    }
 
 
-def test_areas_hold_what_is_alive_during_each_operator(step: Step) -> None:
-    """Each category's area is the bytes worked out by hand, and empty categories are left out."""
-    assert _drawn_bytes(memory_timeline(step)) == {
-        "parameters": [1 * KIB, 1 * KIB, 1 * KIB, 1 * KIB],
-        "gradients": [0, 0, 1 * KIB, 1 * KIB],
+def test_areas_hold_what_is_alive_during_each_operator(history: History) -> None:
+    """Worked out by hand above; a category that holds nothing is left out."""
+    assert _drawn_bytes(timeline(history, 0, 4, LIGHT)) == {
+        "parameters": [1 * KIB] * 4,
         "activations": [2 * KIB, 6 * KIB, 4 * KIB, 0],
+        "gradients": [0, 0, 1 * KIB, 1 * KIB],
         "kernel workspace": [0, 0, 3 * KIB, 0],
         "total": [3 * KIB, 7 * KIB, 9 * KIB, 2 * KIB],
     }
 
 
-def test_drawn_heights_are_in_the_unit_of_the_axis(step: Step) -> None:
-    """The axis says KiB for a peak of 9 KiB, and the total is drawn in it."""
-    figure = memory_timeline(step)
-    assert figure.layout.yaxis.title.text == "KiB"
-    assert np.asarray(figure.data[-1].y).tolist()[:-1] == [3, 7, 9, 2]
+def test_lines_are_stairs_that_end_where_the_stretch_does(history: History) -> None:
+    """Memory changes at operators and not between them; the last stair has a width."""
+    for trace in timeline(history, 1, 4, LIGHT).data:
+        assert list(trace.x) == [1, 2, 3, 4]
+        if trace.type == "scatter":
+            assert trace.line.shape == "hv"
 
 
-def test_lines_are_stairs(step: Step) -> None:
-    """Memory does not change between two operators: every line is a staircase, the last stair as wide as the others."""
-    for trace in memory_timeline(step).data:
-        assert trace.line.shape == "hv"
-        assert np.asarray(trace.x).tolist() == [0, 1, 2, 3, 4]
-        assert trace.y[-1] == trace.y[-2]
+def test_peak_and_steps_are_marked(history: History) -> None:
+    """The peak of what is shown, in words; the step's name at its beginning."""
+    notes = {note.text: note for note in timeline(history, 0, 4, LIGHT).layout.annotations}
+    assert set(notes) == {"step 0", "peak 9.00 KiB"}
+    assert (notes["peak 9.00 KiB"].x, notes["peak 9.00 KiB"].y) == (2, 9)
+    notes = {note.text: note for note in timeline(history, 0, 2, LIGHT).layout.annotations}
+    assert "peak 7.00 KiB" in notes
 
 
-def test_peak_is_marked_where_it_is(step: Step) -> None:
-    """The mark stands at the operator of the peak and says how much, in which operator, phase and module."""
-    (mark,) = memory_timeline(step).layout.annotations
-    assert (mark.x, mark.y) == (2, 9)
-    assert mark.text == "peak 9.00 KiB<br>aten.mm.default, backward of second"
+def test_phases_are_a_band_below(history: History) -> None:
+    """One colour for each operator's phase, named when pointed at."""
+    (band,) = (trace for trace in timeline(history, 0, 4, LIGHT).data if trace.type == "heatmap")
+    assert np.asarray(band.text).tolist() == [["forward", "forward", "backward", "optimizer"]]
 
 
-def test_peak_of_a_long_step_is_drawn_to_the_byte() -> None:
-    """With more operators than are drawn, the drawn peak is still the true peak, and the areas sum to the total."""
-    count = MOST_OPERATORS + 1_000
-    sizes = np.full(count, 8 * KIB)
-    sizes[4_321] = 1_000_003  # one operator among many, of an odd size
-    sizes[1_234] = 0
-    step = _many_operators(count, sizes)
-    drawn = _drawn_bytes(memory_timeline(step))
-    total = drawn.pop("total")
-    assert max(total) == 1_000_003 + KIB == live_bytes(step).during.max()
-    assert min(total) == KIB
-    assert len(total) <= MOST_OPERATORS
-    assert np.sum(list(drawn.values()), axis=0).tolist() == total
+def test_lines_of_cursor_budget_and_capacity(history: History) -> None:
+    """The cursor's shape is the first, which callbacks move; without a cursor it has no width."""
+    marks = Marks(at=2, budget_bytes=4 * KIB, capacity_bytes=10 * KIB)
+    cursor, budget, capacity, *_ = timeline(history, 0, 4, LIGHT, marks).layout.shapes
+    assert (cursor.x0, cursor.line.width) == (2.5, 1.5)
+    assert (budget.y0, capacity.y0) == (4, 10)
+    assert timeline(history, 0, 4, LIGHT).layout.shapes[0].line.width == 0
 
 
-def test_a_long_step_says_what_is_drawn(monkeypatch: pytest.MonkeyPatch, step: Step) -> None:
-    """A picture that leaves operators out says so on its axis."""
-    assert memory_timeline(step).layout.xaxis.title.text == "operator"
-    monkeypatch.setattr(figures, "MOST_OPERATORS", 4)
-    longer = _many_operators(9, np.array([5, 5, 5, 9, 5, 1, 5, 5, 5]) * KIB)
-    title = memory_timeline(longer).layout.xaxis.title.text
-    assert title == "operator (4 of 9 operators: the lowest and the highest of each stretch)"
+def test_height_is_shared_where_asked(history: History) -> None:
+    """Two timelines side by side compare only at one scale."""
+    assert timeline(history, 0, 4, LIGHT, Marks(most_bytes=90 * KIB)).layout.yaxis.range[1] >= 90
+
+
+def test_peak_of_many_operators_is_drawn_to_the_byte() -> None:
+    """Columns show their fullest operator with all categories at it; the lowest of each is a line of its own."""
+    count = 3 * COLUMNS
+    sizes = np.random.default_rng(0).integers(1, 1 << 40, size=count)
+    history = _many_operators(count, sizes)
+    drawn = _drawn_bytes(timeline(history, 0, count, LIGHT))
+    assert max(drawn["total"]) == history.total.max() == sizes.max() + KIB
+    assert min(drawn["lowest"]) == history.total.min()
+    np.testing.assert_allclose(np.add(drawn["parameters"], drawn["temporaries"]), drawn["total"], rtol=1e-6)
+    title = timeline(history, 0, count, LIGHT).layout.xaxis.title.text
+    assert title == "operator, in order; each column shows the fullest of 3"
+    assert max(overview(history, 0, 10, LIGHT).data[0].y) == pytest.approx(history.total.max() / (1 << 30), rel=1e-6)
+
+
+@settings(max_examples=200)
+@given(
+    npst.arrays(np.int64, st.integers(1, 400), elements=st.integers(0, 2**50)),
+    st.integers(1, 60),
+    st.data(),
+)
+def test_columns_keep_the_extremes(total: Ints, columns: int, data: st.DataObject) -> None:
+    """Of any stretch: each column's operator is its first fullest, its low is its lowest, and columns cover it all."""
+    first = data.draw(st.integers(0, len(total) - 1))
+    end = data.draw(st.integers(first + 1, len(total)))
+    drawn = draw(total, first, end, columns)
+    assert len(drawn.op_ids) <= max(columns, 1) or drawn.is_exact
+    edges = np.append(drawn.left, end)
+    assert edges[0] == first
+    assert (np.diff(edges) > 0).all()
+    for left, right, op_id, low in zip(edges, edges[1:], drawn.op_ids, drawn.lows, strict=False):
+        assert op_id == left + total[left:right].argmax()
+        assert low == total[left:right].min()
 
 
 def test_hostile_names_are_text() -> None:
-    """Markup in an operator's or a module's name is shown, not obeyed."""
-    name = "<a href='javascript:x'>%{y}</a>"
-    step = make_step([Op(name, makes=["a"], module=name)], [Storage("a", KIB)])
-    figure = memory_timeline(step)
-    escaped = "&lt;a href=&#x27;javascript:x&#x27;&gt;%{y}&lt;/a&gt;"
-    assert figure.layout.annotations[0].text == f"peak 1.00 KiB<br>{escaped}, forward of {escaped}"
-    assert figure.data[-1].text[0] == f"{escaped}, forward of {escaped}"
-    assert all("%{y}</a>" not in trace.hovertemplate for trace in figure.data)
-
-
-def test_a_step_without_operators_says_so(step: Step) -> None:
-    """Nothing recorded gives a sentence, not an empty frame."""
-    nothing = slice(0, 0)
-    figure = memory_timeline(
-        replace(step, ops=step.ops.take(nothing), uses=step.uses.take(nothing), storages=step.storages.take(nothing))
-    )
-    assert not figure.data
-    assert figure.layout.annotations[0].text == "Step 0 has no recorded operators."
-
-
-def test_a_category_of_a_newer_trace_is_drawn() -> None:
-    """A category this version does not know is drawn under its own name, so that the areas still sum to the total."""
-    step = make_step([Op(makes=["a"])], [Storage("a", KIB, "<new>")])
-    assert _drawn_bytes(memory_timeline(step)) == {"&lt;new&gt;": [KIB], "total": [KIB]}
+    """A category's name of a newer trace is shown as it is, never as markup."""
+    storages = [Storage("w", KIB, "<b>new</b>")]
+    history = History(make_trace([[Op(reads=["w"])]], storages))
+    names = [trace.name for trace in timeline(history, 0, 1, LIGHT).data]
+    assert "&lt;b&gt;new&lt;/b&gt;" in names
+    assert timeline(history, 0, 1, LIGHT, Marks(title="<i>x</i>")).layout.title.text == "&lt;i&gt;x&lt;/i&gt;"
 
 
 def test_every_category_of_the_schema_has_a_look_of_its_own() -> None:
-    """No category is left out of the picture, and no two look alike."""
-    assert set(FILLS) == set(CATEGORIES)
-    assert len({(fill.colour, fill.pattern) for fill in FILLS.values()}) == len(CATEGORIES)
+    """Colour and hatching together tell any two apart; one that is not known looks unknown."""
+    looks = [(FILLS[category].colour, FILLS[category].pattern) for category in CATEGORIES]
+    assert len(set(looks)) == len(CATEGORIES)
+    assert fill_of("new").pattern == FILLS["unknown"].pattern
 
 
-@settings(max_examples=100, deadline=None)
-@given(
-    total=npst.arrays(np.int64, st.integers(1, 300), elements=st.integers(0, 2**50)),
-    most=st.integers(4, 60),
-)
-def test_chosen_operators_keep_the_extremes(total: Ints, most: int) -> None:
-    """Whatever the curve: first peak, lowest value, both ends are drawn; in order, each once, no more than asked."""
-    chosen = choose_operators(total, most)
-    assert {0, len(total) - 1, int(total.argmax())} <= set(chosen.tolist())
-    assert total[chosen].min() == total.min()
-    assert (np.diff(chosen) > 0).all()
-    assert len(chosen) <= most
+def test_recording_is_drawn_as_it_was_counted() -> None:
+    """On a sample: every operator's total is the allocator's own count."""
+    from memprof.trace.schema import Memory
+    from tests.benchmarks.recording import SAMPLES
+
+    trace = Trace.open(SAMPLES / "gpt" / "run.memprof")
+    history = History(trace)
+    memory = trace.table(Memory)
+    assert (history.total[memory.op_id] == memory.allocated_bytes).all()

@@ -11,7 +11,8 @@
   let presses = 0;
 
   function part(view, names, tick) {
-    const made = { tick: tick };
+    // A page is made anew when another is chosen, not when a recording grows: its fields would be lost.
+    const made = names.includes("tab") ? {} : { tick: tick };
     names.forEach((name) => { made[name] = view[name]; });
     return made;
   }

@@ -44,7 +44,9 @@ def message(sentence: str, theme: Theme) -> go.Figure:
     """Returns a figure that says a sentence."""
     figure = framed(go.Figure(), theme)
     figure.add_annotation(text=escaped(sentence), x=0.5, y=0.5, xref="paper", yref="paper", showarrow=False)
-    figure.update_layout(xaxis={"visible": False}, yaxis={"visible": False})
+    # A place for the cursor, which may move meanwhile.
+    nothing = {"type": "line", "x0": 0, "x1": 0, "y0": 0, "y1": 0, "line": {"width": 0}}
+    figure.update_layout(xaxis={"visible": False}, yaxis={"visible": False}, shapes=[nothing])
     return figure
 
 

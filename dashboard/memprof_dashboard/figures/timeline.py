@@ -80,6 +80,7 @@ class Marks:
         capacity_bytes: Where the device's memory ends, 0 for none.
         most_bytes: Height of the picture where it shares that with another, 0 for its own.
         searched: Bytes alive during each operator of what was searched for, None where nothing was.
+        title: What is written above, "" for nothing.
     """
 
     at: int | None = None
@@ -87,6 +88,7 @@ class Marks:
     capacity_bytes: int = 0
     most_bytes: int = 0
     searched: Ints | None = None
+    title: str = ""
 
 
 def timeline(history: History, first: int, end: int, theme: Theme, marks: Marks | None = None) -> go.Figure:
@@ -140,7 +142,11 @@ def timeline(history: History, first: int, end: int, theme: Theme, marks: Marks 
         annotations=[*_step_names(history, first, end, theme), *_peak(drawn, total, unit_bytes, theme)],
         dragmode="zoom",
         uirevision="kept",
+        legend={"orientation": "h", "traceorder": "normal", "x": 0, "y": 1.06, "yanchor": "bottom"},
     )
+    if marks.title:
+        text = {"text": escaped(marks.title), "x": 0.5, "y": 0.99, "yanchor": "top", "font": {"size": 13}}
+        figure.update_layout(title=text, margin={"t": 56})
     return figure
 
 

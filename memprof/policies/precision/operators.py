@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
+
+from memprof.trace.columns import Coded
 
 if TYPE_CHECKING:
     from memprof.trace.schema import Bools, Ints, Texts
@@ -208,15 +209,15 @@ SIDE_RESULTS = (
 
 def plain_names(names: Texts) -> Texts:
     """Strips namespace and overload: ``aten.addmm.default`` to ``addmm``."""
-    place, distinct = pd.factorize(names)
-    stripped = [str(name).split(".")[1] if "." in str(name) else str(name) for name in distinct]
-    return np.array(stripped, dtype=object)[place]
+    coded = Coded.of(names)
+    stripped = [str(name).split(".")[1] if "." in str(name) else str(name) for name in coded.distinct]
+    return np.array(stripped, dtype=object)[coded.codes]
 
 
 def is_one_of(texts: Texts, wanted: Sequence[str]) -> Bools:
     """Tells which texts are among those wanted: by hash, which is what makes it fast on columns of objects."""
-    found: Bools = pd.Index(texts, dtype=object).isin(list(wanted))
-    return found
+    known = frozenset(wanted)
+    return np.fromiter((text in known for text in texts.tolist()), dtype=np.bool_, count=len(texts))
 
 
 def rules(names: Texts, device: str) -> Ints:
@@ -242,8 +243,8 @@ def rules(names: Texts, device: str) -> Ints:
         (VIEWS, VIEW),
     ):
         table.update(dict.fromkeys(listed, rule))
-    place, distinct = pd.factorize(names)
-    known = np.array([table.get(name, WIDEST) for name in distinct], dtype=np.int64)[place]
+    coded = Coded.of(names)
+    known = np.array([table.get(name, WIDEST) for name in coded.distinct], dtype=np.int64)[coded.codes]
     if not is_cuda:
         # The CPU's list has cross_entropy_loss, which is a log_softmax with the nll_loss right behind it.
         is_loss = is_one_of(names, ["nll_loss_forward", "nll_loss2d_forward"])

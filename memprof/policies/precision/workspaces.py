@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 
 from memprof.policies.precision.operators import WIDEST, is_one_of
+from memprof.trace.columns import Coded
 from memprof.trace.schema import NONE, Bools, Ints
 
 if TYPE_CHECKING:
@@ -121,9 +121,10 @@ def _products(own: Ints, step: Step, types: Types, of_op: Ints, runs_short: Bool
     created = storages.created_op_id[uses.storage_id]
     is_gradient = (step.ops.phase == "backward")[created] & (created != NONE)
     has_weight = np.zeros(len(own), dtype=np.bool_)
-    place, distinct = pd.factorize(storages.shape)
+    shapes = Coded.of(storages.shape)
     # A bias is no operand: it has one dimension.
-    is_matrix = np.array(["x" in str(shape) for shape in distinct], dtype=np.bool_)[place][uses.storage_id]
+    has_two = np.array(["x" in str(shape) for shape in shapes.distinct], dtype=np.bool_)
+    is_matrix = has_two[shapes.codes][uses.storage_id]
     is_read = is_product[uses.op_id] & (uses.role == "read") & is_matrix
     has_weight[uses.op_id[is_read & is_weight]] = True
     # The second operand: the weight, or in the weight's gradient what forward saved.

@@ -18,8 +18,9 @@ import numpy as np
 import pytest
 
 pytest.importorskip("dash")
-sync_api = pytest.importorskip("playwright.sync_api")
+pytest.importorskip("playwright")
 
+from playwright.sync_api import sync_playwright
 from werkzeug.serving import make_server
 
 from memprof_dashboard.app import create_app
@@ -164,7 +165,7 @@ def _found_chromium() -> str:
 def browser() -> Iterator[Any]:
     """One Chromium for all of these tests; it ends with them, since its event loop is in the way of others."""
     path = _found_chromium()
-    with sync_api.sync_playwright() as playwright:
+    with sync_playwright() as playwright:
         started = playwright.chromium.launch(executable_path=path, args=list(_ARGUMENTS))
         yield started
         started.close()
@@ -234,10 +235,16 @@ def _listen(shown: Shown) -> None:
         if not request.url.startswith((shown.served.origin + "/", "data:", "blob:")):
             shown.complaints.append(f"asked another site: {request.url[:200]}")
 
+    def hear_response(answer: Any) -> None:
+        if answer.status >= 400:
+            shown.complaints.append(f"{answer.status} {answer.url}")
+
     page = shown.page
     page.on("console", lambda line: line.type == "error" and shown.complaints.append(f"console: {line.text[:500]}"))
     page.on("pageerror", lambda error: shown.complaints.append(f"exception: {str(error)[:500]}"))
-    page.on("response", lambda answer: answer.status >= 400 and shown.complaints.append(f"{answer.status} {answer.url}"))
+    page.on(
+        "response", lambda answer: answer.status >= 400 and shown.complaints.append(f"{answer.status} {answer.url}")
+    )
     page.on("request", hear_request)
     page.on("websocket", lambda socket: shown.complaints.append(f"opened a socket: {socket.url[:200]}"))
     page.on("dialog", lambda dialog: (shown.complaints.append(f"dialog: {dialog.message}"), dialog.dismiss()))

@@ -120,9 +120,7 @@ def test_one_operator(show: Show, serve: Serve, tmp_path: Path) -> None:
     shown.wait_cursor(0)
 
 
-def test_truncated_recording_says_where_it_ends(
-    show: Show, serve: Serve, tmp_path: Path, small_tables: Tables
-) -> None:
+def test_truncated_recording_says_where_it_ends(show: Show, serve: Serve, tmp_path: Path, small_tables: Tables) -> None:
     """A job that was killed leaves a recording that says so on the page."""
     capture = dataclasses.replace(Capture(), is_complete=False, ends_at="step 1, forward", reason="killed by signal 9")
     shown = show(serve(write(tmp_path / "cut.memprof", small_tables, capture=capture)))
@@ -185,5 +183,3 @@ def test_what_cannot_be_opened_is_told_at_once(tmp_path: Path, small_tables: Tab
         path.write_bytes(path.read_bytes().replace(b'"schema_version": 1', b'"schema_version": 9'))
     with pytest.raises(BadInputError, match=r"run\.memprof"):
         open_sources([path])
-
-

@@ -150,7 +150,9 @@ def test_buttons_do_what_their_keys_do(show: Show, gpt: Served) -> None:
     shown.page.click("#all-button")
     shown.wait_drawn(0, 3072)
     shown.page.click("#in-button")
-    shown.page.wait_for_function("() => document.querySelector('#timeline .js-plotly-plot').layout.xaxis.range[1] < 3072")
+    shown.page.wait_for_function(
+        "() => document.querySelector('#timeline .js-plotly-plot').layout.xaxis.range[1] < 3072"
+    )
     shown.page.click("#out-button")
     shown.page.wait_for_function("() => document.querySelector('#timeline .js-plotly-plot').layout.xaxis.range[0] < 20")
 
@@ -308,7 +310,8 @@ def test_budget_line(show: Show, gpt: Served, budget: str, size: int) -> None:
     shown.wait_text("#facts", "over budget")
     shown.wait_text("#facts", format_bytes(PEAK_BYTES - size))
     shown.page.wait_for_function(
-        "y => document.querySelector('#timeline .js-plotly-plot').layout.shapes.some((one) => Math.abs(one.y0 - y) < 1e-6)",
+        """y => document.querySelector('#timeline .js-plotly-plot').layout.shapes.some(
+          (one) => Math.abs(one.y0 - y) < 1e-6)""",
         arg=size / 2**20,
     )
 
@@ -398,9 +401,11 @@ def test_no_page_is_heavy(show: Show, gpt: Served) -> None:
     sizes: list[tuple[str, int, int]] = []
     shown.page.on(
         "response",
-        lambda answer: answer.request.method == "POST"
-        and sizes.append(
-            (answer.url, len(answer.request.post_data or ""), int(answer.headers.get("content-length", 0)))
+        lambda answer: (
+            answer.request.method == "POST"
+            and sizes.append(
+                (answer.url, len(answer.request.post_data or ""), int(answer.headers.get("content-length", 0)))
+            )
         ),
     )
     shown.page.keyboard.press("Home")
