@@ -7,24 +7,47 @@ import re
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+import urllib.request
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from werkzeug.serving import make_server
 
 from memprof.errors import BadInputError
-from memprof_dashboard.sources import open_sources
+from memprof_dashboard.app import create_app
+from memprof_dashboard.sources import Desk, open_sources
+from tests.dashboard.browser.conftest import Served, Shown
+
+#: Trains four steps, waits to be told to go on, and goes on until it is told to stop.
+ENDLESS = """
+import pathlib, time, torch
+model = torch.nn.Linear(64, 64)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for step in range(2000):
+    model(torch.randn(8, 64)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    print("step", step, flush=True)
+    while step == 4 and not pathlib.Path("go").exists():
+        time.sleep(0.05)
+    time.sleep(0.02)
+    if pathlib.Path("stop").exists():
+        break
+"""
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
 
 @contextmanager
-def dashboard(*arguments: str, **environment: str) -> Iterator[tuple[str, str]]:
+def dashboard(*arguments: str, until: str = "Ctrl-C", **environment: str) -> Iterator[tuple[str, str]]:
     """Runs the command; yields its address and what it said before and with it."""
     command = [sys.executable, "-m", "memprof_dashboard", *arguments]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment or None) as process:
         assert process.stderr is not None
         said = ""
-        while "Ctrl-C" not in said:
+        while until not in said:
             line = process.stderr.readline()
             assert line, f"ended with {process.wait()}: {said}"
             said += line
@@ -43,6 +66,62 @@ def test_a_port_that_is_taken(small_file: Path) -> None:
         with dashboard(str(small_file), "--no-browser", "--port", str(port)) as (address, said):
             assert f"Port {port} is taken" in said
             assert int(address.rpartition(":")[2].partition("/")[0]) > port
+
+
+def test_no_browser_leaves_the_address(small_file: Path, tmp_path: Path) -> None:
+    """Where nothing can be opened, that is said, and the page is served all the same."""
+    environment = {"PATH": str(tmp_path), "HOME": str(tmp_path), "BROWSER": ""}
+    with dashboard(str(small_file), "--port", "0", until="No browser was found", **environment) as (address, _):
+        opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+        with opener.open(address) as answer:
+            assert b"_dash-config" in answer.read()
+
+
+def test_page_follows_a_job_that_is_running(show: Callable[..., Shown], tmp_path: Path) -> None:
+    """The spool of a recording that goes on: operators that it records later appear, and the job trains on."""
+    (tmp_path / "train.py").write_text(ENDLESS)
+    command = [
+        sys.executable,
+        "-m",
+        "memprof",
+        "record",
+        "-o",
+        "run.memprof",
+        "--skip",
+        "1",
+        "--steps",
+        "1000",
+        "train.py",
+    ]
+    spool = tmp_path / "run.memprof.spool"
+    with subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=os.environ | ONE_THREAD
+    ) as job:
+        assert job.stdout is not None
+        try:
+            while not job.stdout.readline().startswith("step 4"):
+                assert job.poll() is None
+            sources = open_sources([spool])
+            before = sources[0].rank(-1).history.ops
+            assert before > 0
+            app = create_app(sources, token="t")
+            server = make_server("127.0.0.1", 0, app.server, threaded=True)
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            page = show(Served(f"http://127.0.0.1:{server.port}", "t", Desk(sources))).page
+            (tmp_path / "go").touch()
+            page.wait_for_function(
+                "ops => document.querySelector('#overview .js-plotly-plot')?.layout?.xaxis?.range?.[1] > ops",
+                arg=before,
+                timeout=30_000,
+            )
+            assert job.poll() is None
+        finally:
+            (tmp_path / "go").touch()
+            (tmp_path / "stop").touch()
+            job.stdout.read()
+    assert job.returncode == 0
+    server.shutdown()
+    server.server_close()
 
 
 def test_what_cannot_be_opened_ends_the_command(tmp_path: Path) -> None:
