@@ -16,6 +16,7 @@ from memprof.errors import UsageError
     epilog="""\b
 Examples:
   memprof summary run.memprof -o memory.json
+  memprof summary ranks/ | python -m json.tool
   memprof diff memory.json head.memprof --fail-on 'peak>+2%'"""
 )
 @click.argument("trace", type=click.Path(), metavar="TRACE")
