@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from memprof.analysis.gates import Gate, Verdict
+from memprof.analysis.moved_lines import with_moved_lines
 from memprof.analysis.summary import KINDS, OTHERS, PEAK, Spot, Summary, read_summary, summarise
 from memprof.errors import BadInputError, InconclusiveError
 from memprof.trace.schema import PHASES
@@ -262,18 +263,19 @@ def _median_of(side: Sequence[Summary]) -> Summary:
 
 def _pair(name: str, base: Summary, head: Summary) -> Pair:
     one, other = base.spots.get(name), head.spots.get(name)
-    parts = {
-        kind: _changes({} if one is None else one.parts[kind], {} if other is None else other.parts[kind])
-        for kind in KINDS
-    }
-    return Pair(name, one, other, parts)
+    before, after = ({} if spot is None else spot.parts for spot in (one, other))
+    if one is not None and other is not None:
+        before = {**before, "source": with_moved_lines(before["source"], after["source"])}
+    return Pair(name, one, other, {kind: _changes(before.get(kind, {}), after.get(kind, {})) for kind in KINDS})
 
 
 def _changes(base: Mapping[str, int], head: Mapping[str, int]) -> tuple[Change, ...]:
     """Pairs the parts of two sides; where one sums its smallest up, so are the other's that it does not name."""
     base, head = _folded(base, head), _folded(head, base)
-    changes = [Change(name, base.get(name, 0), head.get(name, 0)) for name in {**base, **head}]
-    return tuple(sorted(changes, key=lambda one: (-abs(one.bytes), -one.head, one.name)))
+    sizes = ((name, base.get(name, 0), head.get(name, 0)) for name in {**base, **head})
+    # Tuples sort faster than what they become, and there may be a hundred thousand.
+    ordered = sorted((-abs(after - before), -after, name, before) for name, before, after in sizes)
+    return tuple(Change(name, before, -after) for _, after, name, before in ordered)
 
 
 def _folded(parts: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -21,10 +21,11 @@ AGAIN = "again"
 REST = "(others)"
 
 #: Entries of each mapping that are told one by one, the largest first.
-_MOST_OPERATORS, _MOST_TYPES, _MOST_PARAMETERS, _MOST_LINES = 32, 32, 24, 6
+_MOST_OPERATORS, _MOST_TYPES, _MOST_PARAMETERS, _MOST_SHAPES, _MOST_LINES = 32, 32, 24, 4, 6
 
 #: What stays from step to step, and is meant to.
-_STAYS = ("parameter", "buffer", "gradient", "optimizer_state", "input")
+_OWNED = ("parameter", "buffer", "gradient", "optimizer_state")
+_STAYS = (*_OWNED, "input")
 
 #: Numbers of layers in the names of their parameters.
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
@@ -42,6 +43,8 @@ class Traits:
         graph_bytes: Those of them that are still there when the step ends.
         unread_bytes: Bytes that calls of whole models leave behind them, where no backward follows on the call.
         held: How many tensors of its forward a step leaves behind, and how many bytes they are, by line of code.
+        outside: How many tensors stay over the whole step without being a parameter, a gradient, a buffer or a state,
+            and how many bytes they are, by shape.
         growth_bytes: By how much more is allocated when the step ends than when it began.
     """
 
@@ -52,17 +55,8 @@ class Traits:
     graph_bytes: int = 0
     unread_bytes: int = 0
     held: dict[str, tuple[int, int]] = field(default_factory=dict)
+    outside: dict[str, tuple[int, int]] = field(default_factory=dict)
     growth_bytes: int = 0
-
-    @property
-    def held_tensors(self) -> int:
-        """How many tensors of its forward a step leaves behind."""
-        return sum(count for count, _ in self.held.values())
-
-    @property
-    def held_bytes(self) -> int:
-        """How many bytes they are."""
-        return sum(size for _, size in self.held.values())
 
     def to_json(self) -> dict[str, Any]:
         """Returns the object as JSON containers."""
@@ -83,6 +77,7 @@ class Traits:
             operators={phase: _typed(names, int) for phase, names in _typed(record["operators"], dict).items()},
             **_typed({key: record[key] for key in ("saved_bytes", "graph_bytes", "unread_bytes", "growth_bytes")}, int),
             held={line: _pair(value) for line, value in _typed(record["held"], list).items()},
+            outside={shape: _pair(value) for shape, value in _typed(record["outside"], list).items()},
         )
 
 
@@ -106,8 +101,20 @@ def traits_of(step: Step, sources: Sources) -> Traits:
         graph_bytes=int(storages.allocated_bytes[left].sum()),
         unread_bytes=_unread(step),
         held=_held(step, sources),
+        outside=_outside(step),
         growth_bytes=at_end - step.bytes_at_start(),
     )
+
+
+def batch_of(step: Step) -> tuple[str, ...]:
+    """Returns the distinct shapes of the inputs that forward reads; of all inputs where uses were not recorded."""
+    storages, uses = step.storages, step.uses
+    is_input = (storages.category == "input") & (storages.shape != "")
+    if len(uses):
+        is_read = np.zeros(len(storages), dtype=np.bool_)
+        is_read[uses.storage_id[step.ops.phase[uses.op_id] == "forward"]] = True
+        is_input &= is_read
+    return tuple(sorted(set(storages.shape[is_input].tolist())))
 
 
 def rounds_of(step: Step) -> int:
@@ -128,17 +135,24 @@ def _parameters(step: Step) -> dict[str, str]:
     sizes: Counter[str] = Counter()
     shapes: dict[str, Counter[str]] = {}
     for name, shape, size in zip(
-        storages.name[rows].tolist(), storages.shape[rows].tolist(), storages.allocated_bytes[rows].tolist(), strict=True
+        storages.name[rows].tolist(),
+        storages.shape[rows].tolist(),
+        storages.allocated_bytes[rows].tolist(),
+        strict=True,
     ):
         if name:
             folded = _NUMBER.sub("*", name)
             sizes[folded] += size
-            shapes.setdefault(folded, Counter())[shape] += 1
-    return {
-        name: ", ".join(f"{count} x {shape}" if count > 1 else shape for shape, count in sorted(shapes[name].items()))
-        for name in _most(sizes, _MOST_PARAMETERS)
-        if name != REST
-    }
+            shapes.setdefault(folded, Counter())[shape or "unknown shape"] += 1
+    return {name: _listed(shapes[name]) for name in _most(sizes, _MOST_PARAMETERS) if name != REST}
+
+
+def _listed(shapes: Counter[str]) -> str:
+    """Writes shapes and how often they occur: those that occur most, and how many others there are."""
+    ordered = sorted(shapes.items(), key=lambda item: (-item[1], item[0]))
+    told = [f"{count} x {shape}" if count > 1 else shape for shape, count in ordered[:_MOST_SHAPES]]
+    rest = sum(count for _, count in ordered[_MOST_SHAPES:])
+    return ", ".join(told) + (f" and {rest} more" if rest else "")
 
 
 def _operators(step: Step) -> dict[str, dict[str, int]]:
@@ -185,18 +199,31 @@ def _held(step: Step, sources: Sources) -> dict[str, tuple[int, int]]:
         & ~np.isin(storages.category, _STAYS)
     )
     rows = rows[ops.phase[storages.created_op_id[rows]] == "forward"]
+    lines = [sources.of_stack(stack) for stack in ops.stack_id[storages.created_op_id[rows]].tolist()]
+    return _counted(["" if line is None else line.place for line in lines], storages.allocated_bytes[rows])
+
+
+def _outside(step: Step) -> dict[str, tuple[int, int]]:
+    storages = step.storages
+    rows = np.flatnonzero(
+        (storages.created_op_id == NONE)
+        & (storages.freed_op_id == NONE)
+        & (storages.allocated_bytes > 0)
+        & ~np.isin(storages.category, _OWNED)
+    )
+    return _counted(storages.shape[rows].tolist(), storages.allocated_bytes[rows])
+
+
+def _counted(keys: Sequence[str], sizes: Ints) -> dict[str, tuple[int, int]]:
+    """Returns how many tensors there are by key, and their bytes."""
     counts: Counter[str] = Counter()
-    sizes: Counter[str] = Counter()
-    for stack, size in zip(
-        ops.stack_id[storages.created_op_id[rows]].tolist(), storages.allocated_bytes[rows].tolist(), strict=True
-    ):
-        line = sources.of_stack(stack)
-        place = "" if line is None else line.place
-        counts[place] += 1
-        sizes[place] += size
-    kept = _most(sizes, _MOST_LINES)
-    counts[REST] = sum(count for place, count in counts.items() if place not in kept)
-    return {place: (counts[place], size) for place, size in kept.items()}
+    sums: Counter[str] = Counter()
+    for key, size in zip(keys, sizes.tolist(), strict=True):
+        counts[key] += 1
+        sums[key] += size
+    kept = _most(sums, _MOST_LINES)
+    counts[REST] = sum(count for key, count in counts.items() if key not in kept)
+    return {key: (counts[key], size) for key, size in kept.items()}
 
 
 def _most(counts: Mapping[str, int], most: int) -> dict[str, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import keyword
 import os
 import sys
 import traceback
@@ -15,19 +16,21 @@ import click
 from memprof.errors import MemprofError
 from memprof.version import __version__
 
-#: Verb, and its line in ``memprof --help``. The verb's command is ``memprof.cli.<verb>.<verb>``, imported only when
-#: it is run: ``memprof --help`` and shell completion stay fast.
+#: Verb, and its line in ``memprof --help``. The verb's command is ``memprof.cli.<verb>.<verb>``, with an underscore
+#: behind a word of Python's own, imported only when it is run: ``memprof --help`` and shell completion stay fast.
 VERBS = {
     "record": "Run a training job unchanged and record its memory.",
+    "import": "Make a recording of a memory snapshot or a profiler's trace.",
     "report": "Show where the memory of a recorded job goes.",
     "dashboard": "Show recordings in a browser.",
     "suggest": "Suggest the fastest plans that make a recorded job fit a budget.",
-    "fit": "Find a plan under which a training job is measured to fit a budget.",
+    "fit": "Find a plan that is measured to make a job fit a budget.",
     "predict": "Predict what a plan does to a recorded job's memory and time.",
     "verify": "Compare what a plan was predicted to do with a run under it.",
     "diff": "Compare the memory of two recordings, and guard it in CI.",
     "check": "Check a recording against a budget.",
     "summary": "Write what a recording comes to as a small baseline.",
+    "export": "Write a recording in another tool's format.",
 }
 
 _FAILED = 1
@@ -45,7 +48,8 @@ class LazyVerbs(click.Group):
         """Imports a verb's command."""
         if cmd_name not in VERBS:
             return None
-        command = getattr(importlib.import_module(f"memprof.cli.{cmd_name}"), cmd_name)
+        name = f"{cmd_name}_" if keyword.iskeyword(cmd_name) else cmd_name
+        command = getattr(importlib.import_module(f"memprof.cli.{name}"), name)
         assert isinstance(command, click.Command)
         return command
 

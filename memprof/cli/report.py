@@ -56,6 +56,7 @@ class MomentType(click.ParamType[tuple[int | None, int | None]]):
 Examples:
   memprof report run.memprof
   memprof report run.memprof --by module --at 4:812
+  memprof report run.memprof --allocator
   memprof report run.memprof --html report.html --scrub
   memprof report run.memprof --json | python -m json.tool | less"""
 )
@@ -81,6 +82,10 @@ Examples:
     help="Write the report with its figures to this file, which needs no network.",
 )
 @click.option("--scrub", "is_scrubbed", is_flag=True, help="Leave out paths, people, hosts and secrets, for sharing.")
+@click.option(
+    "--allocator", "page_kind", flag_value="allocator", help="Show reserved memory, what of it is unused, and why."
+)
+@click.option("--static", "page_kind", flag_value="static", help="Show what the step needs when it is planned ahead.")
 @click.option("-f", "--force", is_flag=True, help="Replace the file if it exists.")
 def report(
     trace: str,
@@ -92,6 +97,7 @@ def report(
     is_json: bool,
     page_path: Path | None,
     is_scrubbed: bool,
+    page_kind: str | None,
     force: bool,
 ) -> None:
     """Show where the memory of a recorded job goes.
@@ -103,6 +109,15 @@ def report(
     if at_step is not None and step_number is not None and at_step != step_number:
         raise click.UsageError(f"--at {at_step}:{op_id} and --step {step_number} name two steps: leave one out.")
     chosen_step = at_step if at_step is not None else step_number
+    if page_kind is not None:
+        if page_path is not None or table is not None or op_id is not None:
+            raise click.UsageError(f"--{page_kind} has a page of its own: leave out --html, --by and --at.")
+        from memprof.cli.allocator_page import show_page
+
+        opened = _open(trace, rank, is_scrubbed=is_scrubbed)
+        name = str(opened.path) if is_scrubbed else trace
+        show_page(page_kind, opened, name, rank, chosen_step, top, is_json=is_json)
+        return
     if page_path is not None:
         _check_page(page_path, is_other=is_json or table is not None, force=force)
         exporter = _exporter()

@@ -36,6 +36,7 @@ def describe_process(window: Window, *, is_late: bool) -> dict[str, Any]:
             "cores": os.cpu_count() or 0,
             "memory_bytes": _memory_bytes(),
             "os": _system(),
+            "allocator_settings": _allocator_settings(),
         },
     }
 
@@ -43,6 +44,12 @@ def describe_process(window: Window, *, is_late: bool) -> dict[str, Any]:
 def _number(variable: str, default: int) -> int:
     text = os.environ.get(variable, "")
     return int(text) if text.isdecimal() else default
+
+
+def _allocator_settings() -> str:
+    """Returns how the job's caching allocator was set up; torch 2.9 gave the variable its present name."""
+    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+    return next((os.environ[name] for name in names if os.environ.get(name)), "")
 
 
 def _processor() -> str:

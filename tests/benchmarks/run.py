@@ -42,6 +42,12 @@ NAMES = (
     "fits",
     "rivals",
     "search_time",
+    "planted_changes",
+    "diff_speed",
+    "import_speed",
+    "allocator_replay",
+    "static_planning",
+    "dashboard_scale",
 )
 
 

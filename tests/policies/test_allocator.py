@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,7 +15,12 @@ from memprof.errors import PolicyError
 from memprof.policies.allocator.policy import Allocator, merged_environment, parse_options
 from memprof.policies.job import Job
 from memprof.policies.plan import Plan
+from memprof.replay.live import live_bytes
+from memprof.trace.schema import Memory
+from memprof.trace.step import Step
 from tests.building import Op, Storage, make_step
+
+MIB = 1 << 20
 
 
 @pytest.mark.parametrize(
@@ -77,13 +84,54 @@ def test_torch_accepts_every_option() -> None:
     subprocess.run([sys.executable, "-c", command], check=True)
 
 
-def test_a_step_stays_as_it_is() -> None:
-    """Allocated bytes do not depend on the options, and describe says that reserved bytes are not predicted."""
+def test_on_a_cpu_a_step_stays_as_it_is() -> None:
+    """The options are CUDA's: elsewhere they do nothing."""
     step = make_step([Op(makes=["x"])], [Storage("x", 512)])
     policy = Allocator(expandable_segments=True)
     assert policy.transform(step) is step
-    assert policy.describe() == "allocator expandable_segments (reserved bytes not predicted)"
-    assert policy.source == "rule"
+    assert policy.describe() == "allocator expandable_segments"
+    assert policy.source == "replayed"
+
+
+def on_cuda(step: Step) -> Step:
+    device = np.full(len(step.storages), "cuda:0", dtype=object)
+    empty = Memory.empty()
+    return dataclasses.replace(step, storages=step.storages.replace(device=device), memory=empty)
+
+
+def test_reserved_bytes_are_replayed_under_the_options() -> None:
+    """By hand: 12 and 16 MiB take segments of 12 and 16; one that grows takes two pages of 20. The rest is the same."""
+    step = on_cuda(make_step([Op(makes=["x"]), Op(makes=["y"])], [Storage("x", 12 * MIB), Storage("y", 16 * MIB)]))
+    for policy, reserved in (
+        (Allocator(max_split_size_mb=64), [12 * MIB, 28 * MIB]),
+        (Allocator(expandable_segments=True), [20 * MIB, 40 * MIB]),
+    ):
+        predicted = policy.transform(step)
+        predicted.check()
+        # The second of the two runs, whose storages the first has left room for.
+        assert predicted.memory.reserved_bytes.max() == reserved[-1]
+        assert predicted.memory.allocated_bytes.tolist() == [12 * MIB, 28 * MIB]
+        assert live_bytes(predicted).during.tolist() == live_bytes(step).during.tolist()
+
+
+def test_rounding_to_steps_between_powers_of_two_is_allocated() -> None:
+    """Of 17 MiB, two steps from 16 to 32 make 24: torch's counters of allocated bytes show that too."""
+    step = on_cuda(make_step([Op(makes=["x"])], [Storage("x", 17 * MIB)]))
+    predicted = Allocator(roundup_power2_divisions=2).transform(step)
+    predicted.check()
+    assert live_bytes(predicted).during.tolist() == [24 * MIB]
+
+
+def test_memory_of_the_host_is_left_out() -> None:
+    """What lies in main memory is not asked of the device's allocator, and still counts in the step."""
+    step = make_step([Op(makes=["x", "y"])], [Storage("x", 12 * MIB), Storage("y", MIB)])
+    device = np.array(["cuda:0", "cpu"], dtype=object)
+    step = dataclasses.replace(step, storages=step.storages.replace(device=device), memory=Memory.empty())
+    predicted = Allocator(expandable_segments=True).transform(step)
+    predicted.check()
+    assert predicted.memory.device.tolist() == ["cuda:0", "cpu"]
+    assert predicted.memory.reserved_bytes.tolist() == [20 * MIB, -1]
+    assert predicted.memory.allocated_bytes.tolist() == [12 * MIB, MIB]
 
 
 def test_a_job_started_without_the_options_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

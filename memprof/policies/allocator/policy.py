@@ -28,22 +28,22 @@ _LEAST_SPLIT_MB = 20
 class Allocator(Policy):
     """Sets options of the CUDA caching allocator in the environment of the job.
 
-    They change reserved bytes and fragmentation, not allocated bytes, which is all that is predicted so far. On a
-    device other than CUDA they do nothing.
+    They change reserved bytes and fragmentation; ``roundup_power2_divisions`` changes allocated bytes too. Both are
+    replayed through the model of the caching allocator. On a device other than CUDA they do nothing.
 
     Attributes:
         expandable_segments: Grow segments in place instead of taking new ones.
         max_split_size_mb: Do not split larger blocks, in MiB above 20; 0 leaves it to torch.
         roundup_power2_divisions: Round sizes up to so many steps between powers of two, itself one; 0 leaves it.
-        garbage_collection_threshold: Give blocks back from this share of the device's memory on, between 0 and 1;
-            0 leaves it.
+        garbage_collection_threshold: Give blocks back from this share of the process's memory limit on, between 0 and
+            1; 0 leaves it. Torch heeds it only where ``set_per_process_memory_fraction`` set a limit.
     """
 
     name: ClassVar[str] = "allocator"
     flag_help: ClassVar[str] = "Set options of the CUDA caching allocator, as torch's own variable has them."
     flag_example: ClassVar[str] = "expandable_segments"
     numerics: ClassVar[str] = "none"
-    source: ClassVar[str] = "rule"
+    source: ClassVar[str] = "replayed"
 
     expandable_segments: bool = False
     max_split_size_mb: int = 0
@@ -103,7 +103,7 @@ class Allocator(Policy):
         return cls(**settings)  # type: ignore[arg-type]  # each value was read by its key's own type
 
     def transform(self, step: Step) -> Step:
-        """Returns the step as it is: allocated bytes do not depend on the options; see Policy.transform."""
+        """Returns the step with its reserved bytes under the options; see Policy.transform."""
         from memprof.policies.allocator.transform import transform_allocator
 
         return transform_allocator(step, self)
@@ -133,9 +133,9 @@ class Allocator(Policy):
         return merged_environment(self.options(), os.environ)
 
     def describe(self) -> str:
-        """Says which options are set, and that only allocated bytes are predicted."""
+        """Says which options are set: ``allocator expandable_segments``."""
         chosen = ", ".join(key if value == "True" else f"{key} {value}" for key, value in self.options().items())
-        return f"allocator {chosen} (reserved bytes not predicted)"
+        return f"allocator {chosen}"
 
 
 def merged_environment(options: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, str]:

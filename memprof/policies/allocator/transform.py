@@ -1,9 +1,16 @@
-"""Leaves a step as it is: the allocator's options change reserved bytes, not allocated ones."""
+"""Rewrites a step for other options of the allocator: what blocks take, and what is reserved."""
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from memprof.replay.allocator.rules import Settings, rounded_request, settings_from_options
+from memprof.replay.allocator.steps import device_of, reserved_by_op
+from memprof.replay.live import live_bytes
+from memprof.trace.schema import NONE, Ints, Memory
 from memprof.trace.step import Step
 
 if TYPE_CHECKING:
@@ -11,10 +18,54 @@ if TYPE_CHECKING:
 
 
 def transform_allocator(step: Step, policy: Allocator) -> Step:
-    """Returns the step.
+    """Returns the step with the blocks and the reserved bytes that the options give; on CPU, the step.
 
-    What a tensor takes is rounded the same way under every option but ``roundup_power2_divisions``, whose rounding
-    torch's counters of allocated bytes show too. That, and reserved bytes, need the model of the caching allocator,
-    which is not written yet; so the policy's source is a rule, and ``describe`` says so.
+    The step's requests are replayed through the model of the caching allocator. ``roundup_power2_divisions`` makes
+    blocks larger, which torch's counters of allocated bytes show; the other options change reserved bytes alone, which
+    go into the step's counters.
     """
-    return step
+    device = device_of(step)
+    if not device.startswith("cuda"):
+        return step
+    settings = settings_from_options(policy.options())
+    if policy.roundup_power2_divisions > 1:
+        step = _with_rounded_sizes(step, device, settings)
+    return dataclasses.replace(step, memory=_counters(step, device, reserved_by_op(step, settings)))
+
+
+def _counters(step: Step, device: str, reserved: Ints) -> Memory:
+    """Writes a sample of each operator's bytes on the device, and one of what it holds elsewhere where it does."""
+    on_device = _device_bytes(step, device)
+    elsewhere = live_bytes(step).during - on_device
+    ops = np.arange(len(step.ops))
+    also = np.flatnonzero(elsewhere)
+    rows = np.concatenate([ops, also])
+    order = np.argsort(rows, kind="stable")
+    allocated = np.concatenate([on_device, elsewhere[also]])
+    return Memory.of(
+        op_id=rows,
+        time_us=step.ops.start_us[rows],
+        device=np.repeat(np.array([device, "cpu"], dtype=object), [len(ops), len(also)]),
+        allocated_bytes=allocated,
+        active_bytes=allocated,
+        reserved_bytes=np.concatenate([reserved, np.full(len(also), NONE)]),
+        host_rss_bytes=np.full(len(rows), NONE),
+    ).take(order)
+
+
+def _with_rounded_sizes(step: Step, device: str, settings: Settings) -> Step:
+    """Returns the step with every block of a device as large as the steps between powers of two make it."""
+    storages = step.storages
+    is_own = (storages.device == device) & (storages.allocated_bytes > 0) & (storages.requested_bytes > 0)
+    distinct, place = np.unique(storages.requested_bytes[is_own], return_inverse=True)
+    sizes = np.array([rounded_request(int(size), settings.divisions) for size in distinct], dtype=np.int64)
+    allocated = storages.allocated_bytes.copy()
+    allocated[is_own] = np.maximum(allocated[is_own], sizes[place])
+    return dataclasses.replace(step, storages=storages.replace(allocated_bytes=allocated))
+
+
+def _device_bytes(step: Step, device: str) -> Ints:
+    """Returns the bytes alive on the device during each operator; workspaces are taken to be there."""
+    storages = step.storages
+    elsewhere = storages.replace(allocated_bytes=np.where(storages.device == device, storages.allocated_bytes, 0))
+    return live_bytes(dataclasses.replace(step, storages=elsewhere)).during

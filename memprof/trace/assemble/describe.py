@@ -81,6 +81,7 @@ def build_manifest(
             memory_bytes=machine["memory_bytes"],
             capacity_bytes=machine["memory_bytes"],
             os=machine["os"],
+            allocator_settings=machine.get("allocator_settings", ""),
             speed=speed,
         ),
         rank=start["rank"],

@@ -1,0 +1,134 @@
+"""A recording as a memory snapshot: its requests, at the addresses that the caching allocator's model gives them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from memprof.errors import BadInputError
+from memprof.policies.allocator.policy import parse_options
+from memprof.replay.allocator.blocks import ALLOCATED, FREE, UNMAPPED, Block
+from memprof.replay.allocator.events import ALLOCATE, Replay, replay
+from memprof.replay.allocator.rules import settings_from_options
+from memprof.replay.allocator.steps import StepRequests, requests_of_recording
+from memprof.trace.exporters.snapshot import ACTIVE, INACTIVE, PENDING, Blocks, DeviceSnapshot, snapshot_bytes
+from memprof.trace.schema import NONE, AllocatorEvents, Ints, Modules, Ops, Segments, Stacks, Storages, Texts
+from memprof.trace.store import Trace
+
+
+def export_snapshot(trace: Trace) -> bytes:
+    """Writes what a rank recorded as torch's memory snapshot.
+
+    Everything recorded is asked of the model of the caching allocator in its order, with the options in force, and
+    put where that puts it: addresses and segments are the model's, not the device's.
+
+    Args:
+        trace: The recording.
+
+    Raises:
+        BadInputError: It holds no memory, or is damaged.
+    """
+    storages, ops = trace.table(Storages), trace.table(Ops)
+    asked = requests_of_recording(storages, ops)
+    if not len(asked.requests):
+        raise BadInputError(f"{trace.path} holds no memory to write a snapshot of.")
+    options = trace.manifest.machine.allocator_settings if asked.device != "cpu" else ""
+    try:
+        settings = settings_from_options(parse_options(options))
+    except ValueError:
+        raise BadInputError(
+            f"{trace.path} names options of the allocator that torch does not take: {options}."
+        ) from None
+    done = replay(asked.requests, settings)
+    stack_of = np.where(asked.made_by == NONE, NONE, ops.stack_id[asked.made_by])
+    words = _words(asked, storages, ops, trace.table(Modules))
+    events, notes = _events(asked, done, ops, stack_of, words)
+    segments, blocks = _end(done, stack_of, asked.device)
+    number = int(asked.device.rpartition(":")[2]) if ":" in asked.device else 0
+    device = DeviceSnapshot(number, events, notes, segments, blocks)
+    return snapshot_bytes([device], trace.table(Stacks), options)
+
+
+def _events(
+    asked: StepRequests, done: Replay, ops: Ops, stack_of: Ints, words: Texts
+) -> tuple[AllocatorEvents, list[str]]:
+    """Writes the history: segments as they are taken, and two events for each free, as torch has them."""
+    kind, allocation = asked.requests.kind, asked.requests.allocation
+    is_made = done.address[allocation] != NONE
+    # A free is two rows; a segment's row stands before the request that needed it.
+    own = np.repeat(np.flatnonzero(is_made), np.where(kind[is_made] == ALLOCATE, 1, 2))
+    is_second = np.zeros(len(own), dtype=np.bool_)
+    is_second[1:] = own[1:] == own[:-1]
+    action = np.where(kind[own] == ALLOCATE, "alloc", np.where(is_second, "free_completed", "free_requested"))
+    log = done.segment_events()
+    at = np.array([one.event for one in log], dtype=np.int64)
+    event = np.concatenate([own, at])
+    order = np.lexsort((np.concatenate([1 + is_second, np.zeros(len(at))]), event))
+    event = event[order]
+    about = allocation[event]
+    time_us = ops.start_us[np.maximum(asked.op_id[event], 0)] if len(ops) else np.zeros(len(event))
+    actions: Texts = np.concatenate([action.astype(object), np.array([one.action for one in log], dtype=object)])[order]
+    is_log = order >= len(own)
+    table = AllocatorEvents.of(
+        index=np.arange(len(event)),
+        time_us=time_us,
+        device=np.full(len(event), asked.device, dtype=object),
+        action=actions,
+        address=np.concatenate([done.address[allocation[own]], [one.address for one in log]])[order],
+        size_bytes=np.concatenate([asked.requests.size[allocation[own]], [one.size for one in log]])[order],
+        stream=asked.requests.stream[about],
+        op_id=asked.op_id[event],
+        stack_id=stack_of[about],
+    )
+    return table, ["" if hidden else str(text) for hidden, text in zip(is_log, words[about], strict=True)]
+
+
+def _end(done: Replay, stack_of: Ints, device: str) -> tuple[Segments, Blocks]:
+    """Writes the segments and blocks behind the last event; of expandable ones, what is mapped."""
+    names = {ALLOCATED: ACTIVE, FREE: INACTIVE}
+    rows: list[dict[str, Any]] = []
+    blocks: list[tuple[int, Block]] = []
+    for segment in sorted(done.allocator.segments.values(), key=lambda one: one.address):
+        held = [block for block in segment.blocks() if block.state != UNMAPPED]
+        used = [block for block in held if block.state != FREE]
+        allocated = sum(block.size for block in used if block.state == ALLOCATED)
+        blocks += [(len(rows), block) for block in held]
+        rows.append(
+            {
+                "device": device,
+                "address": segment.address,
+                "total_size_bytes": sum(block.size for block in held),
+                "allocated_size_bytes": allocated,
+                "active_size_bytes": sum(block.size for block in used),
+                "requested_size_bytes": sum(block.requested for block in used),
+                "stream": segment.pool.stream,
+                "segment_type": "small" if segment.pool.is_small else "large",
+                "is_expandable": segment.is_expandable,
+            }
+        )
+    table = Segments.of(**{name: [row[name] for row in rows] for name in rows[0]}) if rows else Segments.empty()
+    return table, Blocks(
+        segment=np.array([row for row, _ in blocks], dtype=np.int64),
+        address=np.array([block.address for _, block in blocks], dtype=np.int64),
+        size=np.array([block.size for _, block in blocks], dtype=np.int64),
+        requested=np.array([block.requested for _, block in blocks], dtype=np.int64),
+        state=np.array([names.get(block.state, PENDING) for _, block in blocks], dtype=object),
+        stack_id=np.array(
+            [NONE if block.state == FREE else stack_of[block.allocation] for _, block in blocks], dtype=np.int64
+        ),
+    )
+
+
+def _words(asked: StepRequests, storages: Storages, ops: Ops, modules: Modules) -> Texts:
+    """Says what each allocation is for: category, name or operator, and module."""
+    texts: Texts = np.empty(len(asked.storage_id), dtype=object)
+    for place, (storage, op) in enumerate(zip(asked.storage_id.tolist(), asked.made_by.tolist(), strict=True)):
+        module = int(ops.module_id[op]) if storage == NONE else int(storages.module_id[storage])
+        parts = (
+            "workspace" if storage == NONE else str(storages.category[storage]),
+            (str(storages.name[storage]) if storage != NONE else "") or (str(ops.name[op]) if op != NONE else ""),
+            f"in {modules.name[module]}" if module != NONE and modules.name[module] else "",
+        )
+        texts[place] = " ".join(part for part in parts if part)
+    return texts

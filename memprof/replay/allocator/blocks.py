@@ -1,0 +1,212 @@
+"""What the allocator keeps: blocks that tile segments, and the free ones of each pool in the order they are taken."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+
+from memprof.replay.allocator.rules import LARGE_SEGMENT_BYTES, SMALL_SEGMENT_BYTES, TieBreak
+
+#: States of a block. A pending one is freed, but another stream may still use it.
+FREE, ALLOCATED, PENDING, UNMAPPED = 0, 1, 2, 3
+STATE_NAMES = ("free", "allocated", "pending", "unmapped")
+
+_ADDRESS_BITS = 64
+_COUNTER_BITS = 40
+
+
+class Segment:
+    """A range of addresses taken from the device, or one that grows in place.
+
+    Attributes:
+        address: First byte.
+        size: Bytes taken; of an expandable one, the bytes of its range, mapped or not.
+        pool: The pool it is of.
+        counter: Position among all segments taken.
+        is_expandable: Whether it grows in place.
+        first: Its first block.
+    """
+
+    __slots__ = ("address", "counter", "first", "is_expandable", "pool", "size")
+
+    def __init__(self, address: int, size: int, pool: Pool, counter: int, *, is_expandable: bool) -> None:
+        self.address = address
+        self.size = size
+        self.pool = pool
+        self.counter = counter
+        self.is_expandable = is_expandable
+        self.first: Block | None = None
+
+    def blocks(self) -> Iterator[Block]:
+        """Walks its blocks in order of address."""
+        block = self.first
+        while block is not None:
+            yield block
+            block = block.next
+
+
+class Block:
+    """A part of a segment that is free or was given out.
+
+    Attributes:
+        address: First byte.
+        size: Bytes.
+        requested: Bytes last asked for.
+        state: FREE, ALLOCATED, PENDING or UNMAPPED.
+        previous: The block before it in its segment.
+        next: The block behind it.
+        segment: Its segment.
+        counter: Position among all blocks made.
+        key: Its place among the free blocks of its pool while it is free.
+        age_base: Searches of its pool before it became free.
+        allocation: The allocation it was last given to, -1 for none.
+    """
+
+    __slots__ = (
+        "address",
+        "age_base",
+        "allocation",
+        "counter",
+        "key",
+        "next",
+        "previous",
+        "requested",
+        "segment",
+        "size",
+        "state",
+    )
+
+    def __init__(self, address: int, size: int, segment: Segment, counter: int, state: int = FREE) -> None:
+        self.address = address
+        self.size = size
+        self.segment = segment
+        self.counter = counter
+        self.state = state
+        self.requested = 0
+        self.previous: Block | None = None
+        self.next: Block | None = None
+        self.key = 0
+        self.age_base = 0
+        self.allocation = -1
+
+    def is_split(self) -> bool:
+        """Tells whether it is only part of its segment."""
+        return self.previous is not None or self.next is not None
+
+    def place_between(self, previous: Block | None, following: Block | None) -> None:
+        """Links it between two blocks, or at an end of its segment."""
+        self.previous, self.next = previous, following
+        if previous is None:
+            self.segment.first = self
+        else:
+            previous.next = self
+        if following is not None:
+            following.previous = self
+
+
+class Pool:
+    """The free blocks of one stream, size class and memory pool, in the order in which torch would take them.
+
+    A block's key is a number: its size, then what breaks ties. Keys are kept in sorted lists, one for each sixteenth of
+    the way from a power of two to the next, so that a list stays short however many blocks are free; a number whose
+    bits are the lists that are not empty tells at once where to look next.
+
+    Attributes:
+        owner: Number of the memory pool (0 is the default one; CUDA graphs have their own).
+        stream: The stream.
+        is_small: Whether it serves small requests.
+        page_bytes: What an expandable segment of it grows by.
+        searches: Times a block was looked for, where garbage collection asks.
+        unmapped: Blocks of expandable segments that have addresses and no memory, by address.
+    """
+
+    def __init__(self, owner: int, stream: int, tie_break: TieBreak, *, is_small: bool) -> None:
+        self.owner = owner
+        self.stream = stream
+        self.is_small = is_small
+        self.page_bytes = SMALL_SEGMENT_BYTES if is_small else LARGE_SEGMENT_BYTES
+        self.searches = 0
+        self.unmapped: dict[int, Block] = {}
+        self._tie_break = tie_break
+        self._shift = _ADDRESS_BITS + (_COUNTER_BITS if tie_break == "segment" else 0)
+        self._lists: dict[int, list[int]] = {}
+        self._filled = 0
+        self._by_key: dict[int, Block] = {}
+
+    def add(self, block: Block) -> None:
+        """Makes a block one of the free ones."""
+        size = block.size
+        if self._tie_break == "address":
+            key = size << _ADDRESS_BITS | block.address
+        elif self._tie_break == "block":
+            key = size << _ADDRESS_BITS | block.counter
+        else:
+            key = (size << _COUNTER_BITS | block.segment.counter) << _ADDRESS_BITS | block.address
+        block.key = key
+        block.age_base = self.searches
+        self._by_key[key] = block
+        number = _list_of(size)
+        keys = self._lists.get(number)
+        if keys:
+            insort(keys, key)
+        else:
+            self._lists[number] = [key]
+            self._filled |= 1 << number
+
+    def remove(self, block: Block) -> None:
+        """Takes a block out of the free ones; its size must be that with which it was added."""
+        key = block.key
+        del self._by_key[key]
+        number = _list_of(block.size)
+        keys = self._lists[number]
+        if len(keys) == 1:
+            keys.clear()
+            self._filled ^= 1 << number
+        else:
+            del keys[bisect_left(keys, key)]
+
+    def fitting(self, size: int) -> Block | None:
+        """Returns the smallest free block of at least a size; None where there is none."""
+        number = _list_of(size)
+        keys = self._lists.get(number)
+        if keys:
+            place = bisect_left(keys, size << self._shift)
+            if place < len(keys):
+                return self._by_key[keys[place]]
+        larger = self._filled >> (number + 1)
+        if not larger:
+            return None
+        return self._by_key[self._lists[number + (larger & -larger).bit_length()][0]]
+
+    def from_size(self, size: int) -> Iterator[Block]:
+        """Walks the free blocks of at least a size, smallest first; none may be added or removed meanwhile."""
+        number = _list_of(size)
+        keys = self._lists.get(number)
+        if keys:
+            for place in range(bisect_left(keys, size << self._shift), len(keys)):
+                yield self._by_key[keys[place]]
+        larger = self._filled >> (number + 1)
+        while larger:
+            step = (larger & -larger).bit_length()
+            number += step
+            for key in self._lists[number]:
+                yield self._by_key[key]
+            larger >>= step
+
+    def free_blocks(self) -> list[Block]:
+        """Returns the free blocks, smallest first."""
+        return [self._by_key[key] for number in self._numbers() for key in self._lists[number]]
+
+    def largest(self) -> Block | None:
+        """Returns the largest free block."""
+        return self._by_key[self._lists[self._filled.bit_length() - 1][-1]] if self._filled else None
+
+    def _numbers(self) -> list[int]:
+        """Returns the numbers of the lists that are not empty, rising."""
+        return sorted(number for number, keys in self._lists.items() if keys)
+
+
+def _list_of(size: int) -> int:
+    """Returns the number of the list that blocks of a size are in; it rises with the size, of at least 16."""
+    bits = size.bit_length()
+    return bits << 4 | (size >> (bits - 5)) & 15

@@ -1,0 +1,109 @@
+"""How expandable segments grow and shrink: pages are mapped into a long range of addresses, and unmapped from it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from memprof.replay.allocator.blocks import FREE, UNMAPPED, Block, Pool
+
+if TYPE_CHECKING:
+    from memprof.replay.allocator.model import CachingAllocator
+
+
+def find_growth(pool: Pool, size: int) -> Block | None:
+    """Finds the lowest free or unmapped block from which on so many bytes could be given out.
+
+    Args:
+        pool: Where to look.
+        size: Bytes needed.
+
+    Returns:
+        A block that is unmapped, or free with unmapped ones behind it; None where no range has the room.
+    """
+    for address in sorted(pool.unmapped):
+        block = pool.unmapped[address]
+        if block.previous is not None and block.previous.state == FREE:
+            block = block.previous
+        room, walker = 0, block
+        while room < size and walker is not None and walker.state in (FREE, UNMAPPED):
+            room += walker.size
+            walker = walker.next  # type: ignore[assignment]  # the loop ends where it is None
+        if room >= size:
+            return block
+    return None
+
+
+def map_pages(allocator: CachingAllocator, block: Block, size: int) -> bool:
+    """Gives memory to the first pages of an unmapped block and joins it with its free neighbours.
+
+    Returns:
+        False where the device has no room; then nothing has changed.
+    """
+    pool = block.segment.pool
+    mapped = min(-(-size // pool.page_bytes) * pool.page_bytes, block.size)
+    if not allocator.has_room(mapped):
+        return False
+    del pool.unmapped[block.address]
+    block.state = FREE
+    start = block.address
+    if mapped < block.size:
+        rest = allocator.make_block(block.address + mapped, block.size - mapped, block.segment, UNMAPPED)
+        rest.place_between(block, block.next)
+        pool.unmapped[rest.address] = rest
+        block.size = mapped
+    join_neighbours(allocator, block)
+    pool.add(block)
+    allocator.reserved += mapped
+    allocator.write("segment_map", start, mapped, pool.stream)
+    return True
+
+
+def release_pages(allocator: CachingAllocator, block: Block) -> None:
+    """Takes the memory of the whole pages inside a free block; a segment that has none left goes too."""
+    pool, segment = block.segment.pool, block.segment
+    base, page = segment.address, pool.page_bytes
+    start = base + -(-(block.address - base) // page) * page
+    end = base + (block.address + block.size - base) // page * page
+    if end <= start:
+        return
+    pool.remove(block)
+    before, behind = start - block.address, block.address + block.size - end
+    if before:
+        front = allocator.make_block(block.address, before, segment)
+        front.place_between(block.previous, block)
+        pool.add(front)
+    if behind:
+        rest = allocator.make_block(end, behind, segment)
+        rest.place_between(block, block.next)
+        pool.add(rest)
+    block.address, block.size, block.state = start, end - start, UNMAPPED
+    _join_unmapped(allocator, block)
+    pool.unmapped[block.address] = block
+    allocator.reserved -= end - start
+    allocator.write("segment_unmap", start, end - start, pool.stream)
+    if not block.is_split():
+        del pool.unmapped[block.address]
+        del allocator.segments[segment.address]
+
+
+def join_neighbours(allocator: CachingAllocator, block: Block) -> None:
+    """Joins a free block, not yet among the free ones of its pool, with those beside it."""
+    pool = block.segment.pool
+    previous, following = block.previous, block.next
+    if previous is not None and previous.state == FREE:
+        pool.remove(previous)
+        allocator.absorb_before(block, previous)
+    if following is not None and following.state == FREE:
+        pool.remove(following)
+        allocator.absorb_behind(block, following)
+
+
+def _join_unmapped(allocator: CachingAllocator, block: Block) -> None:
+    pool = block.segment.pool
+    previous, following = block.previous, block.next
+    if previous is not None and previous.state == UNMAPPED:
+        del pool.unmapped[previous.address]
+        allocator.absorb_before(block, previous)
+    if following is not None and following.state == UNMAPPED:
+        del pool.unmapped[following.address]
+        allocator.absorb_behind(block, following)

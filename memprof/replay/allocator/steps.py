@@ -1,0 +1,233 @@
+"""What a step asks of the caching allocator: one request for each birth, death and workspace, in order."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from dataclasses import dataclass
+
+import numpy as np
+
+from memprof.replay.allocator.events import ALLOCATE, FREE, Requests, replay
+from memprof.replay.allocator.rules import Settings
+from memprof.trace.schema import NONE, Bools, Ints, Ops, Storages
+from memprof.trace.step import Step
+
+#: Order of what happens around one operator: its outputs are made, it works, and then what died with it is freed.
+_BIRTH, _WORK, _WORKED, _DEATH = 0, 1, 2, 3
+
+
+@dataclass(frozen=True, eq=False)
+class StepRequests:
+    """The requests of a step that is run twice, so that the second meets what a step before it left behind.
+
+    Attributes:
+        requests: The requests.
+        steady_from: The first event of the second run.
+        op_id: Operator of the step during or after which each event happens, NONE before the first,
+            shape ``(events,)``.
+        storage_id: Storage of the step each allocation stands for, NONE for workspaces, shape ``(allocations,)``.
+        made_by: Operator that made each allocation, NONE for those from before the step.
+        device: Device whose memory it is, such as ``cuda:0``; ``cpu`` where the step ran there.
+    """
+
+    requests: Requests
+    steady_from: int
+    op_id: Ints
+    storage_id: Ints
+    made_by: Ints
+    device: str
+
+
+def requests_of_step(step: Step) -> StepRequests:
+    """Writes down what a step asks for.
+
+    What is alive before the step is asked for first, in order of birth. The step is then run twice: what outlives the
+    first run (gradients, say) takes the place, in the second, of what the step found at its start. On a device, only
+    its own memory counts; a step recorded on CPU asks for what it would on a device. Memory is asked for on the stream
+    of the operator that makes it.
+
+    Args:
+        step: The step, recorded or predicted.
+    """
+    asked = _Asked.of(step.storages, step.ops)
+    again, orphans = _second_run(asked)
+    about = again[asked.about]
+    is_kept = about != NONE
+    last = len(step.ops) - 1
+    runs = [
+        (np.full(len(asked.base), ALLOCATE), asked.base, np.full(len(asked.base), NONE)),
+        (asked.kind, asked.about, asked.moment),
+        (np.full(len(orphans), FREE), orphans, np.full(len(orphans), last)),
+        (asked.kind[is_kept], about[is_kept], asked.moment[is_kept]),
+    ]
+    made = np.flatnonzero(asked.made_by != NONE)
+    return asked.written(runs, np.concatenate([np.arange(len(asked.size)), made]))
+
+
+def requests_of_recording(storages: Storages, ops: Ops) -> StepRequests:
+    """Writes down what a whole recording asks for, each of its operators once; otherwise as ``requests_of_step``.
+
+    Args:
+        storages: The recording's storages.
+        ops: Its operators; their ids are rows.
+    """
+    asked = _Asked.of(storages, ops)
+    runs = [
+        (np.full(len(asked.base), ALLOCATE), asked.base, np.full(len(asked.base), NONE)),
+        (asked.kind, asked.about, asked.moment),
+    ]
+    return asked.written(runs, np.arange(len(asked.size)))
+
+
+def device_of(step: Step) -> str:
+    """Returns the device with most of a step's bytes; ``cpu`` where none but the processor has any."""
+    return _fullest_device(step.storages)
+
+
+def reserved_by_op(step: Step, settings: Settings | None = None) -> Ints:
+    """Returns the highest reserved bytes of a step while each of its operators runs, shape ``(ops,)``.
+
+    Args:
+        step: The step, recorded or predicted.
+        settings: What the allocator is told; torch's defaults where left out.
+    """
+    asked = requests_of_step(step)
+    reserved = replay(asked.requests, settings).reserved()
+    curve = np.full(len(step.ops), NONE, dtype=np.int64)
+    np.maximum.at(curve, asked.op_id[asked.steady_from :], reserved[asked.steady_from :])
+    # An operator that asks for nothing runs with what was reserved before.
+    last = np.maximum.accumulate(np.where(curve == NONE, NONE, np.arange(len(curve))))
+    before = int(reserved[asked.steady_from - 1]) if asked.steady_from else 0
+    filled: Ints = np.where(last == NONE, before, curve[last])
+    return filled
+
+
+@dataclass(frozen=True, eq=False)
+class _Asked:
+    """What one run asks for. Its subjects are storages, then workspaces; of shape ``(subjects,)`` but for events.
+
+    Attributes:
+        size: Bytes asked for.
+        stream: Stream of the operator that makes each, 0 for what was there before.
+        storage_id: Storage, NONE for workspaces.
+        made_by: Operator, NONE for what was there before.
+        storages: The storages among them, in the same order.
+        base: Subjects that were there before, in order.
+        kind: ALLOCATE or FREE, shape ``(events,)``.
+        about: Subject of each event.
+        moment: Operator of each event.
+        device: Device whose memory it is.
+    """
+
+    size: Ints
+    stream: Ints
+    storage_id: Ints
+    made_by: Ints
+    storages: Storages
+    base: Ints
+    kind: Ints
+    about: Ints
+    moment: Ints
+    device: str
+
+    @staticmethod
+    def of(storages: Storages, ops: Ops) -> _Asked:
+        """Puts the births, works and deaths of one device's memory in order."""
+        device = _fullest_device(storages)
+        is_owned = (storages.allocated_bytes > 0) & (storages.requested_bytes > 0)
+        if device != "cpu":
+            is_owned &= storages.device == device
+        rows, workers = np.flatnonzero(is_owned), np.flatnonzero(ops.workspace_bytes > 0)
+        owned = storages.take(rows)
+        made_by = np.concatenate([owned.created_op_id, workers])
+        subjects = np.arange(len(made_by))
+        born, died = np.flatnonzero(owned.created_op_id != NONE), np.flatnonzero(owned.freed_op_id != NONE)
+        works = subjects[len(rows) :]
+        moment = np.concatenate([made_by[born], workers, workers, owned.freed_op_id[died]])
+        stage = np.repeat([_BIRTH, _WORK, _WORKED, _DEATH], [len(born), len(works), len(works), len(died)])
+        about = np.concatenate([born, works, works, died])
+        order = np.lexsort((about, stage, moment))
+        stream = np.zeros(len(made_by), dtype=np.int64)
+        stream[made_by != NONE] = ops.stream[made_by[made_by != NONE]]
+        return _Asked(
+            size=np.concatenate([owned.requested_bytes, ops.workspace_bytes[workers]]),
+            stream=stream,
+            storage_id=np.concatenate([rows, np.full(len(workers), NONE)]),
+            made_by=made_by,
+            storages=owned,
+            base=np.flatnonzero(made_by == NONE),
+            kind=np.where(stage[order] <= _WORK, ALLOCATE, FREE),
+            about=about[order],
+            moment=moment[order],
+            device=device,
+        )
+
+    def written(self, runs: list[tuple[Ints, Ints, Ints]], subject: Ints) -> StepRequests:
+        """Joins runs to one sequence.
+
+        Args:
+            runs: Kinds, allocations and operators of the events of each; the last is the steady one.
+            subject: The subject each allocation stands for.
+        """
+        kind, allocation, op_id = (np.concatenate(columns) for columns in zip(*runs, strict=True))
+        return StepRequests(
+            requests=Requests(
+                kind=kind.astype(np.int8),
+                allocation=allocation.astype(np.int32),
+                size=self.size[subject],
+                stream=self.stream[subject],
+                owner=np.zeros(len(subject), dtype=np.int32),
+            ),
+            steady_from=len(kind) - len(runs[-1][0]),
+            op_id=op_id.astype(np.int64),
+            storage_id=self.storage_id[subject],
+            made_by=self.made_by[subject],
+            device=self.device,
+        )
+
+
+def _second_run(asked: _Asked) -> tuple[Ints, Ints]:
+    """Numbers the allocations of a second run.
+
+    Returns:
+        The allocation that stands for each subject in the second run, NONE where the first left none; and those of
+        the first run that must go between the two, as nothing of the second frees them.
+    """
+    created, freed = asked.storages.created_op_id, asked.storages.freed_op_id
+    outlives, leaves = (created != NONE) & (freed == NONE), (created == NONE) & (freed != NONE)
+    again = np.full(len(asked.size), NONE, dtype=np.int64)
+    made = np.flatnonzero(asked.made_by != NONE)
+    again[made] = len(asked.size) + np.arange(len(made))
+    heirs = _heirs(asked.storages, leaves, outlives)
+    for leaving, heir in heirs.items():
+        again[leaving] = heir
+    return again, np.setdiff1d(np.flatnonzero(outlives), np.array(list(heirs.values()), dtype=np.int64))
+
+
+def _fullest_device(storages: Storages) -> str:
+    """Returns the device with most bytes; ``cpu`` where none but the processor has any."""
+    names = [str(name) for name in set(storages.device.tolist()) if str(name) not in ("cpu", "", "meta")]
+    sums = {name: int(storages.allocated_bytes[storages.device == name].sum()) for name in names}
+    return max(sorted(sums), key=lambda name: sums[name], default="cpu")
+
+
+def _heirs(storages: Storages, leaves: Bools, outlives: Bools) -> dict[int, int]:
+    """Pairs what a step finds and frees with what it makes and leaves: the same name and size, else the same size."""
+    waiting: dict[tuple[str, str, int], deque[int]] = defaultdict(deque)
+    heirs: dict[int, int] = {}
+    for exact in (True, False):
+        waiting.clear()
+        taken = set(heirs.values())
+        for row in np.flatnonzero(outlives).tolist():
+            if row not in taken:
+                waiting[_kin(storages, row, exact=exact)].append(row)
+        for row in np.flatnonzero(leaves).tolist():
+            candidates = waiting.get(_kin(storages, row, exact=exact))
+            if row not in heirs and candidates:
+                heirs[row] = candidates.popleft()
+    return heirs
+
+
+def _kin(storages: Storages, row: int, *, exact: bool) -> tuple[str, str, int]:
+    name, category = (str(storages.name[row]), str(storages.category[row])) if exact else ("", "")
+    return name, category, int(storages.requested_bytes[row])

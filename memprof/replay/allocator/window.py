@@ -1,0 +1,177 @@
+"""The blocks of a device before the first recorded event: rebuilt backwards from those behind the last."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from memprof.replay.allocator.blocks import ALLOCATED, FREE, PENDING, UNMAPPED
+from memprof.replay.allocator.rules import SMALL_REQUEST_BYTES, SMALL_SEGMENT_BYTES, Settings, rounded_request
+from memprof.trace.schema import AllocatorEvents, Ints
+
+
+@dataclass(frozen=True)
+class Range:
+    """A segment, or what is mapped of an expandable one.
+
+    Attributes:
+        address: First byte.
+        size: Bytes.
+        stream: The stream.
+        owner: Number of the memory pool, 0 for the default one.
+        is_small: Whether it serves small requests.
+        is_expandable: Whether it grows in place.
+    """
+
+    address: int
+    size: int
+    stream: int = 0
+    owner: int = 0
+    is_small: bool = False
+    is_expandable: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class BlockMap:
+    """Segments of a device and the blocks that tile them.
+
+    Attributes:
+        ranges: The segments.
+        address: First byte of each block, shape ``(blocks,)``, rising.
+        size: Its bytes.
+        requested: Bytes asked for.
+        state: FREE, ALLOCATED or PENDING.
+    """
+
+    ranges: list[Range]
+    address: Ints
+    size: Ints
+    requested: Ints
+    state: Ints
+
+    def owner_of(self, events: AllocatorEvents) -> list[int]:
+        """Returns the memory pool of each event, by the segment it lies in: only the newest torch records it."""
+        ordered = sorted(self.ranges, key=lambda one: one.address)
+        starts = [one.address for one in ordered]
+        owners = []
+        for address in events.address.tolist():
+            place = bisect_right(starts, address) - 1
+            inside = place >= 0 and address < ordered[place].address + ordered[place].size
+            owners.append(ordered[place].owner if inside else 0)
+        return owners
+
+    def blocks_of(self, memory: Range, span: int) -> Iterator[tuple[int, int, int, int]]:
+        """Walks the blocks of a segment: address, bytes, bytes asked for and state, free space between included.
+
+        Args:
+            memory: The segment.
+            span: Bytes to tile; what lies behind the segment's own is unmapped.
+        """
+        end = memory.address + memory.size
+        first, last = (int(place) for place in self.address.searchsorted([memory.address, end]))
+        position = memory.address
+        for row in range(first, last):
+            address, size = int(self.address[row]), int(self.size[row])
+            if address > position:
+                yield position, address - position, 0, FREE
+            yield address, size, int(self.requested[row]), int(self.state[row])
+            position = address + size
+        if end > position:
+            yield position, end - position, 0, FREE
+        if memory.address + span > end:
+            yield end, memory.address + span - end, 0, UNMAPPED
+
+
+def rewound(events: AllocatorEvents, end: BlockMap, settings: Settings) -> BlockMap:
+    """Undoes recorded events, last first.
+
+    A block that was freed is known by what was asked for; where it was not cut to that size, its true size is not
+    recorded. In large segments, what lies behind it and is too small to be split off is taken to be part of it.
+
+    Args:
+        events: The events of one device, in order.
+        end: Its blocks behind the last.
+        settings: What the allocator was told.
+
+    Returns:
+        The blocks before the first: those given out or pending; what lies between them is free.
+    """
+    lives = {
+        address: (size, requested, state)
+        for address, size, requested, state in zip(
+            end.address.tolist(), end.size.tolist(), end.requested.tolist(), end.state.tolist(), strict=True
+        )
+        if state != FREE
+    }
+    guessed: set[int] = set()
+    ranges = {one.address: one for one in end.ranges}
+    rows = zip(events.action.tolist(), events.address.tolist(), events.size_bytes.tolist(), strict=True)
+    for (action, address, size), stream in zip(reversed(list(rows)), reversed(events.stream.tolist()), strict=True):
+        if action == "alloc":
+            lives.pop(address, None)
+            guessed.discard(address)
+        elif action in ("free_completed", "free"):
+            lives[address] = (
+                rounded_request(size, settings.divisions),
+                size,
+                PENDING if action != "free" else ALLOCATED,
+            )
+            guessed.add(address)
+        elif action == "free_requested" and address in lives:
+            lives[address] = (*lives[address][:2], ALLOCATED)
+        elif action == "segment_alloc":
+            ranges.pop(address, None)
+        elif action == "segment_free":
+            ranges[address] = Range(address, size, stream, is_small=size == SMALL_SEGMENT_BYTES)
+        elif action in ("segment_map", "segment_unmap"):
+            _remap(ranges, address, size if action == "segment_unmap" else -size, stream)
+    large = sorted((one for one in ranges.values()), key=lambda one: one.address)
+    _fill_slack(lives, guessed, large)
+    addresses = sorted(lives)
+    columns = np.array([(address, *lives[address]) for address in addresses], dtype=np.int64).reshape(-1, 4)
+    return BlockMap(large, columns[:, 0], columns[:, 1], columns[:, 2], columns[:, 3])
+
+
+def _remap(ranges: dict[int, Range], address: int, change: int, stream: int) -> None:
+    """Gives a range of an expandable segment its pages back (change above 0), or takes them out again."""
+    size = abs(change)
+    if change > 0:
+        behind = ranges.pop(address + size, None)
+        before = next((one for one in ranges.values() if one.address + one.size == address), None)
+        grown = size + (behind.size if behind else 0)
+        if before is not None:
+            ranges[before.address] = replace(before, size=before.size + grown)
+        else:
+            is_small = behind.is_small if behind else size % (10 * SMALL_SEGMENT_BYTES) != 0
+            ranges[address] = Range(address, grown, stream, is_small=is_small, is_expandable=True)
+        return
+    around = next((one for one in ranges.values() if one.address <= address < one.address + one.size), None)
+    if around is None:
+        return
+    del ranges[around.address]
+    if address > around.address:
+        ranges[around.address] = replace(around, size=address - around.address)
+    rest = around.address + around.size - (address + size)
+    if rest > 0:
+        ranges[address + size] = replace(around, address=address + size, size=rest)
+
+
+def _fill_slack(lives: dict[int, tuple[int, int, int]], guessed: set[int], ranges: list[Range]) -> None:
+    """Lets blocks whose size is guessed reach up to what follows, where the rest would not have been split off."""
+    ordered = sorted(lives)
+    starts = [one.address for one in ranges]
+    for place, address in enumerate(ordered):
+        if address not in guessed:
+            continue
+        around = ranges[bisect_right(starts, address) - 1] if starts else None
+        if around is None or around.is_small or around.is_expandable:
+            continue
+        size, requested, state = lives[address]
+        bound = around.address + around.size
+        following = ordered[place + 1] if place + 1 < len(ordered) else bound
+        slack = min(following, bound) - address - size
+        if 0 < slack <= SMALL_REQUEST_BYTES:
+            lives[address] = (size + slack, requested, state)

@@ -1,0 +1,118 @@
+"""How long each storage of a step is needed, for a planner that knows every operator ahead."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from memprof.replay.allocator.rules import ROUNDING_BYTES
+from memprof.trace.schema import NONE, Bools, Ints
+from memprof.trace.step import Step
+
+
+@dataclass(frozen=True, eq=False)
+class Lives:
+    """Storages and workspaces of a step, each with the operators it is needed during; of shape ``(lives,)``.
+
+    Attributes:
+        first: First operator during which it is needed.
+        last: Last one, itself included.
+        size: Bytes, rounded up to the allocator's unit.
+        storage_id: Storage of the step, NONE for workspaces.
+        is_fixed: Whether it is there before the step and behind it: weights and the like, which no plan can move.
+        ops: Operators of the step.
+    """
+
+    first: Ints
+    last: Ints
+    size: Ints
+    storage_id: Ints
+    is_fixed: Bools
+    ops: int
+
+    def __len__(self) -> int:
+        """Returns the number of lives."""
+        return len(self.size)
+
+    def load(self) -> Ints:
+        """Returns the bytes needed during each operator, shape ``(ops,)``."""
+        change = np.zeros(self.ops + 1, dtype=np.int64)
+        np.add.at(change, self.first, self.size)
+        np.subtract.at(change, self.last + 1, self.size)
+        load: Ints = np.cumsum(change[:-1])
+        return load
+
+    def lower_bound(self) -> int:
+        """Returns the most bytes needed at once: no plan can do with less."""
+        return int(self.load().max(initial=0))
+
+    def total(self) -> int:
+        """Returns the bytes of all lives together: what a plan without any sharing takes."""
+        return int(self.size.sum())
+
+    def take(self, rows: Ints | Bools) -> Lives:
+        """Returns some of the lives."""
+        return replace(
+            self,
+            first=self.first[rows],
+            last=self.last[rows],
+            size=self.size[rows],
+            storage_id=self.storage_id[rows],
+            is_fixed=self.is_fixed[rows],
+        )
+
+
+def recorded_lives(step: Step, device: str) -> Lives:
+    """Returns the lives as they were: from the operator that made a storage to the one it was freed after.
+
+    Args:
+        step: The step, recorded or predicted.
+        device: The device whose memory is planned, such as ``cuda:0``; ``cpu`` for everything of a step on CPU.
+    """
+    return _lives(step, device, step.storages.freed_op_id)
+
+
+def needed_lives(step: Step, device: str) -> Lives:
+    """Returns the lives as a planner knows them: to the last operator that touches a storage.
+
+    What outlives the step is kept to its end: who reads it then is not known. Where no reads were recorded at all, the
+    lives are as they were.
+
+    Args:
+        step: The step, recorded or predicted.
+        device: As in ``recorded_lives``.
+    """
+    if not has_reads(step):
+        return recorded_lives(step, device)
+    last = np.maximum(step.storages.created_op_id, 0)
+    np.maximum.at(last, step.uses.storage_id, step.uses.op_id)
+    freed = step.storages.freed_op_id
+    # A storage that nobody was seen to touch again is not needed; none outlives its recorded death.
+    return _lives(step, device, np.where(freed == NONE, NONE, np.minimum(last, freed)))
+
+
+def has_reads(step: Step) -> bool:
+    """Tells whether it is known which operators read which storages; imported snapshots do not say."""
+    return bool(np.any(step.uses.role != "write"))
+
+
+def _lives(step: Step, device: str, last: Ints) -> Lives:
+    storages, ops = step.storages, len(step.ops)
+    is_planned = storages.allocated_bytes > 0
+    if device != "cpu":
+        is_planned &= storages.device == device
+    rows = np.flatnonzero(is_planned)
+    workers = np.flatnonzero(step.ops.workspace_bytes > 0)
+    first = np.concatenate([np.maximum(storages.created_op_id[rows], 0), workers])
+    end = np.where(last[rows] == NONE, ops - 1, last[rows])
+    size = np.concatenate([storages.allocated_bytes[rows], step.ops.workspace_bytes[workers]])
+    is_fixed = (storages.created_op_id[rows] == NONE) & (storages.freed_op_id[rows] == NONE)
+    return Lives(
+        first=first,
+        last=np.concatenate([end, workers]),
+        size=-(-size // ROUNDING_BYTES) * ROUNDING_BYTES,
+        storage_id=np.concatenate([rows, np.full(len(workers), NONE, dtype=np.int64)]),
+        is_fixed=np.concatenate([is_fixed, np.zeros(len(workers), dtype=np.bool_)]),
+        ops=ops,
+    )

@@ -1,0 +1,1 @@
+"""Writes a recording in the formats of other tools."""

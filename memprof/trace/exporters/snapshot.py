@@ -1,0 +1,151 @@
+"""Writes a memory snapshot as ``torch.cuda.memory._dump_snapshot()`` does, for torch's own ``_memory_viz`` to read."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from memprof.trace.schema import NONE, AllocatorEvents, Ints, Segments, Stacks, Texts
+
+#: What torch itself writes.
+_PROTOCOL = 4
+#: States of a block in a snapshot.
+ACTIVE, PENDING, INACTIVE = "active_allocated", "active_pending_free", "inactive"
+
+
+@dataclass(frozen=True, eq=False)
+class Blocks:
+    """The blocks of some segments, in order of address; each of shape ``(blocks,)``.
+
+    Attributes:
+        segment: Row of its segment.
+        address: First byte.
+        size: Bytes.
+        requested: Bytes asked for.
+        state: ACTIVE, PENDING or INACTIVE.
+        stack_id: Python stack that asked for it, NONE where unknown.
+    """
+
+    segment: Ints
+    address: Ints
+    size: Ints
+    requested: Ints
+    state: Texts
+    stack_id: Ints
+
+
+@dataclass(frozen=True, eq=False)
+class DeviceSnapshot:
+    """What a snapshot tells of one device.
+
+    Attributes:
+        number: The device's number.
+        events: Its history, in order.
+        notes: What each event is about, in words; "" for nothing.
+        segments: Its segments at the end.
+        blocks: Their blocks.
+    """
+
+    number: int
+    events: AllocatorEvents
+    notes: Sequence[str]
+    segments: Segments
+    blocks: Blocks
+
+
+def snapshot_bytes(devices: Sequence[DeviceSnapshot], stacks: Stacks, settings: str = "") -> bytes:
+    """Writes a snapshot as a pickle of dictionaries, lists, texts and numbers.
+
+    Args:
+        devices: The devices.
+        stacks: The stacks that events and blocks name.
+        settings: ``PYTORCH_ALLOC_CONF`` as it was.
+    """
+    frames = [_frames(str(text)) for text in stacks.frames]
+    traces: list[list[dict[str, Any]]] = [[] for _ in range(1 + max((one.number for one in devices), default=-1))]
+    for device in devices:
+        traces[device.number] = _history(device, frames)
+    content = {
+        "segments": [segment for device in devices for segment in _segments(device, frames)],
+        "device_traces": traces,
+        "allocator_settings": {"PYTORCH_CUDA_ALLOC_CONF": settings, "expandable_segments": "True" in settings},
+    }
+    return pickle.dumps(content, protocol=_PROTOCOL)
+
+
+def _history(device: DeviceSnapshot, frames: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    events = device.events
+    columns = (
+        events.action.tolist(),
+        events.address.tolist(),
+        events.size_bytes.tolist(),
+        events.stream.tolist(),
+        events.time_us.tolist(),
+        events.stack_id.tolist(),
+        device.notes,
+    )
+    return [
+        {
+            "action": action,
+            "addr": address,
+            "size": size,
+            "stream": stream,
+            "time_us": int(time_us) if time_us == time_us else 0,
+            "compile_context": "N/A",
+            "user_metadata": note,
+            "frames": frames[stack] if stack != NONE else [],
+        }
+        for action, address, size, stream, time_us, stack, note in zip(*columns, strict=True)
+    ]
+
+
+def _segments(device: DeviceSnapshot, frames: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    table, blocks = device.segments, device.blocks
+    inside: list[list[dict[str, Any]]] = [[] for _ in range(len(table))]
+    for segment, address, size, requested, state, stack in zip(
+        blocks.segment.tolist(),
+        blocks.address.tolist(),
+        blocks.size.tolist(),
+        blocks.requested.tolist(),
+        blocks.state.tolist(),
+        blocks.stack_id.tolist(),
+        strict=True,
+    ):
+        inside[segment].append(
+            {
+                "address": address,
+                "size": size,
+                "requested_size": requested,
+                "state": state,
+                "frames": frames[stack] if stack != NONE else [],
+            }
+        )
+    return [
+        {
+            "device": device.number,
+            "address": int(table.address[row]),
+            "total_size": int(table.total_size_bytes[row]),
+            "allocated_size": int(table.allocated_size_bytes[row]),
+            "active_size": int(table.active_size_bytes[row]),
+            "requested_size": int(table.requested_size_bytes[row]),
+            "stream": int(table.stream[row]),
+            "segment_type": str(table.segment_type[row]),
+            "segment_pool_id": (0, 0),
+            "is_expandable": bool(table.is_expandable[row]),
+            "frames": [],
+            "blocks": held,
+        }
+        for row, held in enumerate(inside)
+    ]
+
+
+def _frames(text: str) -> list[dict[str, Any]]:
+    """Reads ``file:line:function`` lines, innermost first."""
+    frames = []
+    for line in text.splitlines():
+        file, number, name = ["", "", *line.rsplit(":", 2)][-3:]
+        known = number.isdecimal()
+        frames.append({"filename": file if known else line, "line": int(number) if known else 0, "name": name})
+    return frames

@@ -1,0 +1,312 @@
+"""A snapshot's history, end state and annotations as checked columns, one set for each device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+
+from memprof.errors import BadInputError
+from memprof.trace.importers.frames import NO_STACK, Stack, StackTable, text_of
+from memprof.trace.schema import ACTIONS, Bools, Floats, Ints, Segments
+
+#: Actions as codes: places in the schema's list; what it does not know is left out.
+_CODES = {name: place for place, name in enumerate(ACTIONS)}
+ALLOC, FREE, FREE_REQUESTED, FREE_COMPLETED = (
+    _CODES[name] for name in ("alloc", "free", "free_requested", "free_completed")
+)
+SEGMENT_GROWS = (_CODES["segment_alloc"], _CODES["segment_map"])
+SEGMENT_SHRINKS = (_CODES["segment_free"], _CODES["segment_unmap"])
+OOM = _CODES["oom"]
+
+#: The key of a pool that belongs to nobody in particular.
+_DEFAULT_POOL = (0, 0)
+
+
+@dataclass(frozen=True, eq=False)
+class Entries:
+    """The history of one device, in its own order; each column of shape ``(entries,)``.
+
+    Attributes:
+        action: Code of the action, a place in ``schema.ACTIONS``.
+        address: Address; of an oom entry the bytes that were free.
+        size: Bytes asked for.
+        stream: Stream.
+        time_us: Unix time, NaN where the file tells none.
+        pool: Pool of each, "" for the default.
+        stacks: Stack of each.
+        unknown: How many entries were left out, by action that no version of torch known here writes.
+    """
+
+    action: Ints
+    address: Ints
+    size: Ints
+    stream: Ints
+    time_us: Floats
+    pool: list[str]
+    stacks: list[Stack]
+    unknown: dict[str, int]
+
+    def __len__(self) -> int:
+        """Returns the number of entries."""
+        return len(self.action)
+
+
+@dataclass(frozen=True, eq=False)
+class Blocks:
+    """Blocks of a device that were in use at the end; each column of shape ``(blocks,)``.
+
+    Attributes:
+        address: First byte.
+        size: Bytes the allocator set aside.
+        requested: Bytes asked for.
+        is_pending: Freed already, and waiting for another stream.
+        stacks: Where each was taken.
+    """
+
+    address: Ints
+    size: Ints
+    requested: Ints
+    is_pending: Bools
+    stacks: list[Stack]
+
+    def __len__(self) -> int:
+        """Returns the number of blocks."""
+        return len(self.address)
+
+
+@dataclass(frozen=True)
+class Annotation:
+    """A named stretch of time.
+
+    Attributes:
+        name: Such as ``Optimizer.step#AdamW.step``.
+        is_start: It begins here; else it ends.
+        time_us: When.
+    """
+
+    name: str
+    is_start: bool
+    time_us: float
+
+
+def read_entries(raw: Sequence[Any], stacks: StackTable, what: str) -> Entries:
+    """Reads the history of one device.
+
+    Args:
+        raw: The entries as loaded.
+        stacks: Where stacks are interned.
+        what: What the entries are of, for errors.
+
+    Raises:
+        BadInputError: An entry is no dict, or holds something of another type.
+    """
+    check_dicts(raw, what)
+    actions = _column(raw, "action", "")
+    unknown: dict[str, int] = {}
+    if set(map(type, actions)) - {str} or set(actions) - _CODES.keys():
+        names = [text_of(action) for action in actions]
+        for name in names:
+            if name not in _CODES:
+                unknown[name] = unknown.get(name, 0) + 1
+        kept = [place for place, name in enumerate(names) if name in _CODES]
+        raw, actions = [raw[place] for place in kept], [names[place] for place in kept]
+    address = _column(raw, "addr", None)
+    if None in address:
+        address = [raw[place].get("device_free", 0) if one is None else one for place, one in enumerate(address)]
+    return Entries(
+        action=np.fromiter(map(_CODES.__getitem__, actions), np.int64, len(raw)),
+        address=whole_numbers(address, f"the addresses of {what}"),
+        size=whole_numbers(_column(raw, "size", 0), f"the sizes of {what}", lowest=0),
+        stream=whole_numbers(_column(raw, "stream", 0), f"the streams of {what}"),
+        time_us=_moments(_column(raw, "time_us", None), f"the times of {what}"),
+        pool=_pools(_column(raw, "pool_id", None)),
+        stacks=stacks.stacks(_column(raw, "frames", None)),
+        unknown=unknown,
+    )
+
+
+def read_segments(raw: Sequence[Any], device: int) -> Segments:
+    """Reads the segments of one device.
+
+    Raises:
+        BadInputError: One holds something of another type.
+    """
+
+    def number(key: str, default: Callable[[dict[str, Any]], Any] = lambda segment: 0) -> Ints:
+        values = [segment[key] if key in segment else default(segment) for segment in raw]
+        return whole_numbers(values, f"{key} of the segments")
+
+    texts: dict[Any, str] = {}
+    return Segments.of(
+        device=[f"cuda:{device}"] * len(raw),
+        address=number("address"),
+        total_size_bytes=number("total_size"),
+        allocated_size_bytes=number("allocated_size"),
+        active_size_bytes=number("active_size"),
+        requested_size_bytes=number("requested_size", _requested),
+        stream=number("stream"),
+        segment_type=["small" if segment.get("segment_type") == "small" else "large" for segment in raw],
+        segment_pool=[_pool(segment.get("segment_pool_id"), texts) for segment in raw],
+        is_expandable=[segment.get("is_expandable") is True for segment in raw],
+    )
+
+
+def read_blocks(raw: Sequence[Any], stacks: StackTable) -> Blocks:
+    """Reads the blocks in use of some segments; where they tell no address, they follow one another.
+
+    Raises:
+        BadInputError: One holds something of another type.
+    """
+    address, size, requested, is_pending, told = [], [], [], [], []
+    for segment in raw:
+        blocks = segment.get("blocks", [])
+        check_dicts(blocks, "the blocks of a segment")
+        position = _whole(segment.get("address", 0))
+        for block in blocks:
+            length = _whole(block.get("size", 0))
+            position = _whole(block.get("address", position))
+            state = block.get("state")
+            if state in ("active_allocated", "active_pending_free", "active_awaiting_free"):
+                address.append(position)
+                size.append(length)
+                requested.append(_block_requested(block, length))
+                is_pending.append(state != "active_allocated")
+                told.append(_block_stack(block, stacks))
+            position += length
+    return Blocks(
+        address=whole_numbers(address, "the addresses of the blocks"),
+        size=whole_numbers(size, "the sizes of the blocks", lowest=0),
+        requested=whole_numbers(requested, "the sizes of the blocks", lowest=0),
+        is_pending=np.array(is_pending, dtype=np.bool_),
+        stacks=told,
+    )
+
+
+def read_annotations(raw: Any, device: int) -> list[Annotation]:
+    """Reads the annotations of one device; those of another shape are left out."""
+    found = []
+    for one in raw if isinstance(raw, list) else []:
+        if not isinstance(one, dict) or one.get("stage") not in ("START", "END") or one.get("device", device) != device:
+            continue
+        moment = one.get("time_us")
+        if type(moment) is int and 0 <= moment < 2**62:
+            found.append(Annotation(text_of(one.get("name")), one["stage"] == "START", float(moment)))
+    return sorted(found, key=lambda one: one.time_us)
+
+
+def check_dicts(raw: Any, what: str) -> None:
+    """Checks that something is a list of dicts.
+
+    Raises:
+        BadInputError: It is not.
+    """
+    if not isinstance(raw, list):
+        raise BadInputError(f"{_capital(what)} are no list but {_kind(raw)}: this is no memory snapshot.")
+    kinds = set(map(type, raw))
+    if not kinds <= {dict}:
+        wrong = next(item for item in raw if type(item) is not dict)
+        raise BadInputError(f"{_capital(what)} hold {_kind(wrong)} where a dict belongs: this is no memory snapshot.")
+
+
+def whole_numbers(values: Sequence[Any], what: str, lowest: int | None = None) -> Ints:
+    """Returns whole numbers as a column.
+
+    Raises:
+        BadInputError: One is none, is too large, or is below ``lowest``.
+    """
+    if not set(map(type, values)) <= {int}:
+        wrong = next(value for value in values if type(value) is not int)
+        raise BadInputError(f"Among {what} is {_kind(wrong)} where a whole number belongs: this is no memory snapshot.")
+    try:
+        column = np.array(values, dtype=np.int64)
+    except OverflowError:
+        largest = max(values, key=abs)
+        raise BadInputError(f"Among {what} is {largest}, which is more than 63 bits hold.") from None
+    if lowest is not None and len(column) and int(column.min()) < lowest:
+        raise BadInputError(f"Among {what} is {int(column.min())}, which is below {lowest}.")
+    # Sums of them have to fit too.
+    if lowest is not None and len(column) and float(column.sum(dtype=np.float64)) > 2.0**62:
+        raise BadInputError(f"{_capital(what)} sum to more than 62 bits hold.")
+    return column
+
+
+def _moments(values: Sequence[Any], what: str) -> Floats:
+    known = [value for value in values if value is not None]
+    if not known:
+        return np.full(len(values), np.nan)
+    if len(known) == len(values):
+        return whole_numbers(values, what).astype(np.float64)
+    whole_numbers(known, what)
+    return np.array([np.nan if value is None else float(value) for value in values])
+
+
+def _column(raw: Sequence[Any], key: str, missing: Any) -> list[Any]:
+    """Returns what dicts hold under a key."""
+    try:
+        return list(map(itemgetter(key), raw))  # twice as fast as asking each, and nearly always enough
+    except KeyError:
+        return [one.get(key, missing) for one in raw]
+
+
+def _pools(values: Sequence[Any]) -> list[str]:
+    texts: dict[Any, str] = {}
+    return [""] * len(values) if set(map(type, values)) <= {type(None)} else [_pool(one, texts) for one in values]
+
+
+def _pool(value: Any, texts: dict[Any, str]) -> str:
+    """Writes a pool as text, "" for the default; pools repeat, so each is written once."""
+    if value is None or value == _DEFAULT_POOL:
+        return ""
+    if not isinstance(value, tuple | list) or not all(type(part) is int for part in value):
+        return ""
+    key = tuple(value)
+    if key not in texts:
+        texts[key] = "" if key == _DEFAULT_POOL else ",".join(map(str, key))
+    return texts[key]
+
+
+def _requested(segment: dict[str, Any]) -> int:
+    """Sums what was asked for in a segment that does not tell it, as those of torch 2.0."""
+    blocks = segment.get("blocks", [])
+    check_dicts(blocks, "the blocks of a segment")
+    return sum(
+        _block_requested(block, _whole(block.get("size", 0)))
+        for block in blocks
+        if text_of(block.get("state")).startswith("active")
+    )
+
+
+def _block_requested(block: dict[str, Any], size: int) -> int:
+    if "requested_size" in block:
+        return _whole(block["requested_size"])
+    history = _first_history(block)
+    return _whole(history.get("real_size", size))
+
+
+def _block_stack(block: dict[str, Any], stacks: StackTable) -> Stack:
+    frames = block["frames"] if "frames" in block else _first_history(block).get("frames")
+    return stacks.stack(frames) if frames else NO_STACK
+
+
+def _first_history(block: dict[str, Any]) -> dict[str, Any]:
+    history = block.get("history")
+    return history[0] if isinstance(history, list) and history and isinstance(history[0], dict) else {}
+
+
+def _whole(value: Any) -> int:
+    if type(value) is not int:
+        raise BadInputError(f"A block holds {_kind(value)} where a whole number belongs: this is no memory snapshot.")
+    return value
+
+
+def _kind(value: Any) -> str:
+    kinds = {dict: "a dict", list: "a list", str: "a text", int: "a number", float: "a fraction", tuple: "a tuple"}
+    return "nothing" if value is None else kinds.get(type(value), type(value).__name__)
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]

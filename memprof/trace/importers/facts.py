@@ -1,0 +1,133 @@
+"""What a snapshot holds, in figures: entries by action, the end state, peaks in the window, whether it is complete."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from memprof.trace.importers.columns import OOM, Blocks, Entries
+from memprof.trace.importers.lives import Lives, Reserved
+from memprof.trace.schema import ACTIONS, NONE, Segments
+
+
+@dataclass(frozen=True)
+class OutOfMemory:
+    """A request that failed.
+
+    Attributes:
+        entry: Its place in the history.
+        requested_bytes: What was asked for.
+        free_bytes: What the device had free.
+        source: Who asked, as file, line and function, "" where no stack tells.
+    """
+
+    entry: int
+    requested_bytes: int
+    free_bytes: int
+    source: str
+
+
+@dataclass(frozen=True)
+class DeviceFacts:
+    """One device of a snapshot; bytes are as asked for where the name says so, else as the allocator set aside.
+
+    Attributes:
+        device: Its name, such as ``cuda:0``.
+        entries: Entries of its history.
+        actions: How many of each action.
+        segments: Segments at the end.
+        expandable_segments: Those of them that grow in place.
+        blocks: Blocks in them, in use or not.
+        end_requested_bytes: Asked for and in use at the end.
+        end_allocated_bytes: The blocks of those.
+        end_active_bytes: The same with what waits for other streams.
+        end_active_requested_bytes: Of those, what was asked for.
+        end_reserved_bytes: All segments.
+        start_requested_bytes: In use before the first entry, counted backwards from the end.
+        start_reserved_bytes: Segments before the first entry.
+        peak_requested_bytes: The most in use in the window.
+        peak_reserved_bytes: The most reserved in the window.
+        history_complete: Recording began before the first allocation: nothing was there at the start.
+        has_timeline: Something was recorded over time: there are two entries at least.
+        out_of_memory: Requests that failed.
+    """
+
+    device: str
+    entries: int
+    actions: dict[str, int]
+    segments: int
+    expandable_segments: int
+    blocks: int
+    end_requested_bytes: int
+    end_allocated_bytes: int
+    end_active_bytes: int
+    end_active_requested_bytes: int
+    end_reserved_bytes: int
+    start_requested_bytes: int
+    start_reserved_bytes: int
+    peak_requested_bytes: int
+    peak_reserved_bytes: int
+    history_complete: bool
+    has_timeline: bool
+    out_of_memory: tuple[OutOfMemory, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns it as JSON containers."""
+        found = {**asdict(self), "out_of_memory": [asdict(one) for one in self.out_of_memory]}
+        if self.end_reserved_bytes < 0:  # not told
+            found |= dict.fromkeys(("end_reserved_bytes", "start_reserved_bytes", "peak_reserved_bytes"))
+        return found
+
+
+def read_facts(path: str | Path) -> tuple[DeviceFacts, ...]:
+    """Reads what a snapshot holds, one for each device that has segments or a history.
+
+    Raises:
+        BadInputError: It is no snapshot, damaged, or holds what no snapshot does.
+    """
+    from memprof.trace.importers.snapshot import read_snapshot
+
+    return tuple(device.facts for device in read_snapshot(Path(path)).devices)
+
+
+def find_facts(
+    device: str, entries: Entries, segments: Segments, blocks: Blocks, all_blocks: int, lives: Lives, reserved: Reserved
+) -> DeviceFacts:
+    """Works the figures of one device out."""
+    end = int(blocks.requested[~blocks.is_pending].sum())
+    change = np.zeros(len(entries) + 1, dtype=np.int64)
+    born, freed = lives.alloc != NONE, lives.free != NONE
+    np.add.at(change, lives.alloc[born] + 1, lives.requested[born])
+    np.subtract.at(change, lives.free[freed] + 1, lives.requested[freed])
+    change[0] = lives.requested[~born].sum()
+    held = np.cumsum(change)
+    counted = Counter(entries.action.tolist())
+    actions = {name: counted[code] for code, name in enumerate(ACTIONS) if counted[code]} | entries.unknown
+    start = int(held[0])
+    return DeviceFacts(
+        device=device,
+        entries=len(entries) + sum(entries.unknown.values()),
+        actions=actions,
+        segments=len(segments),
+        expandable_segments=int(segments.is_expandable.sum()),
+        blocks=all_blocks,
+        end_requested_bytes=end,
+        end_allocated_bytes=int(blocks.size[~blocks.is_pending].sum()),
+        end_active_bytes=int(blocks.size.sum()),
+        end_active_requested_bytes=int(blocks.requested.sum()),
+        end_reserved_bytes=reserved.end,
+        start_requested_bytes=start,
+        start_reserved_bytes=reserved.start,
+        peak_requested_bytes=int(held.max()),
+        peak_reserved_bytes=reserved.peak,
+        history_complete=len(entries) > 1 and start == 0 and reserved.start <= 0,
+        has_timeline=len(entries) > 1,
+        out_of_memory=tuple(
+            OutOfMemory(row, int(entries.size[row]), int(entries.address[row]), entries.stacks[row].place)
+            for row in np.flatnonzero(entries.action == OOM).tolist()
+        ),
+    )

@@ -1,0 +1,198 @@
+"""Stacks of a snapshot: frames of Python kept, operators and phases read off those of C++."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from memprof.trace.schema import NONE, Stacks
+
+#: Frames of C++ have no file, or one of these; Python's are .py files and names such as <frozen runpy>.
+_CPP_FILE = re.compile(
+    r"^(?:\?\?)?$|\.(?:c|cc|cpp|cxx|cu|cuh|h|hpp|hxx|inl|s|o|so(?:\.\d+)*|pyd|dll|pyx)$", re.IGNORECASE
+)
+_OPERATOR = re.compile(r"^at::_ops::(\w+?)::(?:call|redispatch)\b")
+_BACKWARD_CPP = re.compile(
+    r"^(?:\S+ )?torch::autograd::(?:Engine|Node|PyNode|AccumulateGrad|python::PythonEngine|generated)\b"
+)
+_ACCUMULATE = "torch::autograd::AccumulateGrad"
+
+_TORCH_FILE = re.compile(
+    r"[/\\](?:site|dist)-packages[/\\](?:torch|functorch)[/\\]|[/\\]torch[/\\](?:nn|optim|autograd)[/\\]"
+)
+_LIBRARY_FILE = re.compile(
+    rf"{_TORCH_FILE.pattern}|^<frozen |[/\\]lib(?:64)?[/\\]python3\.\d+t?[/\\](?!(?:site|dist)-packages[/\\])"
+)
+_BACKWARD_PYTHON = re.compile(
+    r"[/\\]torch[/\\](?:autograd[/\\]__init__\.py:(?:backward|grad|_make_grads)|autograd[/\\]graph\.py:_engine_run_backward"
+    r"|_tensor\.py:backward)$"
+)
+_APPLY_PYTHON = re.compile(r"[/\\]torch[/\\]autograd[/\\]function\.py:apply$")
+_OPTIMIZER_FILE = re.compile(r"[/\\]torch[/\\]optim[/\\]")
+_MODULE_FILE = re.compile(r"[/\\]torch[/\\]nn[/\\]modules[/\\]module\.py$")
+
+
+@dataclass(frozen=True)
+class Stack:
+    """What is told by one stack.
+
+    Attributes:
+        stack_id: Its row in the table, NONE where it has no frame of Python; those of C++ are not kept.
+        operator: The operator of torch that Python called, such as ``aten.mul_Tensor``; "" where none is seen.
+        function: The innermost function of Python outside of torch, or the innermost at all; "" without any.
+        place: File, line and function of that frame, "" without any.
+        phase: ``forward``, ``backward``, ``optimizer``, or "" where it does not tell.
+        is_python: It has a frame of Python.
+        makes_gradient: A gradient is put in place in it.
+        makes_state: An optimizer sets up its state in it.
+    """
+
+    stack_id: int = NONE
+    operator: str = ""
+    function: str = ""
+    place: str = ""
+    phase: str = ""
+    is_python: bool = False
+    makes_gradient: bool = False
+    makes_state: bool = False
+
+
+@dataclass(frozen=True)
+class _Frame:
+    text: str
+    function: str
+    is_python: bool
+    is_library: bool
+    operator: str
+    marks: str  # a letter for what the frame tells of its phase
+
+
+NO_STACK = Stack()
+
+
+class StackTable:
+    """Interns stacks. Frames are shared hundreds of thousands of times, so each is read once."""
+
+    def __init__(self) -> None:
+        """Makes an empty table."""
+        self._frames: dict[int, _Frame] = {}
+        self._kept: list[Any] = []  # keeps frames alive, so that an id names one for good
+        self._stacks: dict[tuple[int, ...], Stack] = {}
+        self._rows: dict[str, int] = {}
+
+    def stack(self, frames: Any) -> Stack:
+        """Returns what a list of frames tells, innermost first; frames of another shape are told as text."""
+        if not isinstance(frames, list) or not frames:
+            return NO_STACK
+        key = tuple(map(id, frames))
+        found = self._stacks.get(key)
+        if found is None:
+            found = self._stacks[key] = self._read(frames)
+        return found
+
+    def stacks(self, frames: Sequence[Any]) -> list[Stack]:
+        """Returns what each of many lists of frames tells."""
+        known, found = self._stacks, []
+        last, stack = None, NO_STACK
+        for one in frames:
+            if one is not last:  # both entries of a free share one list
+                last = one
+                seen = known.get(tuple(map(id, one))) if type(one) is list else NO_STACK
+                stack = self.stack(one) if seen is None else seen
+            found.append(stack)
+        return found
+
+    def made(self, frames: list[Any], operator: str, phase: str) -> Stack:
+        """Returns the stack of frames, with an operator and a phase that are known from elsewhere."""
+        stack = self._read(frames) if frames else NO_STACK
+        return replace(stack, operator=operator or stack.operator, phase=phase or stack.phase)
+
+    def table(self) -> Stacks:
+        """Returns the distinct stacks."""
+        return Stacks.of(stack_id=range(len(self._rows)), frames=list(self._rows))
+
+    def _read(self, frames: list[Any]) -> Stack:
+        read = [self._frame(frame) for frame in frames]
+        python = [frame for frame in read if frame.is_python]
+        own = [frame for frame in python if not frame.is_library]
+        text = "\n".join(frame.text for frame in python)
+        # The operator that Python called is the outermost of the frames of C++ before the first of Python.
+        first = next((place for place, frame in enumerate(read) if frame.is_python), len(read))
+        operators = [frame.operator for frame in read[:first] if frame.operator]
+        shown = next(iter(own or python), None)
+        marks = "".join(frame.marks for frame in read) + ("." if read[-1].marks else "")
+        return Stack(
+            stack_id=self._rows.setdefault(text, len(self._rows)) if python else NONE,
+            operator=operators[-1] if operators else "",
+            function="" if shown is None else shown.function,
+            place="" if shown is None else shown.text,
+            phase=_phase(marks),
+            is_python=bool(python),
+            makes_gradient="g" in marks,
+            makes_state="s" in marks,
+        )
+
+    def _frame(self, frame: Any) -> _Frame:
+        found = self._frames.get(id(frame))
+        if found is None:
+            self._kept.append(frame)
+            found = self._frames[id(frame)] = _read_frame(frame)
+        return found
+
+
+def _phase(marks: str) -> str:
+    """Returns the phase that frames tell, innermost first: backward, then optimizer unless a module runs inside it."""
+    # A stack that begins in a Function's apply is of a thread of autograd; in forward, the user's code is around it.
+    if "b" in marks or marks.endswith("a."):
+        return "backward"
+    if "o" in marks:
+        # A closure handed to step() runs the model inside the optimizer.
+        return "forward" if "f" in marks[: marks.index("o")] else "optimizer"
+    return "forward" if "f" in marks else ""
+
+
+def _read_frame(frame: Any) -> _Frame:
+    if not isinstance(frame, dict):
+        return _Frame(_line(text_of(frame)), "", is_python=False, is_library=False, operator="", marks="")
+    file, function, line = text_of(frame.get("filename")), text_of(frame.get("name")), frame.get("line", 0)
+    if _CPP_FILE.search(file):
+        operator = _OPERATOR.match(function)
+        marks = "b" if _BACKWARD_CPP.match(function) else ""
+        marks += "g" if _ACCUMULATE in function else ""
+        name = f"aten.{operator[1]}" if operator else ""
+        return _Frame(_line(f"{file}:{_number(line)}:{function}"), function, False, False, name, marks)
+    return _Frame(
+        text=_line(f"{file}:{_number(line)}:{function}"),
+        function=_line(function),
+        is_python=True,
+        is_library=_LIBRARY_FILE.search(file) is not None,
+        operator="",
+        marks=_python_marks(file, function),
+    )
+
+
+def _python_marks(file: str, function: str) -> str:
+    place = f"{file}:{function}"
+    if _BACKWARD_PYTHON.search(place):
+        return "b"
+    if _APPLY_PYTHON.search(place):
+        return "a"
+    if _OPTIMIZER_FILE.search(file):
+        return "os" if function == "_init_group" else "o"
+    return "f" if _MODULE_FILE.search(file) and function == "_call_impl" else ""
+
+
+def text_of(value: Any) -> str:
+    """Returns a text as it is and "" for anything else: lists in a hostile file can be too long to write out."""
+    return value if type(value) is str else ""
+
+
+def _number(line: Any) -> int:
+    return line if type(line) is int and line >= 0 else 0
+
+
+def _line(text: str) -> str:
+    """Returns a text on one line: a stack is stored as lines."""
+    return text if text.isprintable() else " ".join(text.splitlines())

@@ -1,0 +1,116 @@
+"""A file of another tool, made into the ranks of a trace."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from memprof.errors import BadInputError, UsageError
+from memprof.trace.importers.kineto import read_kineto
+from memprof.trace.importers.phases import tell_phases
+from memprof.trace.importers.snapshot import Progress, Snapshot, parse_snapshot
+from memprof.trace.importers.snapshot_manifest import HOW_TO_RECORD, device_manifest
+from memprof.trace.importers.snapshot_tables import device_tables
+from memprof.trace.importers.sniff import SNAPSHOT, read_input
+from memprof.trace.manifest import Manifest
+from memprof.trace.schema import Table
+
+
+@dataclass(frozen=True, eq=False)
+class Imported:
+    """What was imported.
+
+    Attributes:
+        kind: ``snapshot`` or ``kineto``.
+        ranks: Manifest and tables of each rank, as ``write_trace`` takes them.
+        devices: What each device holds in figures, as JSON containers.
+        remarks: Sentences for who imports it.
+    """
+
+    kind: str
+    ranks: list[tuple[Manifest, dict[type[Table], Table]]]
+    devices: list[dict[str, Any]]
+    remarks: tuple[str, ...]
+
+
+def import_file(
+    path: str | Path,
+    device: int | None = None,
+    rank: int | None = None,
+    on_progress: Progress = lambda what, share: None,
+) -> Imported:
+    """Reads a memory snapshot or a profiler's trace.
+
+    Args:
+        path: The file; what it is is told by its bytes.
+        device: The one device to import; all that hold anything where left out.
+        rank: The rank that a file of one device becomes; the device's number where left out.
+        on_progress: Told what is being done and which share of it is done.
+
+    Raises:
+        BadInputError: The file is missing, empty, damaged, foreign, or holds what no such file does.
+        UsageError: It has no such device, or several and one rank for them.
+    """
+    path = Path(path)
+    kind, data = read_input(path)
+    if kind == SNAPSHOT:
+        snapshot = parse_snapshot(path, data, on_progress)
+        del data
+        return _import_snapshot(path, snapshot, device, rank, on_progress)
+    found = read_kineto(path, data, on_progress)
+    chosen = _choose(path, [one.number for one in found], device, rank)
+    return Imported(
+        kind=kind,
+        ranks=[
+            one.build(path, one.number if rank is None else rank, len(chosen)) for one in found if one.number in chosen
+        ],
+        devices=[one.facts for one in found if one.number in chosen],
+        remarks=(),
+    )
+
+
+def _import_snapshot(
+    path: Path, snapshot: Snapshot, device: int | None, rank: int | None, on_progress: Progress
+) -> Imported:
+    if not snapshot.devices:
+        raise BadInputError(
+            f"{path} is a snapshot of an allocator that held nothing and recorded nothing. To record something, "
+            f"{HOW_TO_RECORD}."
+        )
+    chosen = _choose(path, [one.number for one in snapshot.devices], device, rank)
+    ranks, remarks = [], []
+    for place, one in enumerate(snapshot.devices):
+        if one.number not in chosen:
+            continue
+        on_progress("building", place / len(snapshot.devices))
+        tables, phases = device_tables(one, partial(tell_phases, annotations=one.annotations))
+        manifest = device_manifest(path, snapshot, one, phases, one.number if rank is None else rank)
+        ranks.append((manifest, tables))
+        if not one.facts.has_timeline:
+            remarks.append(
+                f"device {one.number} has no timeline (entries in its history: {one.facts.entries}); its end state is "
+                f"shown. To record one, {HOW_TO_RECORD}."
+            )
+        if not manifest.capture.is_complete:
+            remarks.append(f"device {one.number} ran {manifest.capture.reason}.")
+    return Imported(
+        kind=SNAPSHOT,
+        ranks=ranks,
+        devices=[one.facts.to_json() for one in snapshot.devices if one.number in chosen],
+        remarks=tuple(remarks),
+    )
+
+
+def _choose(path: Path, numbers: Sequence[int], device: int | None, rank: int | None) -> list[int]:
+    if device is not None and device not in numbers:
+        raise UsageError(f"{path} holds nothing of device {device}; it has {', '.join(map(str, numbers))}.")
+    chosen = list(numbers) if device is None else [device]
+    if rank is not None and len(chosen) > 1:
+        raise UsageError(
+            f"{path} holds devices {', '.join(map(str, numbers))}, which cannot all be rank {rank}: choose one with "
+            "--device."
+        )
+    return chosen

@@ -1,0 +1,248 @@
+"""Reads a profiler's trace with memory events as the devices of a trace."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from memprof.trace.importers.columns import ALLOC, FREE, Blocks, Entries, whole_numbers
+from memprof.trace.importers.device import DeviceHistory
+from memprof.trace.importers.facts import find_facts
+from memprof.trace.importers.frames import NO_STACK, Stack, StackTable
+from memprof.trace.importers.kineto_events import KinetoTrace, MemoryEvent, ProfilerStep, parse_kineto, stacks_of
+from memprof.trace.importers.lives import Lives, Reserved, find_lives
+from memprof.trace.importers.phases import Phases
+from memprof.trace.importers.snapshot import Progress
+from memprof.trace.importers.snapshot_tables import device_tables
+from memprof.trace.manifest import Backend, Machine, Manifest, Window
+from memprof.trace.schema import NONE, AllocatorEvents, Bools, Floats, Ints, Segments, Table
+from memprof.version import __version__
+
+_BACKEND = Backend(
+    name="kineto-memory",
+    sees=("every allocation and free that torch.profiler saw with profile_memory=True",),
+    blind_spots=(
+        "which operators read a tensor: rows are allocations, named after the operator around them",
+        "what memory is for, except where phases tell: most of it is in the category unknown",
+        "memory that torch's allocator does not own",
+    ),
+)
+
+
+@dataclass(frozen=True, eq=False)
+class KinetoDevice:
+    """One device of a profiler's trace.
+
+    Attributes:
+        number: Its number.
+        history: What happened to its memory.
+        steps: The profiler's steps.
+        notes: What a reader has to know.
+        has_addresses: The trace tells addresses.
+        created_us: When it begins, Unix time.
+        device_name: What the device is called.
+    """
+
+    number: int
+    history: DeviceHistory
+    steps: list[ProfilerStep]
+    notes: tuple[str, ...]
+    has_addresses: bool
+    created_us: float
+    device_name: str
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The device in figures, as JSON containers."""
+        return self.history.facts.to_json()
+
+    def build(self, path: Path, rank: int, world_size: int) -> tuple[Manifest, dict[type[Table], Table]]:
+        """Builds manifest and tables.
+
+        Args:
+            path: The file.
+            rank: The rank it becomes.
+            world_size: Ranks in the file.
+        """
+        tables, phases = device_tables(self.history, partial(_tell, steps=self.steps))
+        if not self.has_addresses:
+            del tables[AllocatorEvents]
+        kind = self.history.name.partition(":")[0]
+        manifest = Manifest(
+            memprof_version=__version__,
+            created_us=self.created_us,
+            target=path.name,
+            machine=Machine(device_name=self.device_name, device_kind=kind),
+            rank=rank,
+            world_size=world_size,
+            backend=_BACKEND,
+            window=Window(steps=len(phases.starts)),
+            notes=self.notes,
+        )
+        return manifest, tables
+
+
+def read_kineto(path: Path, data: bytes, on_progress: Progress = lambda what, share: None) -> list[KinetoDevice]:
+    """Reads a profiler's trace.
+
+    Args:
+        path: What the file is called, for errors.
+        data: Its JSON.
+        on_progress: Told what is being done.
+
+    Returns:
+        Its devices by number. The CPU is one only where there is no other: its tensors are not what runs out.
+
+    Raises:
+        BadInputError: It is no such trace, or has no memory events.
+    """
+    on_progress("parsing", 0.0)
+    trace = parse_kineto(path, data)
+    names = sorted({(event.number, event.device) for event in trace.memory if event.device != "cpu"})
+    chosen = names or [(0, "cpu")]
+    devices = []
+    for place, (number, name) in enumerate(chosen):
+        on_progress("sorting", place / len(chosen))
+        devices.append(_device(trace, number, name, has_cpu=bool(names)))
+    return devices
+
+
+def _device(trace: KinetoTrace, number: int, name: str, *, has_cpu: bool) -> KinetoDevice:
+    events = [event for event in trace.memory if event.device == name and event.size]
+    stacks = StackTable()
+    has_addresses = all(event.address for event in events)
+    size = whole_numbers([event.size for event in events], "the sizes of [memory] events")
+    told = stacks_of(trace, events, stacks)
+    entries = Entries(
+        action=np.where(size > 0, ALLOC, FREE),
+        address=np.array([event.address for event in events], dtype=np.int64) if has_addresses else _paired(size),
+        size=np.abs(size),
+        stream=np.zeros(len(events), dtype=np.int64),
+        time_us=np.array([event.time_us for event in events]) + trace.base_us,
+        pool=[""] * len(events),
+        stacks=told,
+        unknown={},
+    )
+    rest, drift = _rest_from_before(events, size, find_lives(entries, _blocks(np.zeros(0, dtype=np.int64)), rounding=1))
+    blocks = _blocks(np.array([rest] if rest > 0 else [], dtype=np.int64))
+    lives = find_lives(entries, blocks, rounding=1)
+    reserved = _reserved(events)
+    notes = [
+        f"imported from a profiler's trace: {len(events):,} memory events of {name}; the peak is that of the window."
+    ]
+    if not has_addresses:
+        notes.append("the trace tells no addresses: what is freed is taken to be the latest allocation of its size.")
+    is_counted = all(event.allocated is not None for event in events)
+    if not is_counted:
+        notes.append("the trace does not tell what was allocated before it began; only what is freed in it is known.")
+    elif rest > 0:
+        notes.append(f"{rest:,} bytes were in use before the trace began and stay so; where they are from is not told.")
+    if drift:
+        notes.append(f"at {drift:,} events the allocator's own count differs from the sum of events.")
+    if has_cpu and any(event.device == "cpu" for event in trace.memory):
+        notes.append("memory events of the CPU are left out.")
+    segments = Segments.empty()
+    facts = find_facts(name, entries, segments, _blocks(lives.requested[lives.free == NONE]), 0, lives, reserved)
+    return KinetoDevice(
+        number=number,
+        history=DeviceHistory(
+            number=number,
+            name=name,
+            entries=entries,
+            segments=segments,
+            blocks=blocks,
+            annotations=[],
+            stacks=stacks,
+            lives=lives,
+            reserved=reserved,
+            # Without the allocator's own count, nobody knows what was there before.
+            facts=replace(facts, history_complete=facts.history_complete and is_counted),
+        ),
+        steps=[
+            ProfilerStep(one.number, one.start_us + trace.base_us, one.end_us + trace.base_us) for one in trace.steps
+        ],
+        notes=tuple(notes),
+        has_addresses=has_addresses,
+        created_us=float(entries.time_us[0]) if len(entries) else 0.0,
+        device_name=trace.device_names.get(number, "") if name != "cpu" else "",
+    )
+
+
+def _paired(size: Ints) -> Ints:
+    """Makes addresses up for a trace that tells none: what is freed is the latest allocation of its size."""
+    open_ones: dict[int, list[int]] = {}
+    address = np.arange(1, len(size) + 1, dtype=np.int64)
+    for place, change in enumerate(size.tolist()):
+        if change > 0:
+            open_ones.setdefault(change, []).append(place + 1)
+        elif open_ones.get(-change):
+            address[place] = open_ones[-change].pop()
+    return address
+
+
+def _rest_from_before(events: Sequence[MemoryEvent], size: Ints, lives: Lives) -> tuple[int, int]:
+    """Returns what was in use before the trace and is not freed in it, and how many counts differ from the sum."""
+    counts = [event.allocated for event in events]
+    if not counts or any(count is None for count in counts):
+        return 0, 0
+    counted = np.array(counts, dtype=np.int64)
+    start = int(counted[0] - size[0])
+    drift = int(np.count_nonzero(counted != start + np.cumsum(size)))
+    return start - int(lives.requested[lives.alloc == NONE].sum()), drift
+
+
+def _blocks(size: Ints) -> Blocks:
+    """Makes blocks without addresses."""
+    return Blocks(
+        address=np.full(len(size), NONE, dtype=np.int64),
+        size=size,
+        requested=size,
+        is_pending=np.zeros(len(size), dtype=np.bool_),
+        stacks=[NO_STACK] * len(size),
+    )
+
+
+def _reserved(events: Sequence[MemoryEvent]) -> Reserved:
+    """Returns the allocator's own count of what it holds; below 0 where the trace tells none."""
+    counts = [event.reserved for event in events]
+    if not counts or any(count is None for count in counts):
+        return Reserved(NONE, np.full(len(events), NONE, dtype=np.int64), NONE)
+    after = np.array(counts, dtype=np.int64)
+    return Reserved(int(after[0]), after, int(after[-1]))
+
+
+def _tell(stacks: Sequence[Stack], time_us: Floats, steps: Sequence[ProfilerStep]) -> Phases:
+    """Tells phases from what ran around each operator, and steps from the profiler's own."""
+    phase = np.array([stack.phase or "other" for stack in stacks], dtype=object)
+    edges = np.searchsorted(time_us[1:], [step.start_us for step in steps]) + 1
+    starts, first = np.unique(np.concatenate(([0], edges[edges < len(phase)])).astype(np.int64), return_index=True)
+    # The beginning of the recording belongs to the first step, unless something ran before that.
+    if len(starts) > 1 and starts[1] == 1:
+        starts, first = np.concatenate(([0], starts[2:])), first[1:]
+        shown = [steps[place - 1] for place in first.tolist()]
+    else:
+        shown = [steps[max(place - 1, 0)] for place in first.tolist()] if steps else []
+    step = (np.searchsorted(starts, np.arange(len(phase)), side="right") - 1).astype(np.int64)
+    _tell_forward(phase, step, stacks)
+    numbers = np.array([one.number if one.number is not None else NONE for one in shown], dtype=np.int64)
+    is_named = len(numbers) == len(starts) and bool(np.all(np.diff(numbers) > 0)) and numbers[:1].tolist() != [NONE]
+    if not is_named:
+        numbers = np.arange(len(starts), dtype=np.int64)
+    is_whole: Bools = np.ones(len(starts), dtype=np.bool_)
+    return Phases(phase, numbers[step], starts.astype(np.int64), is_whole, "ProfilerStep annotations", numbers)
+
+
+def _tell_forward(phase: Any, step: Ints, stacks: Sequence[Stack]) -> None:
+    """Takes operators of torch that run in a step before its first backward for forward's."""
+    is_operator = np.array([stack.operator.startswith("aten.") for stack in stacks], dtype=np.bool_)
+    for number in np.unique(step).tolist():
+        rows = np.flatnonzero(step == number)
+        backward = rows[phase[rows] == "backward"]
+        if len(backward):
+            before = rows[rows < backward[0]]
+            phase[before[is_operator[before] & (phase[before] == "other")]] = "forward"

@@ -1,0 +1,115 @@
+"""Loads a pickle of plain containers without ever running anything it holds."""
+
+from __future__ import annotations
+
+import copyreg
+import io
+import pickle
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from memprof.trace.importers.pickle_opcodes import RefusedError, check_opcodes
+
+__all__ = ["RefusedError", "load_plain"]
+
+#: Bytes the unpickler is given ahead of what it asks for.
+_AHEAD = 1 << 17
+
+#: What loading a pickle raises whose opcodes are allowed, but make no sense in this order.
+_NONSENSE = (
+    pickle.UnpicklingError,
+    EOFError,
+    TypeError,
+    ValueError,  # a text that is no UTF-8 among them
+    KeyError,
+    IndexError,
+    AttributeError,
+    OverflowError,
+    RecursionError,
+)
+
+
+def load_plain(data: bytes, on_progress: Callable[[float], None] = lambda share: None) -> Any:
+    """Loads a pickle of dicts, lists, tuples, texts, numbers, booleans and None.
+
+    Opcodes are checked before anything is loaded; then it is loaded by an unpickler that knows no classes.
+
+    Args:
+        data: The pickle, protocol 2 to 5.
+        on_progress: Called with the share that was checked, now and then.
+
+    Raises:
+        RefusedError: It holds anything else; the reason names what.
+    """
+    try:
+        check_opcodes(data, on_progress)
+    except RefusedError as refusal:
+        raise _named(data, refusal) if refusal.is_name_asked else refusal from None
+    return _load(data)
+
+
+def _load(data: bytes) -> Any:
+    try:
+        return _PlainUnpickler(_Bytes(data)).load()
+    except MemoryError:
+        raise RefusedError("loading it takes more memory than there is") from None
+    except _NONSENSE as error:
+        detail = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
+        raise RefusedError(f"its opcodes make no sense ({detail})") from error
+
+
+class _Bytes(io.BytesIO):
+    """Bytes as the unpickler reads them: what a frame claims beyond their end is never allocated."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(data)
+        self._data = data
+
+    def peek(self, size: int) -> bytes:
+        """Returns what comes next: without frames, as before protocol 4, the unpickler would ask for every byte."""
+        position = self.tell()
+        return self._data[position : position + max(size, _AHEAD)]
+
+
+class _NameAskedError(Exception):
+    """The name that a pickle asks to be imported."""
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    """An unpickler that finds no class and no persistent object."""
+
+    def find_class(self, module: str, name: str) -> NoReturn:
+        """Refuses every name."""
+        raise _NameAskedError(f"{module}.{name}")
+
+    def persistent_load(self, pid: Any) -> NoReturn:
+        """Refuses every persistent id."""
+        raise _NameAskedError(f"persistent id {pid!r}")
+
+
+def _named(data: bytes, refusal: RefusedError) -> RefusedError:
+    """Reads which name is asked for.
+
+    Everything before has passed the check; the unpickler stops at the name, which is never looked up.
+    """
+    position = refusal.position
+    opcode = refusal.reason.split(" opcode ", 1)[1].split(",", 1)[0]
+    if opcode.startswith("EXT"):
+        width = int(opcode[3:])
+        code = int.from_bytes(data[position + 1 : position + 1 + width], "little")
+        known = copyreg._inverted_registry.get(code)  # type: ignore[attr-defined]  # the registry has no other door
+        asked = ".".join(known) if known else f"extension {code}"
+        return RefusedError(f"it asks for {_shown(asked)} (opcode {opcode})", position)
+    try:
+        # Up to the end of its line: GLOBAL and INST name what they ask for in two lines.
+        _PlainUnpickler(_Bytes(data[: position + 1000])).load()
+    except _NameAskedError as asked_error:
+        return RefusedError(f"it asks for {_shown(str(asked_error))} (opcode {opcode})", position)
+    except _NONSENSE:
+        return refusal  # the name is cut short, or is no text
+    return refusal
+
+
+def _shown(name: str) -> str:
+    text = name if len(name) <= 100 else f"{name[:97]}..."
+    return text if text.isprintable() else ascii(text)

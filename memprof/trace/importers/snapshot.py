@@ -1,0 +1,190 @@
+"""Reads a memory snapshot of torch's CUDA allocator: its devices, each with a history and an end state."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from memprof.errors import BadInputError
+from memprof.trace.importers.columns import (
+    check_dicts,
+    read_annotations,
+    read_blocks,
+    read_entries,
+    read_segments,
+)
+from memprof.trace.importers.device import DeviceHistory
+from memprof.trace.importers.facts import find_facts
+from memprof.trace.importers.frames import StackTable
+from memprof.trace.importers.lives import find_lives, find_reserved
+from memprof.trace.importers.safe_pickle import RefusedError, load_plain
+from memprof.trace.importers.sniff import SNAPSHOT, read_input
+
+#: Told what is being done, and which share of it is done.
+Progress = Callable[[str, float], None]
+
+#: More devices than any machine has; a list of more is no list of devices.
+_MOST_DEVICES = 1024
+
+
+@dataclass(frozen=True, eq=False)
+class Snapshot:
+    """A memory snapshot.
+
+    Attributes:
+        devices: Its devices that have segments or a history.
+        torch_version: The versions of torch that write such a snapshot, such as ``2.5 or 2.6``.
+        settings: The allocator's settings as the job gave them, "" where the file tells none.
+    """
+
+    devices: tuple[DeviceHistory, ...]
+    torch_version: str
+    settings: str
+
+
+def read_snapshot(path: Path, on_progress: Progress = lambda what, share: None) -> Snapshot:
+    """Reads a snapshot from a file.
+
+    Raises:
+        BadInputError: It is no snapshot, damaged, or holds what no snapshot does.
+    """
+    kind, data = read_input(path)
+    if kind != SNAPSHOT:
+        raise BadInputError(f"{path} is no memory snapshot but JSON, such as a profiler's trace.")
+    return parse_snapshot(path, data, on_progress)
+
+
+def parse_snapshot(path: Path, data: bytes, on_progress: Progress = lambda what, share: None) -> Snapshot:
+    """Reads a snapshot from the bytes of its pickle.
+
+    Args:
+        path: What the file is called, for errors.
+        data: The pickle.
+        on_progress: Called now and then.
+
+    Raises:
+        BadInputError: It is no snapshot, damaged, or holds what no snapshot does.
+    """
+    with _without_collector():
+        return _parse(path, data, on_progress)
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Keeps Python's collector from looking for garbage among millions of new containers: it takes longer than they."""
+    is_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if is_on:
+            gc.enable()
+
+
+def _parse(path: Path, data: bytes, on_progress: Progress) -> Snapshot:
+    try:
+        loaded = load_plain(data, lambda share: on_progress("checking", share))
+    except RefusedError as refusal:
+        place = f" (byte {refusal.position:,})" if refusal.position else ""
+        raise BadInputError(
+            f"{path} is not read, since {refusal.reason}{place}: it is no memory snapshot, or a damaged one."
+        ) from None
+    del data
+    try:
+        return _from_plain(loaded, on_progress)
+    except BadInputError as error:
+        raise BadInputError(f"{path}: {error}") from None
+
+
+def _from_plain(loaded: Any, on_progress: Progress) -> Snapshot:
+    if isinstance(loaded, list):
+        loaded = {"segments": loaded}  # what torch.cuda.memory_snapshot() returns, saved as it is
+    if not isinstance(loaded, dict) or not ("segments" in loaded or "device_traces" in loaded):
+        raise BadInputError("it is a pickle, but holds no segments and no device_traces: it is no memory snapshot.")
+    segments, traces = loaded.get("segments", []), loaded.get("device_traces", [])
+    check_dicts(segments, "the segments")
+    if not isinstance(traces, list) or len(traces) > _MOST_DEVICES:
+        raise BadInputError("Its device_traces are no list with one history for each device.")
+    by_device: dict[int, list[Any]] = {}
+    for segment in segments:
+        number = segment.get("device", 0)
+        if type(number) is not int or not 0 <= number < _MOST_DEVICES:
+            raise BadInputError("A segment names no device.")
+        by_device.setdefault(number, []).append(segment)
+    version = _torch_version(loaded, traces)
+    numbers = sorted({*by_device, *(number for number, trace in enumerate(traces) if trace)})
+    devices = []
+    for place, number in enumerate(numbers):
+        on_progress("sorting", place / len(numbers))
+        trace = traces[number] if number < len(traces) else []
+        devices.append(_device(number, trace, by_device.get(number, []), loaded.get("external_annotations")))
+        if number < len(traces):
+            traces[number] = None  # its entries take most of the memory
+    return Snapshot(tuple(devices), version, _settings(loaded.get("allocator_settings")))
+
+
+def _device(number: int, trace: Any, raw: list[Any], annotations: Any) -> DeviceHistory:
+    stacks = StackTable()
+    entries = read_entries(trace, stacks, f"the history of device {number}")
+    segments, blocks = read_segments(raw, number), read_blocks(raw, stacks)
+    lives, reserved = find_lives(entries, blocks), find_reserved(entries, segments)
+    all_blocks = sum(len(segment.get("blocks", ())) for segment in raw)
+    return DeviceHistory(
+        number=number,
+        name=f"cuda:{number}",
+        entries=entries,
+        segments=segments,
+        blocks=blocks,
+        annotations=read_annotations(annotations, number),
+        stacks=stacks,
+        lives=lives,
+        reserved=reserved,
+        facts=find_facts(f"cuda:{number}", entries, segments, blocks, all_blocks, lives, reserved),
+    )
+
+
+def _settings(raw: Any) -> str:
+    if not isinstance(raw, dict):
+        return ""
+    for key in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        if type(raw.get(key)) is str and raw[key]:
+            return str(raw[key])
+    # Set by the program, not by the environment.
+    split, threshold = raw.get("max_split_size"), raw.get("garbage_collection_threshold")
+    options = ["expandable_segments:True"] if raw.get("expandable_segments") is True else []
+    options += [f"max_split_size_mb:{split >> 20}"] if type(split) is int and 0 < split < 2**62 else []
+    options += [f"garbage_collection_threshold:{threshold:g}"] if type(threshold) is float and threshold > 0 else []
+    return ",".join(options)
+
+
+def _torch_version(loaded: dict[str, Any], traces: list[Any]) -> str:
+    """Tells the versions of torch by the keys they added."""
+    entry = next((trace[-1] for trace in traces if isinstance(trace, list) and trace), None)
+    keys = entry.keys() if isinstance(entry, dict) else ()
+    block: Any = next(
+        (
+            segment["blocks"][0]
+            for segment in loaded.get("segments", ())
+            if isinstance(segment.get("blocks"), list) and segment["blocks"]
+        ),
+        {},
+    )
+    if "pool_id" in keys:
+        return "2.12 or later"
+    if "user_metadata" in keys:
+        return "2.10 or 2.11"
+    if "compile_context" in keys:
+        return "2.8 or 2.9"
+    if "external_annotations" in loaded:
+        return "2.5 or 2.6" if keys else "2.5 or later"
+    if "allocator_settings" in loaded:
+        return "2.4"
+    if isinstance(block, dict) and block and "address" not in block:
+        return "2.0"
+    if "time_us" in keys:
+        return "2.3"
+    return "2.1 or 2.2" if keys or block else ""

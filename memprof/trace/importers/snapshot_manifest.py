@@ -1,0 +1,121 @@
+"""What an imported snapshot says about itself: where it is from, what it cannot show, and its figures in sentences."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from memprof.trace.importers.device import DeviceHistory
+from memprof.trace.importers.facts import DeviceFacts
+from memprof.trace.importers.phases import Phases
+from memprof.trace.importers.snapshot import Snapshot
+from memprof.trace.manifest import Backend, Capture, Machine, Manifest, Window
+from memprof.units import format_bytes
+from memprof.version import __version__
+
+_BACKEND = Backend(
+    name="cuda-snapshot",
+    sees=(
+        "every allocation and free of torch's CUDA allocator in the recorded window, and all that is in use at its end",
+    ),
+    blind_spots=(
+        "which operators read a tensor, and which modules they are of: rows are allocations, told by their stacks",
+        "how long operators run",
+        "what memory is for, except where stacks or phases tell: most of it is in the category unknown",
+        "memory that torch's CUDA allocator does not own (NCCL, cuBLAS handles, the CUDA context)",
+    ),
+)
+
+HOW_TO_RECORD = (
+    "call torch.cuda.memory._record_memory_history() before the job allocates, and "
+    "torch.cuda.memory._dump_snapshot('snapshot.pickle') after a few steps"
+)
+
+
+def device_manifest(path: Path, snapshot: Snapshot, device: DeviceHistory, phases: Phases, rank: int) -> Manifest:
+    """Builds the manifest of one device.
+
+    Args:
+        path: The file.
+        snapshot: The snapshot.
+        device: The device.
+        phases: Its steps and phases.
+        rank: The rank it becomes.
+    """
+    times = device.entries.time_us[~np.isnan(device.entries.time_us)]
+    return Manifest(
+        memprof_version=__version__,
+        torch_version=snapshot.torch_version,
+        created_us=float(times.min(initial=np.inf)) if len(times) else 0.0,
+        target=path.name,
+        machine=Machine(
+            device_name=f"CUDA device {device.number}", device_kind="cuda", allocator_settings=snapshot.settings
+        ),
+        rank=rank,
+        world_size=len(snapshot.devices),
+        backend=_BACKEND,
+        capture=_capture(device.facts),
+        window=Window(steps=len(phases.starts)),
+        notes=tuple(_notes(device, phases)),
+    )
+
+
+def _capture(facts: DeviceFacts) -> Capture:
+    if not facts.out_of_memory:
+        return Capture()
+    last = facts.out_of_memory[-1]
+    who = last.source or "an allocation without a stack"
+    return Capture(
+        is_complete=False,
+        reason=(
+            f"out of memory: {who} asked for {format_bytes(last.requested_bytes)} while "
+            f"{format_bytes(last.free_bytes)} of the device were free"
+        ),
+    )
+
+
+def _notes(device: DeviceHistory, phases: Phases) -> list[str]:
+    facts, entries = device.facts, device.entries
+    counted = ", ".join(f"{count:,} {name}" for name, count in facts.actions.items())
+    notes = []
+    if facts.has_timeline:
+        notes.append(
+            f"imported from a memory snapshot of {facts.entries:,} entries ({counted}); in the recorded window, "
+            f"requested bytes peak at {facts.peak_requested_bytes:,}, reserved ones at {facts.peak_reserved_bytes:,}."
+        )
+        notes.append(
+            "the history is complete: recording began before the first allocation."
+            if facts.history_complete
+            else f"recording began with {facts.start_requested_bytes:,} requested bytes in use already and "
+            f"{facts.start_reserved_bytes:,} reserved; the peak is that of the recorded window."
+        )
+    else:
+        notes.append(
+            f"no history was recorded (entries: {facts.entries}): only the end state is shown, with a row for each "
+            f"place in the code, in no order of time. To record one, {HOW_TO_RECORD}."
+        )
+    notes.append(
+        f"at the end {facts.end_requested_bytes:,} bytes are asked for, in blocks of {facts.end_allocated_bytes:,} and "
+        f"segments of {facts.end_reserved_bytes:,}."
+    )
+    if facts.has_timeline and bool(np.isnan(entries.time_us).all()):
+        notes.append("the file tells no times, as before torch 2.3: the axis is the order of entries.")
+    if phases.how:
+        notes.append(f"steps are told by {phases.how}; the first and the last are not whole.")
+    if device.lives.clashes:
+        notes.append(
+            f"{device.lives.clashes:,} entries contradict others (memory taken or given back twice): figures may be "
+            "off."
+        )
+    held = int(device.segments.allocated_size_bytes.sum())
+    if held != facts.end_allocated_bytes:
+        notes.append(
+            f"segments say that {held:,} bytes are allocated and their blocks {facts.end_allocated_bytes:,}; the "
+            "blocks are believed."
+        )
+    if facts.end_reserved_bytes - facts.peak_reserved_bytes > 0 or device.reserved.start < 0:
+        notes.append("segments in the history do not add up to those at the end; reserved bytes may be off.")
+    if entries.unknown:
+        notes.append(f"actions unknown to this version were left out: {', '.join(sorted(entries.unknown))[:200]}.")
+    return notes

@@ -1,0 +1,244 @@
+"""A snapshot's device as the tables of a trace: a row for every allocation, and everything that was there before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from memprof.trace.importers.columns import ALLOC, SEGMENT_GROWS
+from memprof.trace.importers.device import DeviceHistory
+from memprof.trace.importers.frames import NO_STACK, Stack
+from memprof.trace.importers.lives import pending_after
+from memprof.trace.importers.phases import Phases, step_table
+from memprof.trace.schema import (
+    ACTIONS,
+    NONE,
+    AllocatorEvents,
+    Floats,
+    Ints,
+    Memory,
+    Ops,
+    Segments,
+    Stacks,
+    Steps,
+    Storages,
+    Table,
+    Texts,
+)
+from memprof.trace.step import sum_at
+
+#: Names of the rows that are no allocation of the history.
+BEGINNING = "(recording begins)"
+AT_END = "(in use at the end)"
+
+
+@dataclass(frozen=True, eq=False)
+class _Rows:
+    """The operators of a device; each column of shape ``(ops,)``.
+
+    Attributes:
+        entry: Entry of the history each stands for, NONE for the first and for those of an end state.
+        stacks: Their stacks.
+        time_us: When, NaN where unknown.
+        created: Operator that made each life, shape ``(lives,)``.
+        freed: Operator each life was freed after, shape ``(lives,)``.
+    """
+
+    entry: Ints
+    stacks: list[Stack]
+    time_us: Floats
+    created: Ints
+    freed: Ints
+
+    def __len__(self) -> int:
+        return len(self.entry)
+
+
+#: Tells steps and phases of operators, given their stacks and times.
+TellPhases = Callable[[Sequence[Stack], Floats], Phases]
+
+
+def device_tables(device: DeviceHistory, tell: TellPhases) -> tuple[dict[type[Table], Table], Phases]:
+    """Builds the tables of one device.
+
+    Args:
+        device: The device.
+        tell: Tells steps and phases.
+
+    Returns:
+        The tables, and the steps and phases that were told.
+    """
+    rows = _timeline(device) if device.facts.has_timeline else _end_state(device)
+    phases = tell(rows.stacks, rows.time_us)
+    order = np.argsort(rows.created, kind="stable")
+    storages = _storages(device, rows, phases, order)
+    tables: Mapping[type[Table], Table] = {
+        Steps: step_table(phases, rows.time_us, is_cut_off=bool(device.facts.out_of_memory)),
+        Ops: _ops(device, rows, phases),
+        Storages: storages,
+        Memory: _memory(device, rows, storages),
+        AllocatorEvents: _events(device, rows),
+        Segments: device.segments,
+        Stacks: device.stacks.table(),
+    }
+    return dict(tables), phases
+
+
+def _timeline(device: DeviceHistory) -> _Rows:
+    """A row for the beginning, then one for each allocation of the history."""
+    entries, lives = device.entries, device.lives
+    entry = np.concatenate(([NONE], np.flatnonzero(entries.action == ALLOC))).astype(np.int64)
+    time_us = np.concatenate((entries.time_us[:1], entries.time_us[entry[1:]]))
+    # An entry belongs to the last allocation at or before it, which is row 0 before the first.
+    row_of = np.cumsum(entries.action == ALLOC)
+    before = np.concatenate(([0], row_of[:-1]))
+    return _Rows(
+        entry=entry,
+        stacks=[NO_STACK, *(entries.stacks[place] for place in entry[1:].tolist())],
+        time_us=time_us,
+        created=np.where(lives.alloc == NONE, NONE, row_of[lives.alloc]),
+        freed=np.where(lives.free == NONE, NONE, before[lives.free]),
+    )
+
+
+def _end_state(device: DeviceHistory) -> _Rows:
+    """A row for each place in the code whose memory is in use at the end: there is no history to tell an order."""
+    entries, blocks, lives = device.entries, device.blocks, device.lives
+    stacks: dict[int, Stack] = {}
+    for block in lives.block[lives.block != NONE].tolist():
+        stack = blocks.stacks[block]
+        if stack.stack_id != NONE:
+            stacks.setdefault(stack.stack_id, stack)
+    row_of = {stack_id: row for row, stack_id in enumerate(stacks, start=1)}
+    created = [
+        NONE if block == NONE else row_of.get(blocks.stacks[block].stack_id, NONE) for block in lives.block.tolist()
+    ]
+    count = 1 + len(stacks)
+    time_us = np.full(count, np.nan)
+    time_us[:] = entries.time_us[-1] if len(entries) else np.nan
+    return _Rows(
+        entry=np.full(count, NONE, dtype=np.int64),
+        stacks=[NO_STACK, *stacks.values()],
+        time_us=time_us,
+        created=np.array(created, dtype=np.int64).reshape(-1),
+        freed=np.where(lives.free == NONE, NONE, 0).astype(np.int64),
+    )
+
+
+def _ops(device: DeviceHistory, rows: _Rows, phases: Phases) -> Ops:
+    is_taken = rows.entry != NONE
+    names = [stack.operator or stack.function or ("(no stack)" if taken else AT_END) for stack, taken in _named(rows)]
+    names[0] = BEGINNING
+    stream = np.zeros(len(rows), dtype=np.int64)
+    stream[is_taken] = device.entries.stream[rows.entry[is_taken]]
+    return Ops.of(
+        op_id=np.arange(len(rows)),
+        step=phases.step,
+        phase=phases.phase,
+        name=names,
+        kind=["allocation"] * len(rows),
+        start_us=rows.time_us,
+        stream=stream,
+        stack_id=[stack.stack_id for stack in rows.stacks],
+    )
+
+
+def _named(rows: _Rows) -> list[tuple[Stack, bool]]:
+    return list(zip(rows.stacks, (rows.entry != NONE).tolist(), strict=True))
+
+
+def _storages(device: DeviceHistory, rows: _Rows, phases: Phases, order: Ints) -> Storages:
+    lives = device.lives
+    return Storages.of(
+        storage_id=np.arange(len(order)),
+        category=_categories(rows, phases)[order],
+        device=[device.name] * len(order),
+        requested_bytes=lives.requested[order],
+        allocated_bytes=lives.allocated[order],
+        created_op_id=rows.created[order],
+        freed_op_id=rows.freed[order],
+    )
+
+
+def _categories(rows: _Rows, phases: Phases) -> Texts:
+    """Returns what each life is for, as far as its stack or its two phases tell."""
+    created, freed = rows.created, rows.freed
+    category = np.full(len(created), "unknown", dtype=object)
+    born = created != NONE
+    # What forward makes and backward drops was kept for backward.
+    kept = born & (freed != NONE)
+    kept[kept] = (phases.phase[created[kept]] == "forward") & (phases.phase[freed[kept]] == "backward")
+    category[kept] = "activation"
+    makes_gradient = np.array([stack.makes_gradient for stack in rows.stacks], dtype=np.bool_)
+    makes_state = np.array([stack.makes_state for stack in rows.stacks], dtype=np.bool_)
+    category[born & makes_gradient[created]] = "gradient"
+    category[born & makes_state[created]] = "optimizer_state"
+    return category
+
+
+def _memory(device: DeviceHistory, rows: _Rows, storages: Storages) -> Memory:
+    """Writes the counters: allocated as replayed, reserved as the entries up to each row tell at most."""
+    ops = len(rows)
+    born = sum_at(storages.created_op_id, storages.allocated_bytes, ops)
+    freed = sum_at(storages.freed_op_id, storages.allocated_bytes, ops)
+    start = int(storages.allocated_bytes[storages.created_op_id == NONE].sum())
+    allocated = start + np.cumsum(born) - (np.cumsum(freed) - freed)
+    entries, reserved = device.entries, device.reserved
+    highest = np.full(ops, reserved.end, dtype=np.int64)
+    pending = np.full(ops, int(device.blocks.size[device.blocks.is_pending].sum()), dtype=np.int64)
+    if device.facts.has_timeline:
+        # Segments are taken right before the allocation that needs them, and count with it.
+        is_ahead = np.isin(entries.action, SEGMENT_GROWS)
+        row_of = np.minimum(np.cumsum(entries.action == ALLOC) + is_ahead, ops - 1)
+        highest[:] = NONE
+        np.maximum.at(highest, row_of, reserved.after)
+        highest[0] = max(int(highest[0]), reserved.start)
+        waiting = pending_after(entries, device.blocks)
+        pending[1:] = waiting[rows.entry[1:]]
+        pending[0] = waiting[0]
+    return Memory.of(
+        op_id=np.arange(ops),
+        time_us=rows.time_us,
+        device=[device.name] * ops,
+        allocated_bytes=allocated,
+        active_bytes=allocated + pending,
+        reserved_bytes=highest,
+        host_rss_bytes=np.full(ops, NONE),
+    )
+
+
+def _events(device: DeviceHistory, rows: _Rows) -> AllocatorEvents:
+    """Writes the history as it is, after a row for each block that was there before it: no index, no operator."""
+    entries, lives, blocks = device.entries, device.lives, device.blocks
+    old = np.flatnonzero(lives.alloc == NONE)
+    # Where no address is known, as in profilers' traces, there is nothing to tell of a block.
+    old = old[(lives.block[old] == NONE) | (np.append(blocks.address, NONE)[lives.block[old]] != NONE)]
+    from_block = lives.block[old] != NONE
+    address = np.empty(len(old), dtype=np.int64)
+    address[from_block] = blocks.address[lives.block[old[from_block]]]
+    address[~from_block] = entries.address[lives.free[old[~from_block]]]
+    stacks = [blocks.stacks[block].stack_id if block != NONE else NONE for block in lives.block[old].tolist()]
+    streams = np.zeros(len(old), dtype=np.int64)
+    pools = np.full(len(old), "", dtype=object)
+    if len(device.segments):
+        by_address = np.argsort(device.segments.address, kind="stable")
+        place = by_address[
+            np.maximum(np.searchsorted(device.segments.address[by_address], address, side="right") - 1, 0)
+        ]
+        streams, pools = device.segments.stream[place], device.segments.segment_pool[place]
+    row_of = np.cumsum(entries.action == ALLOC) if len(rows) > 1 or len(entries) else np.zeros(0, dtype=np.int64)
+    count = len(old) + len(entries)
+    return AllocatorEvents.of(
+        index=np.concatenate((np.full(len(old), NONE), np.arange(len(entries)))),
+        time_us=np.concatenate((np.full(len(old), np.nan), entries.time_us)),
+        device=[device.name] * count,
+        action=["alloc"] * len(old) + [ACTIONS[code] for code in entries.action.tolist()],
+        address=np.concatenate((address, entries.address)),
+        size_bytes=np.concatenate((lives.requested[old], entries.size)),
+        stream=np.concatenate((streams, entries.stream)),
+        pool=[*pools.tolist(), *entries.pool],
+        op_id=np.concatenate((np.full(len(old), NONE), np.minimum(row_of, len(rows) - 1))),
+        stack_id=[*stacks, *(stack.stack_id for stack in entries.stacks)],
+    )

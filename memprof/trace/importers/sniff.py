@@ -1,0 +1,104 @@
+"""Tells what a file is by its bytes: names lie."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import re
+import zlib
+from pathlib import Path
+
+from memprof.errors import BadInputError
+from memprof.units import format_bytes
+
+#: A profiler's trace shrinks 10 to 30 times in gzip; what grows more when it is unpacked is no trace.
+_MOST_GROWTH = 200
+_SLACK_BYTES = 64 << 20
+
+#: The pickle in a page of ``_memory_viz``; its name for the list has changed over versions.
+_PICKLE_IN_PAGE = re.compile(rb'"base64"\s*:\s*"([A-Za-z0-9+/=\\]*)"')
+
+SNAPSHOT, KINETO = "snapshot", "kineto"
+
+
+def read_input(path: Path) -> tuple[str, bytes]:
+    """Reads a file and tells what it holds.
+
+    Args:
+        path: The file: a pickle, a page of memory_viz that holds one, or a profiler's trace, with gzip or without.
+
+    Returns:
+        ``SNAPSHOT`` or ``KINETO``, and the bytes of the pickle or of the JSON.
+
+    Raises:
+        BadInputError: There is no such file, it cannot be read, is empty, or is something else.
+    """
+    data = _read(path)
+    if data.startswith(b"\x1f\x8b"):
+        data = _unzipped(path, data)
+    if not data.strip():
+        raise BadInputError(f"{path} is empty.")
+    if data[:1] == b"\x80" or _looks_like_old_pickle(data):
+        return SNAPSHOT, data
+    text = data[:4096].removeprefix(b"\xef\xbb\xbf").lstrip()
+    if text[:1] in (b"{", b"["):
+        return KINETO, data
+    if text[:1] == b"<":
+        return SNAPSHOT, _pickle_in_page(path, data)
+    if text.startswith(b"PK\x03\x04"):
+        if b"manifest.json" in data[:4096]:
+            raise BadInputError(f"{path} is a memprof trace already: memprof report {path}")
+        raise BadInputError(f"{path} is a zip archive, such as torch.save writes: it holds no memory snapshot.")
+    raise BadInputError(
+        f"{path} is neither a memory snapshot (pickle, or a page of memory_viz) nor a profiler's trace (JSON)."
+    )
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise BadInputError(f"There is no file {path}.") from None
+    except IsADirectoryError:
+        raise BadInputError(f"{path} is a folder: name the snapshot or trace inside it.") from None
+    except (OSError, ValueError) as error:
+        raise BadInputError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.") from error
+
+
+def _unzipped(path: Path, data: bytes) -> bytes:
+    limit = len(data) * _MOST_GROWTH + _SLACK_BYTES
+    result = bytearray()
+    try:
+        while data:
+            unpacker = zlib.decompressobj(wbits=31)
+            result += unpacker.decompress(data, limit - len(result) + 1)
+            if len(result) > limit:
+                raise BadInputError(
+                    f"{path} unpacks to more than {format_bytes(limit)}, {_MOST_GROWTH} times its size: no trace does."
+                )
+            if not unpacker.eof:
+                raise BadInputError(f"{path} is cut short: its gzip stream has no end.")
+            data = unpacker.unused_data
+            if data and not data.startswith(b"\x1f\x8b"):
+                break  # padding, which gzip's own tools ignore too
+    except zlib.error as error:
+        raise BadInputError(f"{path} is damaged: {error}.") from error
+    return bytes(result)
+
+
+def _looks_like_old_pickle(data: bytes) -> bool:
+    """Tells pickles of protocol 0 and 1 that ask for a name at once; they are refused by name, not as foreign."""
+    return re.match(rb"\(?[ci][\w.]+\n[\w.]+\n", data[:1000]) is not None
+
+
+def _pickle_in_page(path: Path, data: bytes) -> bytes:
+    found = _PICKLE_IN_PAGE.search(data)
+    if found is None:
+        raise BadInputError(f"{path} is a web page without a memory snapshot in it.")
+    try:
+        text = json.loads(b'"' + found[1] + b'"')
+        # Filled up with zeros to a multiple of three bytes, so that no = is needed.
+        return base64.b64decode(text, validate=True).rstrip(b"\0")
+    except (ValueError, binascii.Error) as error:
+        raise BadInputError(f"{path} is damaged: the snapshot in its page is no base64.") from error

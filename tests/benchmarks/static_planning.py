@@ -1,0 +1,42 @@
+"""How close do plans made ahead come to the bound, and what does the caching allocator take instead?"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from memprof.analysis.static_report import StaticReport, build_static_report
+from memprof.trace.store import Trace
+from tests.benchmarks.section import Section, verdict
+
+SAMPLES = Path(__file__).resolve().parents[2] / "sample_traces"
+BAR_SHARE = 0.02
+
+
+def measure(folder: Path, *, quick: bool) -> Section:
+    """Plans the steady step of each sample recording."""
+    rows, worst = [], 0.0
+    for path in sorted(SAMPLES.glob("*/run.memprof")):
+        step = Trace.open(path).steady_step()
+        start = time.process_time()
+        report = build_static_report(step)
+        seconds = time.process_time() - start
+        assert report.greedy is not None
+        worst = max(worst, report.greedy / report.bound - 1)
+        rows.append(_row(path.parent.name, report, seconds))
+    return Section(
+        title="Planning a step ahead",
+        how=(
+            "The steady step of each sample recording: what its storages need when every life is known ahead, above "
+            "the lower bound (most bytes still needed at once), beside what the caching allocator would reserve."
+        ),
+        columns=("Step", "lower bound, MiB", "largest first", "best fit", "given out", "reserved", "in place", "time"),
+        rows=tuple(rows),
+        bar=verdict(f"largest first within {BAR_SHARE:.0%} of the bound", passed=worst <= BAR_SHARE),
+    )
+
+
+def _row(name: str, report: StaticReport, seconds: float) -> tuple[str, ...]:
+    sizes = (report.greedy, report.best_fit, report.allocated, report.reserved, report.in_place_greedy)
+    above = [f"{100 * ((size or 0) / report.bound - 1):+.2f} %" for size in sizes]
+    return (name, f"{report.bound / 1024**2:.2f}", *above, f"{1000 * seconds:.0f} ms")

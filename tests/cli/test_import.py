@@ -1,0 +1,145 @@
+"""`memprof import` as it is typed and read."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from memprof.cli.main import main
+from memprof.trace.store import Trace
+from tests.trace.importers.test_kineto import job
+from tests.trace.importers.writing import DATA, MIB, block, entry, segment, small_job, snapshot, write
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "snapshot.pickle", small_job())
+    return tmp_path
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: object, status: int = 0) -> tuple[str, str]:
+    """Runs memprof; returns what it printed and what it said."""
+    assert main(list(map(str, words))) == status
+    captured = capsys.readouterr()
+    assert "Traceback" not in captured.err
+    return captured.out, captured.err
+
+
+def test_writes_a_recording_and_says_what_to_type_next(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    """Figures on stdout, the next command on stderr, the recording under the file's own name."""
+    out, err = run(capsys, "import", "snapshot.pickle")
+    assert out.splitlines() == [
+        "device  entries      peak  peak reserved  at the end   reserved  history",
+        "cuda:0        8  8.00 MiB      12.00 MiB    7.00 MiB  12.00 MiB  a window of the job",
+    ]
+    assert err == "memprof: wrote snapshot.memprof; next: memprof report snapshot.memprof\n"
+    assert Trace.open(folder / "snapshot.memprof").manifest.backend.name == "cuda-snapshot"
+
+
+def test_every_verb_opens_what_was_imported(capsys: pytest.CaptureFixture[str]) -> None:
+    """report, report --json, diff, check and summary work on it."""
+    run(capsys, "import", "snapshot.pickle", "-o", "run.memprof")
+    out, _ = run(capsys, "report", "run.memprof")
+    assert out.startswith("peak 8.00 MiB allocated in step 0, backward (aten.mm)")
+    assert "recording began with 4,194,304 requested bytes in use already" in out
+    out, _ = run(capsys, "report", "run.memprof", "--json")
+    assert json.loads(out)["peak"]["reserved_bytes"] == 12 * MIB
+    out, _ = run(capsys, "diff", "run.memprof", "run.memprof")
+    assert out.startswith("Nothing changed")
+    run(capsys, "check", "run.memprof", "--budget", "8MiB")
+    out, _ = run(capsys, "summary", "run.memprof")
+    assert json.loads(out)["spots"]["peak"]["bytes"] == 8 * MIB
+
+
+def test_json_has_stable_keys(capsys: pytest.CaptureFixture[str]) -> None:
+    """What each device holds, as numbers."""
+    out, _ = run(capsys, "import", "snapshot.pickle", "--json")
+    device = json.loads(out)["devices"][0]
+    wanted = {
+        "device": "cuda:0",
+        "entries": 8,
+        "actions": {"alloc": 3, "free_requested": 2, "free_completed": 2, "segment_alloc": 1},
+        "end_requested_bytes": 7 * MIB - 1,
+        "end_allocated_bytes": 7 * MIB,
+        "end_reserved_bytes": 12 * MIB,
+        "peak_requested_bytes": 8 * MIB,
+        "peak_reserved_bytes": 12 * MIB,
+        "history_complete": False,
+    }
+    assert {key: device[key] for key in wanted} == wanted
+
+
+def test_refuses_to_replace_a_file_before_reading_anything(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    """Exit code 2 without -f, and the file is as it was; -f replaces it."""
+    (folder / "snapshot.memprof").write_text("precious")
+    _, err = run(capsys, "import", "snapshot.pickle", status=2)
+    assert "exists already" in err
+    assert (folder / "snapshot.memprof").read_text() == "precious"
+    run(capsys, "import", "snapshot.pickle", "-f")
+    assert Trace.open(folder / "snapshot.memprof").rank == 0
+
+
+def test_bad_input_is_one_sentence_and_exit_code_5(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    """A malicious file is named with what it asks for; nothing is written."""
+    (folder / "bad.pickle").write_bytes(b"\x80\x04\x8c\x02os\x8c\x06system\x93.")
+    _, err = run(capsys, "import", "bad.pickle", status=5)
+    assert "bad.pickle is not read, since it asks for os.system (opcode STACK_GLOBAL)" in err
+    assert len(err.splitlines()) == 1
+    assert not (folder / "bad.memprof").exists()
+
+
+def test_a_profilers_trace_is_imported_under_its_name(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    """trace.pt.trace.json.gz becomes trace.memprof."""
+    (folder / "worker.pt.trace.json.gz").write_bytes(gzip.compress(json.dumps(job()).encode()))
+    out, _ = run(capsys, "import", "worker.pt.trace.json.gz")
+    assert "3.00 KiB" in out
+    out, _ = run(capsys, "report", "worker.memprof", "--step", 4)
+    assert out.startswith("peak 3.00 KiB allocated in step 4, backward (aten.mm)")
+
+
+def test_without_a_timeline_it_says_how_to_record_one(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    """The end state is imported, and a sentence tells what is missing."""
+    write(folder / "end.pickle", snapshot([segment(0, block(MIB))]))
+    out, err = run(capsys, "import", "end.pickle")
+    assert "none: end state only" in out
+    assert "torch.cuda.memory._record_memory_history()" in err
+
+
+def test_devices_and_ranks_can_be_chosen(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    """One device of several, as any rank; several devices as ranks of one recording."""
+    write(folder / "two.pickle", snapshot((), *([entry("alloc", 0, 512)] * 2 for _ in range(2))))
+    run(capsys, "import", "two.pickle")
+    assert Trace.open(folder / "two.memprof").ranks == (0, 1)
+    run(capsys, "import", "two.pickle", "--device", 1, "--rank", 7, "-o", "one.memprof")
+    assert Trace.open(folder / "one.memprof").ranks == (7,)
+    assert "holds nothing of device 4" in run(capsys, "import", "two.pickle", "-f", "--device", 4, status=2)[1]
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason=f"the real files are not here: there is no {DATA}")
+def test_every_real_file_is_imported_and_reported(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    """Each file others recorded gives a report, or a sentence where it holds nothing of memory."""
+    for file in sorted([*DATA.glob("snapshots/*"), *DATA.glob("kineto/*")]):
+        has_memory = "5c04d97c" not in file.name
+        _, err = run(capsys, "import", file, "-f", "-o", "run.memprof", status=0 if has_memory else 5)
+        if not has_memory:
+            assert "none of memory: record it with torch.profiler.profile(profile_memory=True)" in err
+            continue
+        out, _ = run(capsys, "report", "run.memprof")
+        assert out.startswith("peak ")
+        assert file.name in out
+
+
+def test_warns_before_loading_what_may_not_fit(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that may need more memory than is free says so, and is tried all the same."""
+    monkeypatch.setattr("memprof.cli.import_._LARGE_BYTES", 100)
+    assert "may take" not in run(capsys, "import", "snapshot.pickle")[1]
+    monkeypatch.setattr("memprof.cli.import_._MEMORY_PER_BYTE", 1 << 40)
+    _, err = run(capsys, "import", "snapshot.pickle", "-f")
+    assert err.startswith("memprof: loading snapshot.pickle may take up to ")
+    assert "wrote snapshot.memprof" in err

@@ -1,0 +1,76 @@
+"""A step as requests: what a training step reserves, told from its births, deaths and workspaces."""
+
+from __future__ import annotations
+
+from memprof.replay.allocator.events import ALLOCATE, replay
+from memprof.replay.allocator.rules import Settings
+from memprof.replay.allocator.steps import requests_of_step, reserved_by_op
+from memprof.replay.live import live_bytes
+from memprof.trace.schema import NONE
+from memprof.trace.step import Step
+from tests.building import Op, Storage, make_step
+
+MIB = 1 << 20
+
+
+def two_layers() -> Step:
+    """A weight, an old gradient that goes, two activations, and a gradient that stays."""
+    return make_step(
+        [
+            Op(reads=["weight"], makes=["a"], frees=["old"]),
+            Op(reads=["a"], makes=["b"], workspace=30 * MIB),
+            Op(reads=["b"], makes=["new"], frees=["a", "b"], phase="backward"),
+        ],
+        [
+            Storage("weight", 12 * MIB, "parameter", name="weight"),
+            Storage("old", 12 * MIB, "gradient", name="weight"),
+            Storage("a", 16 * MIB),
+            Storage("b", 18 * MIB),
+            Storage("new", 12 * MIB, "gradient", name="weight"),
+        ],
+    )
+
+
+def test_requests_follow_births_workspaces_and_deaths() -> None:
+    """Outputs come first, then the workspace goes in and out, then what dies with the operator."""
+    step = two_layers()
+    asked = requests_of_step(step)
+    subjects = [
+        "workspace"
+        if asked.storage_id[one] == NONE
+        else int(step.storages.requested_bytes[asked.storage_id[one]] / MIB)
+        for one in asked.requests.allocation.tolist()
+    ]
+    kinds = ["+" if kind == ALLOCATE else "-" for kind in asked.requests.kind.tolist()]
+    first = ["+16", "-12", "+18", "+workspace", "-workspace", "+12", "-16", "-18"]
+    written = [f"{kind}{subject}" for kind, subject in zip(kinds, subjects, strict=True)]
+    assert written == ["+12", "+12", *first, *first]
+    assert asked.steady_from == 10
+
+
+def test_the_second_run_frees_what_the_first_left() -> None:
+    """The gradient that the first run leaves is the old one of the second: nothing piles up."""
+    asked = requests_of_step(two_layers())
+    done = replay(asked.requests)
+    assert done.allocated()[-1] == done.allocated()[asked.steady_from - 1] == 24 * MIB
+    assert int(done.allocated().max()) == int(live_bytes(two_layers()).during.max())
+
+
+def test_reserved_bytes_by_operator() -> None:
+    """By hand: 12 + 12 for weights and gradients, 16, 18 and 30 for the step; nothing is ever given back."""
+    curve = reserved_by_op(two_layers())
+    assert curve.shape == (3,)
+    assert curve.max() == (12 + 12 + 16 + 18 + 30) * MIB
+    assert (curve >= live_bytes(two_layers()).during).all()
+
+
+def test_expandable_segments_need_no_more_than_whole_pages() -> None:
+    """What is alive at most, rounded up to pages of 20 MiB, and one page for what does not line up."""
+    peak = int(live_bytes(two_layers()).during.max())
+    reserved = int(replay(requests_of_step(two_layers()).requests, Settings(expandable_segments=True)).reserved().max())
+    assert peak <= reserved <= peak + 40 * MIB
+
+
+def test_a_step_without_memory_asks_for_nothing() -> None:
+    """Operators that make nothing reserve nothing."""
+    assert reserved_by_op(make_step([Op()], [])).tolist() == [0]

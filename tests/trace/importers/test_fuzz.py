@@ -1,0 +1,147 @@
+"""Any change to a file gives a sound trace or a sentence: never a crash, never a hang."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from memprof.errors import MemprofError
+from memprof.trace.importers import import_file
+from memprof.trace.schema import Steps
+from memprof.trace.store import Trace, write_trace
+from tests.trace.importers.test_kineto import job
+from tests.trace.importers.writing import MIB, block, entry, segment, small_job, snapshot
+
+PICKLES = [pickle.dumps(small_job(), protocol) for protocol in (2, 3, 4, 5)]
+TRACE = json.dumps({"traceEvents": job()}).encode()
+
+#: What may stand where something else belongs.
+anything = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=8)
+    | st.tuples(st.integers(), st.integers()),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+    max_leaves=6,
+)
+changes = st.lists(st.tuples(st.integers(0, 1 << 30), st.integers(0, 255)), min_size=1, max_size=6)
+
+
+def opens_or_says_why(data: bytes) -> None:
+    """Imports bytes; what comes in is written, opened and checked."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "file"
+        file.write_bytes(data)
+        try:
+            ranks = import_file(file).ranks
+        except MemprofError:
+            return
+        write_trace(Path(folder) / "run.memprof", ranks)
+        trace = Trace.open(Path(folder) / "run.memprof")
+        for rank in trace.ranks:
+            one = trace.rank_trace(rank)
+            for number in one.table(Steps).step.tolist():
+                one.step(number).check()
+
+
+quick = settings(max_examples=150, deadline=5000, suppress_health_check=[HealthCheck.too_slow])
+
+
+@given(st.sampled_from(PICKLES), changes)
+@quick
+def test_changed_bytes_of_a_snapshot(data: bytes, changed: list[tuple[int, int]]) -> None:
+    """Bytes of a pickle changed anywhere."""
+    mutable = bytearray(data)
+    for place, value in changed:
+        mutable[place % len(mutable)] = value
+    opens_or_says_why(bytes(mutable))
+
+
+@given(st.sampled_from(PICKLES), st.integers(0, 1 << 30), st.binary(max_size=40), st.integers(0, 40))
+@quick
+def test_bytes_put_in_and_taken_out(data: bytes, place: int, inserted: bytes, removed: int) -> None:
+    """Bytes inserted or missing anywhere, cut files among them."""
+    place %= len(data)
+    opens_or_says_why(data[:place] + inserted + data[place + removed :])
+
+
+@given(st.binary(max_size=200))
+@quick
+def test_bytes_behind_the_header(data: bytes) -> None:
+    """Anything at all that starts like a pickle."""
+    opens_or_says_why(b"\x80\x04" + data)
+
+
+@given(st.lists(st.sampled_from([bytes([code]) for code in b"]}(aesu\x94hqNK\x01\x8c\x01.R\x93"]), max_size=60))
+@quick
+def test_opcodes_in_any_order(opcodes: list[bytes]) -> None:
+    """Opcodes of real snapshots, and two that run things, in any order."""
+    opens_or_says_why(b"\x80\x04" + b"".join(opcodes) + b".")
+
+
+@given(st.data())
+@quick
+def test_other_values_in_a_snapshot(data: st.DataObject) -> None:
+    """Any value in place of any other, at any depth."""
+    content: Any = small_job()
+    holder, key = content, data.draw(st.sampled_from(sorted(content)))
+    while data.draw(st.booleans()) and isinstance(holder[key], dict | list) and holder[key]:
+        holder = holder[key]
+        key = data.draw(st.sampled_from(sorted(holder) if isinstance(holder, dict) else range(len(holder))))
+    holder[key] = data.draw(anything)
+    opens_or_says_why(pickle.dumps(content, 4))
+
+
+entries = st.builds(
+    entry,
+    st.sampled_from(
+        ["alloc", "free_requested", "free_completed", "segment_alloc", "segment_free", "segment_map", "oom", "snapshot"]
+    ),
+    st.integers(0, 8).map(lambda place: place * 512),
+    st.integers(0, 4096),
+    stream=st.integers(0, 2),
+    time_us=st.none() | st.integers(0, 100),
+)
+states = st.sampled_from(["active_allocated", "active_pending_free", "inactive"])
+segments = st.builds(
+    lambda sizes, state, device: segment(0, *(block(size, state) for size in sizes), device=device),
+    st.lists(st.integers(0, 8 * MIB), max_size=4),
+    states,
+    st.integers(0, 2),
+)
+
+
+@given(st.lists(segments, max_size=3), st.lists(st.lists(entries, max_size=12), max_size=3))
+@quick
+def test_histories_that_make_no_sense(some: list[Any], histories: list[list[Any]]) -> None:
+    """Frees of nothing, allocations over each other, segments that do not add up."""
+    opens_or_says_why(pickle.dumps(snapshot(some, *histories), 4))
+
+
+@given(changes)
+@quick
+def test_changed_bytes_of_a_profilers_trace(changed: list[tuple[int, int]]) -> None:
+    """Bytes of JSON changed anywhere."""
+    mutable = bytearray(TRACE)
+    for place, value in changed:
+        mutable[place % len(mutable)] = value
+    opens_or_says_why(bytes(mutable))
+
+
+@given(st.data())
+@quick
+def test_other_values_in_a_profilers_trace(data: st.DataObject) -> None:
+    """Any value in place of any other."""
+    events: Any = job()
+    event = data.draw(st.sampled_from(events))
+    holder = event["args"] if "args" in event and data.draw(st.booleans()) else event
+    holder[data.draw(st.sampled_from(sorted(holder)))] = data.draw(anything.filter(lambda value: value == value))
+    opens_or_says_why(json.dumps(events).encode())
