@@ -13,7 +13,7 @@ from memprof_dashboard.figures.base import CONFIG
 from memprof_dashboard.figures.whatif import PlannerLine, planner_lines
 from memprof_dashboard.page import or_message, or_sentence, theme_of
 from memprof_dashboard.plan_desk import COMPARED, PLANNERS, PlanDesk
-from memprof_dashboard.planning import POINTS
+from memprof_dashboard.planning import count_points
 
 _LINES = "whatif-lines"
 
@@ -29,8 +29,8 @@ def register_planners(app: Dash, searches: PlanDesk) -> None:
             return []
         points = search.result()
         remarks = []
-        if len(points) < POINTS:
-            remarks.append(parts.note(f"It was stopped: {len(points)} of {POINTS} answers are shown."))
+        if len(points) < count_points():
+            remarks.append(parts.note(f"It was stopped: {len(points)} of {count_points()} answers are shown."))
         return [
             html.H3("What every planner needs"),
             parts.note(

@@ -18,12 +18,12 @@ _ZIP_START = b"PK\x03\x04"
 
 #: How files start that are given by mistake, and what to say of them.
 _FOREIGN = (
-    (b"\x80", "it looks like a PyTorch memory snapshot; this version reads .memprof files only"),
-    (b"{", "it looks like JSON, such as a profiler's trace; this version reads .memprof files only"),
-    (b"[", "it looks like JSON, such as a profiler's trace; this version reads .memprof files only"),
+    (b"\x80", "it looks like a PyTorch memory snapshot: memprof import makes a recording of it"),
+    (b"{", "it looks like JSON: of a profiler's trace, memprof import makes a recording"),
+    (b"[", "it looks like JSON: of a profiler's trace, memprof import makes a recording"),
     (b"<", "it looks like HTML; was a web page saved in its place?"),
     (b"PAR1", "it is a single Parquet table"),
-    (b"\x1f\x8b", "it is compressed with gzip; decompress it first"),
+    (b"\x1f\x8b", "it is compressed with gzip: of a profiler's trace, memprof import makes a recording"),
 )
 
 

@@ -14,7 +14,7 @@ from memprof_dashboard import ids, parts, plan_parts
 from memprof_dashboard.plan_desk import COMPARED, FOUND, PLANNERS, RESULT, PlanDesk, PlannerSearch, PlanSearch, key_of
 from memprof_dashboard.plan_results import FILE, register_plans
 from memprof_dashboard.planner_results import register_planners
-from memprof_dashboard.planning import POINTS, TIME_LIMIT_S, Asked, ask_planners, find_plans, runs_under_plans
+from memprof_dashboard.planning import TIME_LIMIT_S, Asked, ask_planners, count_points, find_plans, runs_under_plans
 from memprof_dashboard.sources import Desk
 from memprof_dashboard.state import View
 
@@ -175,6 +175,6 @@ def _planner_progress(search: PlannerSearch | None) -> list[Any]:
         return []
     done = len(search.found)
     last = f", the last {search.found[-1].planner}" if done else ""
-    sentence = f" Comparing the planners: {done} of {POINTS} answers in {search.seconds:.0f} s{last}."
+    sentence = f" Comparing the planners: {done} of {count_points()} answers in {search.seconds:.0f} s{last}."
     ending = " It ends with what it has." if search.was_stopped else ""
-    return [html.P([html.Progress(max=str(POINTS), value=str(done)), sentence + ending])]
+    return [html.P([html.Progress(max=str(count_points()), value=str(done)), sentence + ending])]
