@@ -112,7 +112,9 @@ def test_times_are_those_of_the_machine_asked_for(capsys: pytest.CaptureFixture[
     # A run here does not tell whether it was right about time there; of the peak it does.
     page = run(capsys, "verify", "plan.toml", "known.memprof")
     assert "the step time was predicted for RTX 3090" in page
-    unknown = run(capsys, "suggest", "run.memprof", "--budget", "50%", "--machine", "rtx3090")
+    manifest = Trace.open("run.memprof").manifest
+    rewrite("run.memprof", "older.memprof", machine=dataclasses.replace(manifest.machine, speed=Speed()))
+    unknown = run(capsys, "suggest", "older.memprof", "--budget", "50%", "--machine", "rtx3090")
     assert "Times are those of the recording machine" in unknown
 
 

@@ -126,7 +126,7 @@ def top(**changes: Any) -> bytes:
         (b"PK\x03\x04 and no more", "is damaged: it is cut short, or its bytes were changed."),
         (
             pickle.dumps({"segments": []}),
-            "looks like a PyTorch memory snapshot; this version reads .memprof files only",
+            "looks like a PyTorch memory snapshot: memprof import makes a recording of it",
         ),
         (b'{"traceEvents": []}', "it looks like JSON"),
         (b"\n [1, 2]", "it looks like JSON"),
