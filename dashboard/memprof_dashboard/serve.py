@@ -50,6 +50,7 @@ def serve(
     """
     _give_back_memory()
     sources = open_sources(paths)
+    threading.Thread(target=_read_ahead, args=(sources[0],), daemon=True).start()
     token = new_token()
     prefix = f"/{prefix.strip('/')}/" if prefix.strip("/") else "/"
     names = _OWN_NAMES if host in _OWN_NAMES else (*_OWN_NAMES, host)
@@ -61,7 +62,6 @@ def serve(
         say(f"Port {port} is taken, {server.port} is free." if taken else "")
     say(f"The dashboard is at {url}")
     say("Others on this machine cannot see it without the token. Ctrl-C ends it.")
-    threading.Thread(target=_read_ahead, args=(sources[0],), daemon=True).start()
     if opens_browser:
         threading.Thread(target=_open, args=(url, say), daemon=True).start()
     with contextlib.suppress(KeyboardInterrupt):

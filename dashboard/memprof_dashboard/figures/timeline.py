@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
 
 import numpy as np
 from plotly import graph_objects as go
@@ -15,6 +17,8 @@ from memprof_dashboard.palette import PHASE_COLOURS, Fill, Theme, fill_of
 
 #: Columns a stretch is drawn in at most. More than a screen has show nothing.
 COLUMNS = 1_000
+#: Columns of the strip that shows a whole recording.
+_STRIP = 600
 #: Steps whose beginnings are marked at most.
 _MOST_STEPS = 40
 
@@ -60,13 +64,10 @@ def draw(total: Ints, first: int, end: int, columns: int = COLUMNS) -> Drawn:
         op_ids = np.arange(first, end)
         return Drawn(first, end, op_ids, op_ids, total[first:end])
     left = first + (np.arange(columns) * count) // columns
-    stretch, starts = total[first:end], left - first
-    highs = np.maximum.reduceat(stretch, starts)
-    lows = np.minimum.reduceat(stretch, starts)
-    # The first operator of each column that reaches the column's highest.
-    widths = np.diff(np.append(starts, count))
-    is_high = np.flatnonzero(stretch == np.repeat(highs, widths))
-    op_ids = first + is_high[np.searchsorted(is_high, starts)]
+    lows = np.minimum.reduceat(total[first:end], left - first)
+    # The first operator of each column that reaches the column's highest. A loop of columns, not of operators.
+    edges = [*left.tolist(), end]
+    op_ids = np.array([low + int(total[low:high].argmax()) for low, high in pairwise(edges)], dtype=np.int64)
     return Drawn(first, end, left, op_ids, lows)
 
 
@@ -281,9 +282,15 @@ def _peak(drawn: Drawn, total: Ints, unit_bytes: int, theme: Theme) -> list[dict
     ]
 
 
+@lru_cache(maxsize=2)
+def _whole(history: History) -> Drawn:
+    """Returns how a whole recording is drawn in a strip: the same whatever stretch of it is shown."""
+    return draw(history.total, 0, history.ops, _STRIP)
+
+
 def overview(history: History, first: int, end: int, theme: Theme) -> go.Figure:
     """Draws the total of a whole recording in one strip, with the stretch that is shown marked."""
-    drawn = draw(history.total, 0, history.ops, 600)
+    drawn = _whole(history)
     total = history.total[drawn.op_ids]
     unit, unit_bytes = unit_of(int(total.max(initial=0)))
     figure = go.Figure(
