@@ -17,6 +17,7 @@ from memprof.analysis.gates import Gate, Verdict
 from memprof.analysis.moved_lines import with_moved_lines
 from memprof.analysis.summary import KINDS, OTHERS, PEAK, Spot, Summary, read_summary, summarise
 from memprof.errors import BadInputError, InconclusiveError
+from memprof.trace.manifest import PREDICTED
 from memprof.trace.schema import PHASES
 from memprof.trace.store import Trace
 
@@ -202,12 +203,15 @@ def compare(
 
 
 def differences(base: Summary, head: Summary) -> tuple[Difference, ...]:
-    """Names what differs beside the code. A batch that one side does not know is no difference."""
+    """Names what differs beside the code.
+
+    A batch that one side does not know is no difference, nor is that a side was predicted.
+    """
     pairs = [(what, base.frame.get(what, ""), head.frame.get(what, "")) for what in FRAME]
     return tuple(
         Difference(what, one or "none", other or "none")
         for what, one, other in pairs
-        if one != other and (what != "batch" or (one and other))
+        if one != other and (what != "batch" or (one and other)) and PREDICTED not in (one, other)
     )
 
 

@@ -155,6 +155,15 @@ def test_recordings_that_do_not_compare_are_refused(capsys: pytest.CaptureFixtur
     assert "a recording of GPT, the other of LanguageModel" in message
 
 
+def test_prediction_compares_with_what_it_was_made_of(capsys: pytest.CaptureFixture[str]) -> None:
+    """A predicted trace is a side like any other, and the plan is the cause that is named."""
+    run(capsys, "predict", "base.memprof", "--checkpoint", "layers.*", "-o", "predicted.memprof")
+    found = told(capsys, "base.memprof", "predicted.memprof")
+    assert found["peak"]["change_bytes"] < 0
+    assert found["differences"] == []
+    assert found["causes"][0]["kind"] == "plan"
+
+
 def test_several_recordings_a_side_compare_medians(capsys: pytest.CaptureFixture[str]) -> None:
     """One that is off among three does not count, and their spread is told."""
     rewrite("off.memprof", extra=64 * EXTRA)
