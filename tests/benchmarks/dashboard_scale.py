@@ -48,7 +48,7 @@ def measure(folder: Path, *, quick: bool) -> Section:
     largest = figures[traces[-1][0]]
     columns = tuple(largest)
     return Section(
-        "dashboard",
+        "The dashboard",
         "`memprof dashboard` on recordings of so many births and deaths of storages, in headless Chromium on the same "
         "machine. first: from the start of the process to the first timeline drawn, a new browser profile. zoom, "
         "cursor: from the key to the picture or table on the screen, medians; table: the server's part of the latter. "
