@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections import namedtuple
+from collections import Counter, namedtuple
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -221,6 +221,8 @@ def test_categories_of_a_recorded_step(record_job: RecordJob, skip: int) -> None
     assert held["gradient"] == 250 * 4
     assert held["optimizer_state"] == 2 * 250 * 4 + 5 * 4
     assert held["input"] == 4 * 3 * 36 * 4 + 4 * 8
-    assert held["unknown"] == 250 * 4
+    # Beside what other tests of this process may have left.
+    unknown = Counter(at_end.allocated_bytes[at_end.category == "unknown"].tolist())
+    assert Counter([8 * 27 * 4, 8 * 4, 8 * 4, 16 * 4, 2 * 4]) <= unknown
     names = set(storages.name)
     assert {"0.weight", "1.running_mean", "1.num_batches_tracked", "5.bias", "5.weight.exp_avg"} <= names
