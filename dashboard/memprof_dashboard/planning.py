@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -108,10 +109,8 @@ def ask_planners(rank: Rank, report: Callable[[Point], None]) -> tuple[Point, ..
         report(point)
 
     step = basis_of(rank.trace).step
-    try:
+    with contextlib.suppress(KeyboardInterrupt):  # what was answered until then is the answer
         compare_planners(step, time_limit_s=PLANNER_LIMIT_S, link_bytes_per_us=link_of(rank.trace), report=keep)
-    except KeyboardInterrupt:
-        pass  # what was answered until then is the answer
     return tuple(points)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,17 +29,27 @@ def write_output(
         names: What the two sides are called.
     """
     text = render(found, form, rows, explains=explains, names=names)
+    write_text(text, output)
+    if output is not None:
+        print(f"memprof: written to {output}", file=sys.stderr)
+
+
+def write_text(text: str, output: Path | None) -> None:
+    """Writes a text to a file, whole or not at all; to stdout where there is none.
+
+    Raises:
+        UsageError: The file cannot be written.
+    """
     if output is None:
         print(text, end="")
         return
-    temporary = output.with_name(f".{output.name}.{os.getpid()}")
+    from memprof.trace.whole_file import whole_file
+
     try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(output)
+        with whole_file(output) as file:
+            file.write(text.encode())
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise UsageError(f"{output} cannot be written: {error.strerror}. Choose another file with -o.") from None
-    print(f"memprof: written to {output}", file=sys.stderr)
 
 
 def render(found: Diff, form: str, rows: int, *, explains: bool, names: tuple[str, str]) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import secrets
 import sys
 from pathlib import Path
 
@@ -40,21 +38,9 @@ def export(trace: str, kind: str, output: Path, rank: int | None, force: bool) -
         raise UsageError(f"There is no folder {output.parent} to write {output.name} to.")
     from memprof.analysis.snapshot_export import export_snapshot
     from memprof.trace.store import Trace
+    from memprof.trace.whole_file import whole_file
 
     content = export_snapshot(Trace.open(trace, rank))
-    _write_whole(output, content)
+    with whole_file(output) as file:
+        file.write(content)
     print(f"memprof: wrote {output} ({format_bytes(len(content))})", file=sys.stderr)
-
-
-def _write_whole(path: Path, content: bytes) -> None:
-    """Writes a file under a temporary name beside it and renames it, so that no half file is ever there."""
-    temporary = path.with_name(f".memprof-{secrets.token_hex(6)}.part")
-    try:
-        with temporary.open("xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise

@@ -6,9 +6,7 @@ import getpass
 import importlib
 import importlib.util
 import json
-import os
 import platform
-import secrets
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -122,7 +120,11 @@ def report(
         _check_page(page_path, is_other=is_json or table is not None, force=force)
         exporter = _exporter()
         opened = _open(trace, rank, is_scrubbed=is_scrubbed)
-        _write_whole(page_path, exporter(opened, rank=rank, step_number=chosen_step, op_id=op_id, rows=top))
+        from memprof.trace.whole_file import whole_file
+
+        page_text = exporter(opened, rank=rank, step_number=chosen_step, op_id=op_id, rows=top)
+        with whole_file(page_path) as file:
+            file.write(page_text.encode("utf-8", "replace"))
         print(f"memprof: wrote {page_path}", file=sys.stderr)
         return
     # The numbers behind a report take long to import; `memprof report -h` needs none of them.
@@ -182,17 +184,3 @@ def _own_names() -> list[str]:
     except (KeyError, OSError):  # a user without a name, as in some containers
         return names
     return names
-
-
-def _write_whole(path: Path, text: str) -> None:
-    """Writes a text under a temporary name beside its file and renames it, so that no half file is ever there."""
-    temporary = path.with_name(f".memprof-{secrets.token_hex(6)}.part")
-    try:
-        with temporary.open("x", encoding="utf-8", errors="replace", newline="\n") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 
 import click
 
-from memprof.errors import UsageError
+from memprof.cli.diff_output import write_text
 
 
 @click.command(
@@ -34,14 +33,6 @@ def summary(trace: str, output: Path | None, is_json: bool) -> None:
     from memprof.trace.store import Trace
 
     text = json.dumps(summary_to_json(summarise(Trace.open(trace))), indent=1, allow_nan=False) + "\n"
-    if output is None:
-        print(text, end="")
-        return
-    temporary = output.with_name(f".{output.name}.{os.getpid()}")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(output)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise UsageError(f"{output} cannot be written: {error.strerror}. Choose another file with -o.") from None
-    print(f"memprof: {len(text):,} bytes written to {output}", file=sys.stderr)
+    write_text(text, output)
+    if output is not None:
+        print(f"memprof: {len(text):,} bytes written to {output}", file=sys.stderr)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from memprof.errors import BadInputError, MemprofError, UsageError
+from memprof.trace.whole_file import whole_file
 from memprof.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
@@ -250,9 +251,8 @@ class _Peaks:
                 for test, own in self._baselines.items()
                 if Path(own) == path and test in self._peaks
             }
-            temporary = path.with_name(f".{path.name}.new")
-            temporary.write_text(json.dumps(dict(sorted(known.items())), indent=1) + "\n", encoding="utf-8")
-            temporary.replace(path)
+            with whole_file(path) as file:
+                file.write(f"{json.dumps(dict(sorted(known.items())), indent=1)}\n".encode())
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         """Lists the peaks, the highest first."""

@@ -7,10 +7,8 @@ are that policy's settings.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
-import secrets
 import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +25,7 @@ from memprof.policies.plan_tables import (
     settings_of,
 )
 from memprof.policies.prediction import Prediction
+from memprof.trace.whole_file import whole_file
 
 if TYPE_CHECKING:
     from tomlkit import TOMLDocument
@@ -103,13 +102,10 @@ def write_plan(path: str | os.PathLike[str], plan: Plan, before: str = "") -> No
         BadInputError: It cannot be written there.
     """
     path = Path(path)
-    temporary = path.with_name(f".memprof-{secrets.token_hex(6)}.part")
     try:
-        temporary.write_bytes(format_plan(plan, before).encode())
-        temporary.replace(path)
+        with whole_file(path) as file:
+            file.write(format_plan(plan, before).encode())
     except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
         raise BadInputError(f"{path} cannot be written: {error.strerror or error}.") from None
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import secrets
 import struct
 import zipfile
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
 from memprof.errors import BadInputError
+from memprof.trace.whole_file import whole_file
 
 #: What reading a damaged or hostile zip raises.
 _DAMAGE = (zipfile.BadZipFile, struct.error, EOFError, NotImplementedError, RuntimeError, OverflowError, ValueError)
@@ -43,7 +43,7 @@ def unreadable(path: Path, error: Exception) -> BadInputError:
 
 
 def write_archive(path: Path, entries: Iterable[tuple[str, bytes]]) -> None:
-    """Writes a zip under a temporary name beside ``path`` and renames it, so that no half file is ever there.
+    """Writes a zip, whole or not at all.
 
     The same entries give the same bytes.
 
@@ -54,18 +54,9 @@ def write_archive(path: Path, entries: Iterable[tuple[str, bytes]]) -> None:
     Raises:
         OSError: The disk is full or read-only, the folder is missing ...
     """
-    temporary = path.with_name(f".memprof-{secrets.token_hex(6)}.part")
-    try:
-        with temporary.open("xb") as file:
-            with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
-                for name, content in entries:
-                    archive.writestr(_entry(name), content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    with whole_file(path) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+        for name, content in entries:
+            archive.writestr(_entry(name), content)
     _sync_folder(path.parent)
 
 
