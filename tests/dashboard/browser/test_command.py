@@ -115,13 +115,14 @@ def test_page_follows_a_job_that_is_running(show: Callable[..., Shown], tmp_path
                 timeout=30_000,
             )
             assert job.poll() is None
+            page.goto("about:blank")  # it asks every second: not of a server that is gone
+            server.shutdown()
+            server.server_close()
         finally:
             (tmp_path / "go").touch()
             (tmp_path / "stop").touch()
             job.stdout.read()
     assert job.returncode == 0
-    server.shutdown()
-    server.server_close()
 
 
 def test_what_cannot_be_opened_ends_the_command(tmp_path: Path) -> None:
