@@ -177,14 +177,15 @@ def _decode(kind: type[T], data: bytes, limit_bytes: int) -> T:
 def _read_columns(
     columns: Sequence[Column], data: bytes, limit_bytes: int, read_texts: Callable[[Column, Any], Any]
 ) -> Iterator[tuple[str, Any]]:
-    metadata = pq.read_metadata(pa.BufferReader(data))
+    owned = _owned_by_arrow(data)
+    metadata = pq.read_metadata(pa.BufferReader(owned))
     rows = metadata.num_rows
     stored = sum(metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups))
     if rows < 0 or stored < 0 or stored + rows * 8 * len(columns) > limit_bytes:
         raise ValueError(f"it claims {rows} rows and {stored} bytes")
     present = set(metadata.schema.to_arrow_schema().names)
     file = pq.ParquetFile(
-        pa.BufferReader(data),
+        pa.BufferReader(owned),
         metadata=metadata,
         read_dictionary=[column.name for column in columns if column.kind == "text" and column.name in present],
         page_checksum_verification=True,
@@ -201,6 +202,17 @@ def _read_columns(
         else:
             whole: Any = read.column(column.name).cast(_ARROW_TYPES[column.kind]).combine_chunks()
             yield column.name, _as_numpy(whole, column.dtype, _missing(column))
+
+
+def _owned_by_arrow(data: bytes) -> pa.Buffer:
+    """Copies bytes into memory of Arrow's own.
+
+    A thread of Arrow's is the last to let go of what it read, maybe when the process is ending already. Letting go of
+    a Python object then would abort it ("terminate called without an active exception").
+    """
+    owned = pa.allocate_buffer(len(data))
+    np.frombuffer(owned, dtype=np.uint8)[:] = np.frombuffer(data, dtype=np.uint8)
+    return owned
 
 
 def _texts(column: Column, values: pa.ChunkedArray[Any]) -> Any:
