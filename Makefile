@@ -2,18 +2,24 @@
 #
 #   PYTHON       the interpreter .venv is made from (3.11 or newer)
 #   PIP_ARGS     more arguments for pip, for instance to choose another index
-#   PYTEST_ARGS  arguments for pytest; "-n auto", one process a core, where not given
+#   PYTEST_ARGS  arguments for pytest; one process a core, tests that share a run in one of them, where not given
+#   GPU_PYTHON   for `make gpu`: an interpreter that has torch already; .venv is then neither made nor used
+#   GPU_ARGS     for `make gpu`: more arguments, such as --only exact
+#   GPU_VERSION  for `make carry`: the Python version of the machine with the GPU
 
 PYTHON ?= python3
 PIP_ARGS ?=
-PYTEST_ARGS ?= -n auto
+PYTEST_ARGS ?= -n auto --dist loadgroup
+GPU_PYTHON ?=
+GPU_ARGS ?=
+GPU_VERSION ?= 3.12
 
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 TORCH := $(shell grep '^torch==' constraints.txt)
 
-.PHONY: help demo test check bench dist clean
+.PHONY: help demo test check bench gpu carry dist clean
 .DEFAULT_GOAL := help
 
 help: ## Show these targets.
@@ -41,6 +47,14 @@ check: $(READY) ## Run every check that reads the code: lint, format, types, imp
 
 bench: $(READY) ## Measure the figures of docs/benchmarks.md on this machine.
 	$(BIN)/python tests/benchmarks/run.py
+
+gpu: $(if $(GPU_PYTHON),,$(READY)) ## Prove on a machine with one GPU what is promised there (docs/gpu.md), into build/gpu.
+	$(or $(GPU_PYTHON),$(BIN)/python) -m tests.gpu --out build/gpu $(GPU_ARGS)
+
+carry: $(READY) ## Gather in build/carried-VERSION what a machine with a GPU and without a network may lack.
+	$(BIN)/python -m pip install $(PIP_ARGS) -q --upgrade --target build/carried-$(GPU_VERSION) --no-deps --only-binary=:all: \
+	    --python-version $(GPU_VERSION) --platform manylinux2014_x86_64 --platform manylinux_2_28_x86_64 \
+	    hypothesis markdown-it-py mdurl pygments pytest-timeout rich tomlkit
 
 dist: $(READY) ## Build the wheel and the sdist into dist/.
 	$(BIN)/python -m build --no-isolation

@@ -61,7 +61,17 @@ def _check(job: Job, optimizer: torch.optim.Optimizer, policy: OptimizerPolicy) 
                 f"{kind} computes the loss again inside its step and needs all parameters there; it cannot update one "
                 "parameter at a time."
             )
+    if job.has_parts and (policy.in_backward or policy.state):
+        raise PolicyError(
+            "Parameters are divided over ranks, and so is the optimizer's state; leave state and in_backward out, or "
+            "shard in stage 0 or 1."
+        )
     if policy.in_backward:
+        if job.averages:
+            raise PolicyError(
+                "Gradients are averaged over ranks after they are complete; a step inside backward would be taken "
+                "before. Leave in_backward out."
+            )
         if any(not parameter.is_leaf for parameter in parameters):
             raise PolicyError(f"{kind} updates tensors that are computed; it cannot update them inside backward.")
         if any(isinstance(m, torch.nn.parallel.DistributedDataParallel) for m in job.model.modules()):

@@ -60,7 +60,11 @@ class Updates:
 
 
 class HostUpdates(Updates):
-    """Keeps state in host memory, and brings that of one parameter at a time."""
+    """Keeps state in host memory, and brings that of one parameter at a time.
+
+    On a device all copies are of the stream that updates, so that they need not be waited for one by one: a state is
+    brought again only behind its copy out. Before anybody reads it in host memory, all of them are waited for.
+    """
 
     def prepare(self, job: Job) -> None:
         """Moves the state that is there, and updates one parameter after another from now on."""
@@ -68,6 +72,12 @@ class HostUpdates(Updates):
             self._send(parameter)
         job.on_undo(self._bring_all)
         replace_step(job, self.optimizer, self.all_of)
+        job.on_undo(self.optimizer.register_state_dict_pre_hook(self._wait).remove)
+
+    def all_of(self) -> None:
+        """Updates every parameter that has a gradient, and waits until all state is in host memory."""
+        super().all_of()
+        self._wait()
 
     def single(self, number: int, parameter: torch.Tensor) -> None:
         """Brings a parameter's state, updates it, and sends its state back."""
@@ -93,7 +103,12 @@ class HostUpdates(Updates):
             home = (homes or {}).get(key)
             if home is None or home.shape != value.shape or home.dtype != value.dtype:
                 home = torch.empty_like(value, device="cpu", pin_memory=value.device.type == "cuda")
-            self.optimizer.state[parameter][key] = home.copy_(value)
+            self.optimizer.state[parameter][key] = home.copy_(value, non_blocking=home.is_pinned())
+
+    def _wait(self, *_: Any) -> None:
+        for device in {p.device for group in self.optimizer.param_groups for p in group["params"]}:
+            if device.type == "cuda":
+                torch.cuda.current_stream(device).synchronize()
 
     def _bring_all(self) -> None:
         for parameter in list(self.optimizer.state):

@@ -54,7 +54,8 @@ def _refuse(job: Job, policy: Precision) -> None:
     device = job.device.type
     if not torch.amp.autocast_mode.is_autocast_available(device):
         raise PolicyError(f"precision: this torch has no autocast for {device}; leave the policy out.")
-    if device == "cuda" and policy.dtype == "bf16" and not torch.cuda.is_bf16_supported():
+    # Before Ampere torch emulates it: slower than fp32, and with workspaces that no prediction knows.
+    if device == "cuda" and policy.dtype == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False):
         raise PolicyError("precision: this GPU does not compute in bf16; write dtype = 'fp16'.")
     if policy.dtype != "fp16":
         return
@@ -147,6 +148,11 @@ def _shorten_weights(job: Job, dtype: torch.dtype) -> list[Any]:
         What restores the exact values: emptied by the first forward, after which training has moved on from them.
     """
     model = job.model
+    if job.has_parts:
+        raise PolicyError(
+            "Parameters are divided over ranks and stay in the type they have; write bf16 instead of pure-bf16, or "
+            "cast the model in the script."
+        )
     tensors = [t for t in (*model.parameters(), *model.buffers()) if t.dtype == torch.float32]
     originals: list[Any] = [(tensor, tensor.data) for tensor in tensors]
 

@@ -31,6 +31,11 @@ def apply_swap(job: Job, policy: Swap) -> None:
         raise PolicyError(
             f"swap moves to disk what is in host memory, and this model is on {device.type}; write to = 'host'."
         )
+    if policy.what != "activations" and job.has_parts:
+        raise PolicyError(
+            f"Parameters are divided over ranks, so swap cannot move {policy.what}; swap activations, or shard in "
+            "stage 0 or 1."
+        )
     names = match_modules(policy.modules, job.modules_named())
     if policy.what == "optimizer" and not job.optimizers:
         raise PolicyError("swap of optimizer state needs the optimizer: hand it to memprof.apply.")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from memprof.policies.swap.link import link_of, longer_us
 from memprof.policies.swap.records import Records
 from memprof.trace.schema import Bools, Floats, Ints, Ops
 from memprof.trace.step import Step
@@ -62,10 +63,15 @@ def copy_stalls_us(step: Step, records: Records, let_go: Ints, back: Ints, is_mo
     """Returns how much longer a step takes: the hooks' own time, and the waits for copies that are not there yet.
 
     Copies run one after the other beside the computation: on disk in one queue for both directions, since one thread
-    does both; between a CUDA device and the host in one for each.
+    does both; between a CUDA device and the host in one for each. There the hooks' own time passes on the processor,
+    beside all that.
     """
     clock = _clock_us(step)
-    size_us = step.storages.requested_bytes[records.storage] / policy.bytes_per_us
+    link = link_of(step, policy)
+    sizes = step.storages.requested_bytes[records.storage]
+    out_us, in_us = sizes / link.out_bytes_per_us, sizes / link.in_bytes_per_us
+    is_beside = policy.to == "host"
+    pack_us, unpack_us = (0.0, 0.0) if is_beside else (PACK_US, UNPACK_US)
     free = [0.0, 0.0]
     queue_in = 0 if policy.to == "disk" else 1
     done_out, done_in = np.zeros(len(records)), np.zeros(len(records))
@@ -77,22 +83,25 @@ def copy_stalls_us(step: Step, records: Records, let_go: Ints, back: Ints, is_mo
     kinds = np.repeat([0, 1, 2, 3], [count, count, len(moved), len(moved)])
     rows = np.concatenate([number, number, moved, moved])
     sign = np.where(kinds >= 2, -rows, rows)
-    late = HOOK_US * records.hooked
+    late = 0.0 if is_beside else HOOK_US * records.hooked
     for at in np.lexsort((sign, kinds, moments)).tolist():
         kind, row = int(kinds[at]), int(rows[at])
         now = float(clock[moments[at]]) + late
         if kind == 0:
             late += max(0.0, float(done_out[row]) - now)
         elif kind == 1:
-            late += PACK_US
-            free[0] = max(free[0], now + PACK_US) + float(size_us[row])
+            late += pack_us
+            free[0] = max(free[0], now + pack_us) + float(out_us[row])
             done_out[row] = free[0]
         elif kind == 2:
-            free[queue_in] = max(free[queue_in], now) + float(size_us[row])
+            free[queue_in] = max(free[queue_in], now) + float(in_us[row])
             done_in[row] = free[queue_in]
         else:
-            late += UNPACK_US + max(0.0, float(done_in[row]) - now)
-    return late
+            late += unpack_us + max(0.0, float(done_in[row]) - now)
+    if not is_beside:
+        return late
+    work_us = HOOK_US * records.hooked + PACK_US * count + UNPACK_US * len(moved)
+    return longer_us(step, policy, work_us, late)
 
 
 def _clock_us(step: Step) -> Floats:

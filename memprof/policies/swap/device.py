@@ -9,10 +9,20 @@ import torch
 
 @dataclass
 class _Place:
-    """Pinned memory, and the events after which the copies to and from it are complete."""
+    """Pinned memory, and the copies to and from it.
+
+    Attributes:
+        host: The memory.
+        sender: The stream that computed what was sent, and uses its memory again.
+        out: After this the copy out is complete.
+        taker: The stream for which memory was taken to copy back into.
+        back: After this that copy is complete.
+    """
 
     host: torch.Tensor
+    sender: torch.cuda.Stream
     out: torch.cuda.Event
+    taker: torch.cuda.Stream | None = None
     back: torch.cuda.Event | None = None
 
 
@@ -21,39 +31,41 @@ class HostCarrier:
 
     Nobody waits on the processor: the computing stream waits for an event where memory is given back or read. So the
     caching allocator may hand out the memory again at once, since whatever is done with it comes after that event.
+    The streams are remembered: memory may be given back by whoever drops the last reference, in another stream.
 
     Attributes:
-        device: It moves from CUDA devices.
+        device: The device it moves from, such as ``cuda:0``; what lies on another one stays there.
     """
-
-    device = "cuda"
 
     def __init__(self, device: torch.device) -> None:
         """Makes the two streams of a device."""
+        self.device = str(device)
         self._device = device
         self._out = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._back = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def send(self, storage: torch.UntypedStorage) -> _Place:
         """Starts the copy out, after what was computed so far."""
+        sender = torch.cuda.current_stream(self._device)
         source = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
-        host = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=True)
-        self._out.wait_stream(torch.cuda.current_stream(self._device))
+        # The job may have set another default device.
+        host = torch.empty(storage.nbytes(), dtype=torch.uint8, device="cpu", pin_memory=True)
+        self._out.wait_stream(sender)
         with torch.cuda.stream(self._out):
             host.copy_(source, non_blocking=True)
             out = self._out.record_event()
-        return _Place(host, out)
+        return _Place(host, sender, out)
 
     def sent(self, place: _Place) -> bool:
         """Lets what is computed from here on, in the memory given back too, come after the copy out."""
-        torch.cuda.current_stream(self._device).wait_event(place.out)
+        place.sender.wait_event(place.out)
         return True
 
     def fetch(self, place: _Place) -> torch.UntypedStorage:
         """Takes memory of the computing stream and starts the copy back once its last owner is done with it."""
-        computing = torch.cuda.current_stream(self._device)
+        place.taker = torch.cuda.current_stream(self._device)
         target = torch.empty(place.host.numel(), dtype=torch.uint8, device=self._device)
-        self._back.wait_stream(computing)
+        self._back.wait_stream(place.taker)
         self._back.wait_event(place.out)
         with torch.cuda.stream(self._back):
             target.copy_(place.host, non_blocking=True)
@@ -67,10 +79,9 @@ class HostCarrier:
 
     def forget(self, place: _Place, storage: torch.UntypedStorage | None) -> None:
         """Lets the memory be used again only after the copies; pinned memory has an allocator that waits itself."""
-        computing = torch.cuda.current_stream(self._device)
-        for event in (place.out, place.back):
-            if event is not None:
-                computing.wait_event(event)
+        place.sender.wait_event(place.out)
+        if place.taker is not None and place.back is not None:
+            place.taker.wait_event(place.back)
 
     def close(self) -> None:
         """Waits until nothing is under way."""

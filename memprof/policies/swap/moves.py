@@ -19,7 +19,7 @@ class Carrier(Protocol):
     """Where storages are moved to; it starts a copy and waits for it later.
 
     Attributes:
-        device: The type of device it moves from.
+        device: The device it moves from, such as ``cpu`` or ``cuda:0``.
     """
 
     device: str
@@ -76,7 +76,6 @@ class Moved:
         held: The storage, until it is out.
         place: Where it is.
         coming: The storage it is copied back into.
-        is_back: That copy is complete.
     """
 
     def __init__(self, moves: Moves, group: Group, storage: torch.UntypedStorage) -> None:
@@ -86,7 +85,6 @@ class Moved:
         self.original = weakref.ref(storage)
         self.held: torch.UntypedStorage | None = storage
         self.coming: torch.UntypedStorage | None = None
-        self.is_back = False
         self.place = moves.carrier.send(storage)
         group.add(self)
 
@@ -124,7 +122,7 @@ class Moves:
 
     def takes(self, tensor: torch.Tensor) -> bool:
         """Tells whether a tensor's storage is where the carrier moves from, and large enough."""
-        return tensor.device.type == self.carrier.device and tensor.untyped_storage().nbytes() >= max(
+        return str(tensor.device) == self.carrier.device and tensor.untyped_storage().nbytes() >= max(
             self._minimum_bytes, 1
         )
 
@@ -174,9 +172,8 @@ class Moves:
                 for number in range(group.number, group.number - 1 - self._distance, -1):
                     for ahead in self._groups.get(number) or ():
                         self._start(ahead)
-            if moved.coming is not None and not moved.is_back:
-                self.carrier.fetched(moved.place)
-                moved.is_back = True
+            if moved.coming is not None:
+                self.carrier.fetched(moved.place)  # each time: the next to need it may compute on another stream
             return storage
 
     def _start(self, moved: Moved) -> torch.UntypedStorage:

@@ -9,6 +9,7 @@ import numpy as np
 from memprof.errors import PolicyError
 from memprof.policies.draft import Draft
 from memprof.policies.swap.copies import FETCH_US, SEND_US, copy_ops
+from memprof.policies.swap.link import link_of, longer_us
 from memprof.policies.swap.records import Calls, called_modules, node_bounds, require_untouched
 from memprof.trace.schema import NONE, Bools, Ints, Uses
 from memprof.trace.step import Step
@@ -84,10 +85,11 @@ def _with_stays(step: Step, policy: Swap, at: Ints, start: Ints, end: Ints, is_c
     """
     draft = Draft(step)
     like = np.minimum(start, len(step.ops) - 1)
-    ins = copy_ops(step, start, at, like, "memprof.swap_in", policy.bytes_per_us)
+    link = link_of(step, policy)
+    ins = copy_ops(step, start, at, like, "memprof.swap_in", link.in_bytes_per_us)
     in_ids = draft.insert_ops(ins, start)
     changed = np.flatnonzero(is_changed)
-    outs = copy_ops(step, end[changed] + 1, at[changed], end[changed], "memprof.swap_out", policy.bytes_per_us)
+    outs = copy_ops(step, end[changed] + 1, at[changed], end[changed], "memprof.swap_out", link.out_bytes_per_us)
     out_ids = draft.insert_ops(outs, end[changed] + 1)
     last = end.copy()
     last[changed] = out_ids
@@ -114,7 +116,7 @@ def _with_stays(step: Step, policy: Swap, at: Ints, start: Ints, end: Ints, is_c
     draft.remove_storages(np.unique(at))
     # Training waits for every copy: the first one back hides nothing, and what is written must be out to be let go.
     copies_us = float(ins.duration_us.sum() + outs.duration_us.sum())
-    draft.duration_us += copies_us + FETCH_US * len(ins) + SEND_US * len(outs)
+    draft.duration_us += longer_us(step, policy, FETCH_US * len(ins) + SEND_US * len(outs), copies_us)
     return draft.build()
 
 

@@ -208,7 +208,7 @@ def _movable(job: Job, chosen: list[torch.nn.Module], carrier: Carrier, minimum_
         for key, p in found.items()
         if key not in shared
         and is_plain(p)
-        and p.device.type == carrier.device
+        and str(p.device) == carrier.device
         and p.nbytes >= minimum_bytes
         and p.untyped_storage().nbytes() == p.nbytes
     ]

@@ -33,7 +33,8 @@ class Swap(Policy):
         minimum_bytes: Smaller storages stay.
         prefetch: How many storages may be on their way out, and how many are brought back ahead of their use; 0
             waits for every copy.
-        gbps: Speed of the copies in 1e9 bytes a second, for the prediction; 0 takes DEFAULT_GBPS.
+        gbps: Speed of the copies in 1e9 bytes a second, for the prediction; 0 takes what was measured when the job was
+            recorded, or DEFAULT_GBPS.
         folder: Folder of the file on disk; "" for the system's temporary folder.
     """
 
@@ -90,11 +91,6 @@ class Swap(Policy):
             everything = ("**",) if parts[0] == "parameters" else (".",)
             return cls(modules=parts[1:] or everything, what=parts[0], to=place)
         return cls(modules=parts, to=place)
-
-    @property
-    def bytes_per_us(self) -> float:
-        """Speed of the copies for the prediction."""
-        return (self.gbps or DEFAULT_GBPS[self.to]) * 1e3
 
     def transform(self, step: Step) -> Step:
         """Lets storages leave at the end of the copy out and occupy memory from the start of the copy back."""

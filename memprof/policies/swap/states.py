@@ -76,7 +76,7 @@ class _States:
     def _moves(self, value: Any) -> bool:
         return (
             is_plain(value)
-            and value.device.type == self._carrier.device
+            and str(value.device) == self._carrier.device
             and value.nbytes >= self._minimum_bytes
             and value.untyped_storage().nbytes() == value.nbytes
         )

@@ -9,6 +9,7 @@ import numpy as np
 from memprof.errors import PolicyError
 from memprof.policies.draft import Draft
 from memprof.policies.swap.copies import copy_ops, copy_stalls_us
+from memprof.policies.swap.link import link_of
 from memprof.policies.swap.owned_transform import transform_parameters, transform_state
 from memprof.policies.swap.records import Records, find_records
 from memprof.trace.schema import NONE, Bools, Ints, Uses
@@ -49,13 +50,16 @@ def _transform_activations(step: Step, policy: Swap) -> Step:
 
     stalls_us = copy_stalls_us(step, records, let_go, back, is_moved, policy)
     draft.duration_us = step.duration_us + stalls_us
-    outs = copy_ops(step, records.packed, records.storage, records.forward_op, "memprof.swap_out", policy.bytes_per_us)
+    link = link_of(step, policy)
+    outs = copy_ops(
+        step, records.packed, records.storage, records.forward_op, "memprof.swap_out", link.out_bytes_per_us
+    )
     out_ids = draft.insert_ops(outs, records.packed)
     draft.insert_uses(_uses(out_ids, records.storage, "read"))
 
     # Packed and let go at one moment, it goes with its own copy out.
     last = np.where(gone < records.packed, out_ids, gone)
-    _replace_by_copies(draft, step, records.take(is_moved), last[is_moved], back[is_moved], policy.bytes_per_us)
+    _replace_by_copies(draft, step, records.take(is_moved), last[is_moved], back[is_moved], link.in_bytes_per_us)
     return draft.build()
 
 

@@ -1,0 +1,242 @@
+"""Does the model of the caching allocator do what this device's allocator did, segment by segment?"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from memprof.replay.allocator.blocks import ALLOCATED, PENDING
+from memprof.replay.allocator.blocks import FREE as BLOCK_FREE
+from memprof.replay.allocator.events import ALLOCATE, FREE, Replay, replay
+from memprof.replay.allocator.model import SegmentEvent
+from memprof.replay.allocator.recorded import Comparison, compare
+from memprof.replay.allocator.rules import SMALL_REQUEST_BYTES, Settings, rounded_request
+from memprof.replay.allocator.steps import requests_of_recording
+from memprof.replay.allocator.window import BlockMap, Range
+from memprof.trace.schema import NONE, AllocatorEvents, Memory, Ops, Segments, Storages
+from memprof.trace.store import Trace
+from tests.gpu.exact import configurations, recording_of
+from tests.gpu.reading import allocator_settings
+from tests.gpu.runs import Job, side_by_side, train
+from tests.gpu.section import Found, Place
+from tests.replay.allocator.snapshots import read_devices
+
+TITLE = "The caching allocator's model against this device's allocator"
+HOW = (
+    "Own history: torch's memory history and final snapshot of whole runs, without memprof; every segment, address and "
+    "final block must be the model's. Recordings: the events memprof wrote; every segment and address, and the highest "
+    "reserved bytes."
+)
+COLUMNS = ("run", "allocations", "segment events", "blocks", "ties", "reserved peak", "recorded", "differ")
+_STEPS = 4
+_SHOWN = 3
+
+_EXPANDABLE = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+OWN_HISTORIES = {
+    "gpt fp32": Job("gpt", ("--form", "foreach")),
+    "gpt bf16 expandable": Job("gpt", ("--precision", "bf16"), _EXPANDABLE),
+    "resnet50 fp32": Job("resnet50", ("--optimizer", "sgd")),
+    "lstm bf16": Job("lstm", ("--precision", "bf16")),
+    "unet fp32 expandable": Job("unet", ("--optimizer", "sgd"), _EXPANDABLE),
+}
+
+
+def measure(place: Place, found: Found) -> None:
+    """Compares the model with histories of torch's own, then with memprof's recordings."""
+    wrong = 0
+    if place.is_rehearsal:
+        wrong += _rehearse(place, found)
+    else:
+        items = [(name, (name, job)) for name, job in OWN_HISTORIES.items()]
+        for (name, _), (compared, reserved) in side_by_side(place, found, items, lambda item: _own(place, *item)):
+            wrong += _add(found, f"own history: {name}", compared, reserved, len(compared.mismatches))
+        wrong += _recordings(place, found)
+    rows = len(found.section.rows)
+    found.bar(f"nothing differs: {wrong} differences in {rows} runs", not wrong and rows > 0)
+
+
+def _own(place: Place, name: str, job: Job) -> tuple[Comparison, int]:
+    path = place.folder("work") / f"history-{name.replace(' ', '-')}.pickle"
+    script = Job(job.model, (*job.arguments, "--history", str(path)), job.variables)
+    steps = train(place, script, _STEPS).steps
+    (device,) = (one for one in read_devices(path) if one.number == 0)
+    if not len(device.events):
+        raise RuntimeError("torch kept no history")
+    compared = compare(device.events, device.end, device.settings)
+    path.unlink()
+    return compared, max(int(step["reserved_bytes"]) for step in steps)
+
+
+def _recordings(place: Place, found: Found) -> int:
+    wrong = seen = 0
+    for one in configurations(place):
+        path = recording_of(place, one)
+        if not path.exists():
+            continue
+        if place.is_over:
+            found.note(f"No time was left for {path.name} and those after it.")
+            break
+        trace = Trace.open(path)
+        events, segments, memory = (trace.table(table) for table in (AllocatorEvents, Segments, Memory))
+        own = [table.take(table.device == place.device_name) for table in (events, segments, memory)]
+        try:
+            compared, differ = compare_recording(own[0], own[1], allocator_settings(trace.manifest))
+        except ValueError as error:
+            found.note(f"{path.name}: {error}.")
+            continue
+        seen += 1
+        recorded = int(own[2].reserved_bytes.max(initial=NONE))
+        wrong += _add(found, f"recording: {one.name}", compared, recorded, differ)
+    if not seen:
+        found.note("No recording was compared: run the section exact first.")
+    return wrong
+
+
+def compare_recording(events: AllocatorEvents, segments: Segments, settings: Settings) -> tuple[Comparison, int]:
+    """Compares the model with the recorded events of one device.
+
+    Args:
+        events: The events; what was in use before the first comes first, without an index.
+        segments: The segments behind the last.
+        settings: What the allocator was told.
+
+    Returns:
+        The comparison, and how many things differ. The final blocks are made up from the events, so of them only the
+        sum of their bytes counts.
+
+    Raises:
+        ValueError: There are no events, or nobody told the segments.
+    """
+    is_event = events.index != NONE
+    if not is_event.any() or not len(segments):
+        raise ValueError("it holds no history of the allocator")
+    end = blocks_at_end(events, segments, settings)
+    compared = compare(events.take(is_event), end, settings)
+    differ = sum(mismatch.event < is_event.sum() for mismatch in compared.mismatches)
+    return compared, differ + int(end.size.sum() != segments.active_size_bytes.sum())
+
+
+def blocks_at_end(events: AllocatorEvents, segments: Segments, settings: Settings) -> BlockMap:
+    """Returns the segments at the end, and the blocks that the events leave in use."""
+    ranges = _ranges(segments)
+    lives: dict[int, tuple[int, int]] = {}
+    rows = zip(events.action.tolist(), events.address.tolist(), events.size_bytes.tolist(), strict=True)
+    for action, address, size in rows:
+        if action == "alloc":
+            lives[address] = (size, ALLOCATED)
+        elif action == "free_requested" and address in lives:
+            lives[address] = (lives[address][0], PENDING)
+        elif action in ("free", "free_completed"):
+            lives.pop(address, None)
+    address = np.array(sorted(lives), dtype=np.int64)
+    requested = np.array([lives[one][0] for one in address.tolist()], dtype=np.int64)
+    size = np.array([rounded_request(int(one), settings.divisions) for one in requested], dtype=np.int64)
+    for memory in ranges:
+        first, last = address.searchsorted([memory.address, memory.address + memory.size])
+        behind = np.append(address[first + 1 : last], memory.address + memory.size)[: last - first]
+        rest = behind - address[first:last] - size[first:last]
+        # Of a large segment, what is left behind a block and is no larger than this is not cut off.
+        is_part = (rest <= SMALL_REQUEST_BYTES) & (not (memory.is_small or memory.is_expandable))
+        size[first:last] += np.where(is_part, rest, 0)
+    state = np.array([lives[one][1] for one in address.tolist()], dtype=np.int64)
+    return BlockMap(ranges, address, size, requested, state)
+
+
+def _ranges(segments: Segments) -> list[Range]:
+    pools = {"": 0}
+    return [
+        Range(address, size, stream, pools.setdefault(str(pool or ""), len(pools)), kind == "small", bool(expandable))
+        for address, size, stream, pool, kind, expandable in zip(
+            segments.address.tolist(),
+            segments.total_size_bytes.tolist(),
+            segments.stream.tolist(),
+            segments.segment_pool.tolist(),
+            segments.segment_type.tolist(),
+            segments.is_expandable.tolist(),
+            strict=True,
+        )
+    ]
+
+
+def _rehearse(place: Place, found: Found) -> int:
+    """Compares the model with itself: what it does with a recording's requests is written down as if recorded."""
+    wrong = 0
+    for one in configurations(place):
+        path = recording_of(place, one)
+        if not path.exists():
+            continue
+        trace = Trace.open(path)
+        done = replay(requests_of_recording(trace.table(Storages), trace.table(Ops)).requests)
+        for share in (0.0, 0.5):
+            compared, differ = compare_recording(*written_down(done, share), Settings())
+            reserved = int(done.reserved()[int(share * done.events) :].max())
+            wrong += _add(found, f"the model against itself: {one.name}, from {share:.0%}", compared, reserved, differ)
+    return wrong
+
+
+def written_down(done: Replay, begin: float = 0.0) -> tuple[AllocatorEvents, Segments]:
+    """Writes what the model did as a recording would have it.
+
+    Args:
+        done: What it did.
+        begin: Share of the events that were over when the recording began.
+    """
+    requests = done.requests
+    at: dict[int, list[SegmentEvent]] = {}
+    for happened in done.segment_events():
+        at.setdefault(happened.event, []).append(happened)
+    rows: list[tuple[str, int, int]] = []
+    before: dict[int, tuple[str, int, int]] = {}
+    first = int(begin * done.events)
+    for event in range(done.events):
+        kind, allocation = int(requests.kind[event]), int(requests.allocation[event])
+        address, size = int(done.address[allocation]), int(requests.size[allocation])
+        if event < first:
+            before[address] = ("alloc", address, size)
+            if kind == FREE:
+                del before[address]
+            continue
+        rows += [(one.action, one.address, one.size) for one in at.get(event, ())]  # right before what they are for
+        rows += [("alloc", address, size)] if kind == ALLOCATE else [("free_requested", address, size)]
+        rows += [("free_completed", address, size)] if kind == FREE else []
+    action, address, size = zip(*before.values(), *rows, strict=True)
+    index = [*[NONE] * len(before), *range(len(rows))]
+    events = AllocatorEvents.of(index=index, action=action, address=address, size_bytes=size)
+    return events, _segments_of(done)
+
+
+def _segments_of(done: Replay) -> Segments:
+    """Writes the segments as they stand behind the last event."""
+    segments = list(done.allocator.segments.values())
+    tiled = [list(segment.blocks()) for segment in segments]
+    return Segments.of(
+        address=[blocks[0].address for blocks in tiled],
+        total_size_bytes=[sum(block.size for block in blocks) for blocks in tiled],
+        active_size_bytes=[sum(block.size for block in blocks if block.state != BLOCK_FREE) for blocks in tiled],
+        segment_type=["small" if segment.pool.is_small else "large" for segment in segments],
+    )
+
+
+def _add(found: Found, name: str, compared: Comparison, recorded: int, differ: int) -> int:
+    differ += recorded >= 0 and compared.reserved_peak != recorded
+    found.add(
+        (
+            name,
+            f"{compared.allocations:,}",
+            f"{compared.segment_events:,}",
+            f"{compared.blocks:,}",
+            " or ".join(compared.fitting),
+            f"{compared.reserved_peak:,}",
+            f"{recorded:,}" if recorded >= 0 else "",
+            str(differ),
+        ),
+        run=name,
+        allocations=compared.allocations,
+        segment_events=compared.segment_events,
+        fitting=list(compared.fitting),
+        is_complete=compared.is_complete,
+        reserved_peak_bytes=compared.reserved_peak,
+        recorded_reserved_peak_bytes=recorded,
+        differ=differ,
+        mismatches=[f"event {one.event}: {one.what}" for one in compared.mismatches[:_SHOWN]],
+    )
+    return differ

@@ -1,0 +1,139 @@
+"""What was found: one section at a time, and all of them in results.json, written whole after each."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from memprof.trace.whole_file import whole_file
+
+SCHEMA = 1
+#: How a section can end. Whatever it had found by then is kept in every case.
+OK, BROKEN, TIMED_OUT = "ok", "broken", "timed out"
+
+
+@dataclass(frozen=True)
+class Bar:
+    """What must hold.
+
+    Attributes:
+        text: The bar, and what was found.
+        passed: Whether it was passed; None where this run cannot tell, as in a rehearsal.
+    """
+
+    text: str
+    passed: bool | None
+
+
+@dataclass
+class Section:
+    """What one section found.
+
+    Attributes:
+        name: As it is chosen on the command line.
+        title: Heading.
+        how: What was measured and how, in a few sentences.
+        columns: Headings of the rows.
+        rows: Cells as text.
+        figures: The same as numbers, a dictionary a row.
+        bars: What must hold.
+        notes: Sentences for the reader.
+        errors: What went wrong with single rows, which the others outlived.
+        status: ``ok``, ``broken`` (it ended with an error), or ``timed out``.
+        error: The end of what a broken one said.
+        seconds: How long it took.
+        date: When it ended, UTC.
+    """
+
+    name: str
+    title: str = ""
+    how: str = ""
+    columns: list[str] = field(default_factory=list)
+    rows: list[list[str]] = field(default_factory=list)
+    figures: list[dict[str, Any]] = field(default_factory=list)
+    bars: list[Bar] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    status: str = OK
+    error: str = ""
+    seconds: float = 0.0
+    date: str = ""
+
+    @property
+    def passed(self) -> bool:
+        """Whether it ran to its end, lost no row, and missed no bar."""
+        return self.status == OK and not self.errors and all(bar.passed is not False for bar in self.bars)
+
+    def save(self, path: Path) -> None:
+        """Writes what was found so far: a section that is ended from outside loses nothing."""
+        _write(path, dataclasses.asdict(self))
+
+    @staticmethod
+    def from_json(record: dict[str, Any]) -> Section:
+        """Reads what ``save`` wrote."""
+        return Section(**{**record, "bars": [Bar(**bar) for bar in record.get("bars", [])]})
+
+
+@dataclass
+class Results:
+    """All sections, in the order in which they were put."""
+
+    folder: Path
+    machine: dict[str, Any]
+    sections: dict[str, Section] = field(default_factory=dict)
+
+    @staticmethod
+    def load(folder: Path, machine: dict[str, Any]) -> Results:
+        """Takes over what earlier commands found on the same machine with the same torch; begins anew otherwise."""
+        path = folder / "results.json"
+        if path.exists():
+            known = json.loads(path.read_text())
+            if known.get("schema") == SCHEMA and known.get("machine") == machine:
+                sections = [Section.from_json(record) for record in known["sections"]]
+                return Results(folder, machine, {section.name: section for section in sections})
+        return Results(folder, machine)
+
+    @property
+    def title(self) -> str:
+        """What everything was measured on, and when."""
+        machine, day = self.machine, datetime.datetime.now(datetime.UTC).date().isoformat()
+        driver = f", driver {machine['driver']}" if machine["driver"] else ""
+        cuda = f", CUDA {machine['cuda']}" if machine["cuda"] else ""
+        memory = f"{machine['memory_bytes'] / 2**30:.1f} GiB"
+        return (
+            f"{machine['device']} ({memory}), torch {machine['torch']}{cuda}{driver}, Python {machine['python']}, {day}"
+        )
+
+    def put(self, section: Section) -> None:
+        """Adds or replaces a section."""
+        self.sections[section.name] = section
+
+    def write(self, markdown: str) -> None:
+        """Writes results.json and results.md."""
+        record = {
+            "schema": SCHEMA,
+            "title": self.title,
+            "machine": self.machine,
+            "passed": {name: section.passed for name, section in self.sections.items()},
+            "sections": [dataclasses.asdict(section) for section in self.sections.values()],
+        }
+        _write(self.folder / "results.json", record)
+        with whole_file(self.folder / "results.md") as file:
+            file.write(markdown.encode())
+
+    def summary(self, done: list[Section]) -> str:
+        """Says in a line or two what passed."""
+        lines = [f"{section.name}: {bar.text}" for section in done for bar in section.bars if bar.passed is False]
+        lines += [f"{section.name}: {section.status}: {section.error}" for section in done if section.status != OK]
+        lines += [f"{section.name}: {text}" for section in done for text in section.errors]
+        passed = sum(section.passed for section in done)
+        return "\n".join([f"{passed} of {len(done)} sections passed.", *(f"  not: {line}" for line in lines)])
+
+
+def _write(path: Path, record: dict[str, Any]) -> None:
+    with whole_file(path) as file:
+        file.write(json.dumps(record, indent=1, default=float).encode())
