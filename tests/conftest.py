@@ -22,6 +22,15 @@ settings.register_profile("memprof", deadline=None)
 settings.load_profile("memprof")
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skips what needs a GPU where there is none."""
+    if item.get_closest_marker("gpu") is not None:
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip("needs a CUDA device")
+
+
 @pytest.fixture
 def small_tables() -> Tables:
     """Two steps of y = x @ w, g = gradient of w: at most 100 + 40 + 30 + 40 bytes, and 5 inside the matmul."""

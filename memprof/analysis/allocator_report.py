@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
+from memprof.analysis.ranks import compare_ranks
 from memprof.analysis.sources import Sources, find_sources
 from memprof.errors import BadInputError
 from memprof.policies.allocator.policy import Allocator, parse_options
@@ -23,7 +24,6 @@ from memprof.replay.allocator.fragmentation import (
 )
 from memprof.replay.allocator.rules import Settings, settings_from_options
 from memprof.replay.allocator.steps import StepRequests, device_of, requests_of_step
-from memprof.replay.live import live_bytes
 from memprof.trace.manifest import PREDICTED, Manifest
 from memprof.trace.schema import NONE
 from memprof.trace.step import Step
@@ -205,11 +205,8 @@ def fullest_rank(trace: Trace) -> int:
     Raises:
         BadInputError: A rank's tables are damaged.
     """
-    peaks = {}
-    for rank in trace.ranks:
-        one = trace.rank_trace(rank)
-        peaks[rank] = int(live_bytes(one.steady_step()).during.max(initial=0)) if one.recorded_steps else -1
-    return max(peaks, key=lambda rank: (peaks[rank], -rank))
+    worst = compare_ranks(trace).worst
+    return trace.ranks[0] if worst is None else worst
 
 
 def reserved_peak(step: Step, settings: Settings | None = None) -> int:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from memprof.analysis.light import refuse_light
+from memprof.analysis.out_of_memory import has_whole_step
 from memprof.errors import InconclusiveError
 from memprof.machines.catalogue import Accelerator, machine_of_device
+from memprof.policies.base import SOURCES
 from memprof.policies.swap.policy import DEFAULT_GBPS
 from memprof.replay.scale import TimesElsewhere, rates_of, rates_of_recording, scale_times
 from memprof.trace.schema import Steps
@@ -22,18 +25,23 @@ class Basis:
         machine: Name of that machine where it is another than the recording's, "" otherwise.
         elsewhere: How its times were obtained then; None where they are the recording's own.
         warnings: What a reader must know of that.
+        batch: The batch that was asked for, None for the recorded one.
+        scaled_by: How the step is known at that batch, one of policies.base.SOURCES; "" where it was recorded so.
     """
 
     step: Step
     machine: str = ""
     elsewhere: TimesElsewhere | None = None
     warnings: tuple[str, ...] = ()
+    batch: int | None = None
+    scaled_by: str = ""
 
     @property
-    def time_source(self) -> str:
-        """How the step's times are known, one of policies.base.SOURCES."""
+    def source(self) -> str:
+        """How the step and its times are known, one of policies.base.SOURCES."""
         is_scaled = self.elsewhere is not None and self.elsewhere.scaled_share > 0
-        return "modelled" if is_scaled else "replayed"
+        times = "modelled" if is_scaled else "replayed"
+        return max(times, self.scaled_by or times, key=SOURCES.index)
 
 
 def basis_of(trace: Trace, step_number: int | None = None, machine: Accelerator | None = None) -> Basis:
@@ -49,6 +57,7 @@ def basis_of(trace: Trace, step_number: int | None = None, machine: Accelerator 
         InconclusiveError: No step was recorded to its end, such as when the job ran out of memory in its first.
         UsageError: There is no such step.
     """
+    refuse_light(trace)
     step = steady_step(trace, step_number)
     recorded_on = trace.manifest.machine
     if machine is None or machine_of_device(recorded_on.device_name) is machine:
@@ -69,9 +78,7 @@ def steady_step(trace: Trace, step_number: int | None) -> Step:
     Raises:
         InconclusiveError: No step was recorded to its end, such as when the job ran out of memory in its first.
     """
-    steps = trace.table(Steps)
-    chosen = steps.take(steps.first_op_id >= 0)
-    if step_number is None and len(chosen) and not chosen.is_complete.any():
+    if step_number is None and (trace.table(Steps).first_op_id >= 0).any() and not has_whole_step(trace):
         raise InconclusiveError(
             f"{trace.path} holds no step that was seen to its end ({trace.manifest.capture.reason or 'cut short'}), so "
             "how much its backward and its optimizer need is not known. Record the job with a smaller batch that "

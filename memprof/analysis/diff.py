@@ -17,6 +17,7 @@ from memprof.analysis.gates import Gate, Verdict
 from memprof.analysis.moved_lines import with_moved_lines
 from memprof.analysis.summary import KINDS, OTHERS, PEAK, Spot, Summary, read_summary, summarise
 from memprof.errors import BadInputError, InconclusiveError
+from memprof.trace.location import located
 from memprof.trace.manifest import PREDICTED
 from memprof.trace.schema import PHASES
 from memprof.trace.store import Trace
@@ -152,7 +153,7 @@ def open_side(path: str | Path) -> Summary:
         BadInputError: It is neither, or damaged.
         InconclusiveError: It is a recording without a step that was seen to its end.
     """
-    path = Path(path)
+    path = located(path)
     if path.is_file() and path.stat().st_size <= _LARGEST_SUMMARY_BYTES:
         with path.open("rb") as file:
             is_json = file.read(1) == b"{"

@@ -25,7 +25,8 @@ def forecast_to_json(made: Forecast) -> Json:
         "schema": PLAN_SCHEMA,
         "trace": made.trace,
         "step": made.step.number,
-        "how": made.plan.source,
+        "batch": made.basis.batch,
+        "how": made.plan.source if made.plan.prediction is None else made.plan.prediction.how,
         "recorded": _side(made.recorded),
         "predicted": _side(made.predicted),
         "change": {
@@ -78,6 +79,7 @@ def policy_to_json(policy: Policy) -> Json:
 def _side(side: Side) -> Json:
     return {
         "peak_allocated_bytes": side.peak.allocated_bytes,
+        "peak_reserved_bytes": side.reserved_bytes,
         "peak_phase": side.peak.phase,
         "peak": _moment(side.peak),
         "step_time_us": _number(side.step_time_us),

@@ -11,8 +11,9 @@ import numpy as np
 
 from memprof.analysis.basis import Basis
 from memprof.analysis.moments import Moment, find_peak, find_phase_peaks
+from memprof.analysis.reserved import reserved_under
 from memprof.analysis.sources import find_sources
-from memprof.policies.base import Policy
+from memprof.policies.base import SOURCES, Policy
 from memprof.policies.plan import Plan
 from memprof.policies.plan_tables import plan_to_tables
 from memprof.policies.prediction import Prediction
@@ -58,12 +59,14 @@ class Side:
         step_time_us: How long it takes.
         phases: The fullest moment of each phase it has.
         categories: What is alive at the peak, by category; they sum to the peak.
+        reserved_bytes: The most the caching allocator reserves, as modelled; None on the processor.
     """
 
     peak: Moment
     step_time_us: float
     phases: dict[str, Moment]
     categories: dict[str, int]
+    reserved_bytes: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,13 +115,16 @@ def forecast(trace: Trace, plan: Plan, basis: Basis | None = None) -> Forecast:
     for policy in plan.policies:
         predicted = policy.transform(predicted)
         stages.append(Stage(policy, int(live_bytes(predicted).during.max(initial=0)), predicted.duration_us))
-    prediction = Prediction.of(recorded, predicted, trace=str(trace.path), how=plan.source, machine=basis.machine)
+    how = max(plan.source, basis.scaled_by or plan.source, key=SOURCES.index)
+    prediction = Prediction.of(recorded, predicted, trace=str(trace.path), how=how, machine=basis.machine)
     return Forecast(
         trace=str(trace.path),
         manifest=trace.manifest,
         plan=dataclasses.replace(plan, prediction=prediction),
-        recorded=side_of(recorded),
-        predicted=side_of(predicted),
+        recorded=dataclasses.replace(side_of(recorded), reserved_bytes=reserved_under(recorded, trace.manifest)),
+        predicted=dataclasses.replace(
+            side_of(predicted), reserved_bytes=reserved_under(predicted, trace.manifest, plan)
+        ),
         stages=tuple(stages),
         step=predicted,
         basis=basis,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +18,9 @@ from memprof.analysis.breakdown import (
     by_stack,
     hold_at,
 )
+from memprof.analysis.device_use import DeviceUse, summarise_devices
 from memprof.analysis.host import HostProcess, summarise_host_memory
+from memprof.analysis.light import run_json, run_notes
 from memprof.analysis.module_tree import ModuleTree, folded_tree, module_tree
 from memprof.analysis.moments import (
     CategoryMaximum,
@@ -28,13 +31,15 @@ from memprof.analysis.moments import (
     find_phase_peaks,
 )
 from memprof.analysis.notes import Note, write_notes
+from memprof.analysis.out_of_memory import PostMortem, examine
+from memprof.analysis.ranks import RankComparison, RankPeak, compare_ranks, job_notes
 from memprof.analysis.recompute import RecomputeCost, weigh_recompute
 from memprof.analysis.saved import SavedStorages, SavedSummary, find_saved, summarise_saved
 from memprof.analysis.sources import SourceLine, Sources, find_sources
 from memprof.errors import PolicyError, UsageError
 from memprof.trace.cut import cuttable_steps
 from memprof.trace.manifest import Manifest
-from memprof.trace.schema import HostMemory, Steps
+from memprof.trace.schema import DeviceMemory, HostMemory, Steps
 from memprof.trace.step import Step
 from memprof.trace.store import Trace
 
@@ -64,12 +69,14 @@ class RankSummary:
 
     Attributes:
         rank: Its rank.
+        node: The machine it ran on, "" where unknown.
         device: Where its storages are, such as ``cuda:0``.
-        peak: The peak of its steady step; None where it ran no operators.
+        peak: The peak of its steady step, without the line of code; None where it ran no operators.
         step_time_us: How long that step takes without the recorder, NaN where there is none.
     """
 
     rank: int
+    node: str
     device: str
     peak: Moment | None
     step_time_us: float
@@ -110,6 +117,7 @@ class Report:
         rank: The rank reported on.
         ranks: A summary of each rank, empty for a job of one.
         worst_rank: The rank with the highest peak, None for a job of one.
+        compared: The ranks side by side, None for a job of one.
         steps: Every step seen.
         step: The step reported on.
         tree: The modules, one by one or with repeated layers folded into one node.
@@ -124,8 +132,11 @@ class Report:
         recompute: Activation checkpointing weighed for each node of ``tree``.
         recomputed_us: What recomputing takes in the step already, NaN when unknown.
         host: Main memory of the job's processes.
+        devices: The whole devices of the job, each at its fullest; none on a processor.
         notes: What a reader has to know to judge the figures.
         plan: What the plan in force does, in words, "" where there was none.
+        run: Of a light recording, the whole run as JSON containers, else None.
+        post_mortem: Of a job in which memory ran out, who asked for how much and what was full, else None.
     """
 
     path: str
@@ -133,6 +144,7 @@ class Report:
     rank: int
     ranks: tuple[RankSummary, ...]
     worst_rank: int | None
+    compared: RankComparison | None
     steps: tuple[StepSummary, ...]
     step: Step
     tree: ModuleTree
@@ -147,8 +159,11 @@ class Report:
     recompute: tuple[RecomputeCost, ...]
     recomputed_us: float
     host: tuple[HostProcess, ...]
+    devices: tuple[DeviceUse, ...]
     notes: tuple[Note, ...]
     plan: str
+    run: dict[str, Any] | None = None
+    post_mortem: PostMortem | None = None
 
     @property
     def shown(self) -> MomentSplit:
@@ -176,8 +191,9 @@ def build_report(
         BadInputError: The trace holds no operators, or is damaged.
         UsageError: There is no such rank, step or operator.
     """
-    ranks = _summarise_ranks(trace) if len(trace.ranks) > 1 else ()
-    worst_rank = _worst(ranks)
+    compared = compare_ranks(trace) if len(trace.ranks) > 1 else None
+    worst_rank = None if compared is None else compared.worst
+    notes = tuple(Note(sentence, is_warning=True) for sentence in job_notes(trace))
     chosen = rank if rank is not None else worst_rank
     if chosen is not None:
         trace = trace.rank_trace(chosen)
@@ -191,8 +207,9 @@ def build_report(
         path=str(trace.path),
         manifest=trace.manifest,
         rank=trace.rank,
-        ranks=ranks,
+        ranks=() if compared is None else tuple(_summarise_rank(one) for one in compared.ranks),
         worst_rank=worst_rank,
+        compared=compared,
         steps=_summarise_steps(trace, sources),
         step=step,
         tree=tree,
@@ -207,7 +224,10 @@ def build_report(
         recompute=weigh_recompute(step, saved, modules, tree),
         recomputed_us=_recomputed_us(step),
         host=summarise_host_memory(trace.table(HostMemory)),
-        notes=write_notes(trace.manifest, trace.table(Steps), step),
+        devices=summarise_devices(trace.table(DeviceMemory)),
+        notes=run_notes(trace, peak.allocated_bytes) + notes + write_notes(trace.manifest, trace.table(Steps), step),
+        run=run_json(trace),
+        post_mortem=examine(trace),
         plan=_describe_plan(trace.manifest),
     )
 
@@ -258,25 +278,20 @@ def _summarise_steps(trace: Trace, sources: Sources) -> tuple[StepSummary, ...]:
     )
 
 
-def _summarise_ranks(trace: Trace) -> tuple[RankSummary, ...]:
-    return tuple(_summarise_rank(trace.rank_trace(rank)) for rank in trace.ranks)
-
-
-def _summarise_rank(trace: Trace) -> RankSummary:
-    if not trace.recorded_steps:
-        return RankSummary(trace.rank, trace.manifest.machine.device_kind, None, float("nan"))
-    step = trace.steady_step()
-    bytes_by_device: dict[str, int] = {}
-    for device, size in zip(step.storages.device, step.storages.allocated_bytes.tolist(), strict=True):
-        bytes_by_device[str(device)] = bytes_by_device.get(str(device), 0) + size
-    fullest = max(bytes_by_device, key=lambda name: bytes_by_device[name], default=trace.manifest.machine.device_kind)
-    return RankSummary(trace.rank, fullest, find_peak(step, find_sources(step.stacks)), step.duration_us)
-
-
-def _worst(ranks: tuple[RankSummary, ...]) -> int | None:
-    """Returns the rank with the highest peak, the lowest of equals."""
-    peaks = {one.rank: one.peak.allocated_bytes for one in ranks if one.peak is not None}
-    return max(peaks, key=lambda rank: (peaks[rank], -rank), default=None)
+def _summarise_rank(one: RankPeak) -> RankSummary:
+    if one.peak_bytes is None or one.step is None or one.op_id is None:
+        return RankSummary(one.rank, one.node, one.device, None, float("nan"))
+    peak = Moment(
+        step=one.step,
+        op_id=one.op_id,
+        phase=one.phase,
+        op=one.op,
+        module=one.module or None,
+        module_title=one.module or None,
+        source=None,
+        allocated_bytes=one.peak_bytes,
+    )
+    return RankSummary(one.rank, one.node, one.device, peak, one.step_time_us)
 
 
 def _reserved_bytes(step: Step) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,8 @@ from memprof.analysis.breakdown import Breakdown
 from memprof.analysis.largest import LargeStorage, find_largest
 from memprof.analysis.module_tree import ModuleTree
 from memprof.analysis.moments import Moment
+from memprof.analysis.out_of_memory_json import post_mortem_to_json
+from memprof.analysis.ranks_json import spreads_to_json
 from memprof.analysis.report import MomentSplit, RankSummary, Report
 from memprof.analysis.sources import SourceLine
 from memprof.analysis.tree_rows import bytes_by_node
@@ -37,6 +40,7 @@ def report_to_json(report: Report, largest: int) -> Json:
         "command": list(manifest.command),
         "machine": manifest.machine.to_json(),
         "complete": manifest.capture.is_complete,
+        "out_of_memory": None if report.post_mortem is None else post_mortem_to_json(report.post_mortem),
         "capture": manifest.capture.to_json(),
         "backend": manifest.backend.to_json(),
         "op_times": manifest.op_times,
@@ -57,6 +61,7 @@ def report_to_json(report: Report, largest: int) -> Json:
             }
             for one in report.steps
         ],
+        **({} if report.run is None else {"run": report.run}),
         "peak": {**_moment(report.at_peak.moment), "reserved_bytes": report.reserved_bytes},
         "at_peak": _split(report, report.at_peak, largest),
         "phases": {moment.phase: _moment(moment) for moment in report.phase_peaks},
@@ -85,6 +90,7 @@ def report_to_json(report: Report, largest: int) -> Json:
             }
             for process in report.host
         ],
+        "devices": [{**asdict(use), "used_bytes": use.used_bytes} for use in report.devices],
     }
     if report.at_moment is not None:
         result["moment"] = _moment(report.at_moment.moment)
@@ -92,6 +98,8 @@ def report_to_json(report: Report, largest: int) -> Json:
     if report.ranks:
         result["ranks"] = [_rank(one) for one in report.ranks]
         result["worst_rank"] = report.worst_rank
+    if report.compared is not None:
+        result |= spreads_to_json(report.compared)
     return result
 
 
@@ -201,6 +209,7 @@ def _storage(storage: LargeStorage) -> Json:
 def _rank(one: RankSummary) -> Json:
     return {
         "rank": one.rank,
+        "node": one.node or None,
         "device": one.device,
         "peak_allocated_bytes": one.peak.allocated_bytes if one.peak else None,
         "peak_phase": one.peak.phase if one.peak else None,

@@ -230,6 +230,7 @@ def _scrub_manifest(manifest: Manifest, rules: _Rules) -> Manifest:
         manifest,
         command=rules.words(manifest.command),
         target=rules.word(manifest.target, is_program=False),
+        node=GONE if manifest.node else "",
         notes=(*(rules.text(note) for note in manifest.notes), _SAYS_SO),
         plan=None if manifest.plan is None else _inside(manifest.plan, rules.paths),
         capture=replace(capture, ends_at=rules.text(capture.ends_at), reason=rules.text(capture.reason)),

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from memprof.analysis.basis import Basis
 from memprof.analysis.predict import step_warnings
+from memprof.analysis.reserved import reserved_under
 from memprof.errors import GateFailedError
 from memprof.planners.space.explore import Answer, Wish, explore
 from memprof.planners.space.tried import Tried
@@ -52,9 +54,16 @@ class Suggestion:
         prediction = replace(plan.prediction, how=self.source_of(one), machine=self.basis.machine)
         return replace(plan, prediction=prediction), step
 
+    @cached_property
+    def reserved(self) -> tuple[int | None, ...]:
+        """Reserved bytes under each of ``plans``, as modelled; None on the processor."""
+        if not self.basis.step.is_on_device():
+            return (None,) * len(self.plans)
+        return tuple(reserved_under(self.predict(one)[1], self.manifest, one.plan) for one in self.plans)
+
     def source_of(self, one: Tried) -> str:
         """Returns how a plan's numbers were obtained, the times of the step it starts from included."""
-        return max(one.source, self.basis.time_source, key=SOURCES.index)
+        return max(one.source, self.basis.source, key=SOURCES.index)
 
 
 def suggest(trace: Trace, basis: Basis, wish: Wish, report: Callable[[Tried], None] = lambda _: None) -> Suggestion:

@@ -15,6 +15,7 @@ def suggestion_to_json(found: Suggestion) -> Json:
         "schema": PLAN_SCHEMA,
         "trace": found.trace,
         "step": found.basis.step.number,
+        "batch": found.basis.batch,
         "machine": found.basis.machine or None,
         "times": "" if found.basis.elsewhere is None else found.basis.elsewhere.how,
         "budget_bytes": answer.wish.budget_bytes,
@@ -25,8 +26,11 @@ def suggestion_to_json(found: Suggestion) -> Json:
         },
         "minimum_feasible_bytes": answer.least.peak_bytes,
         "plans": [
-            *(_plan(one, found, fits=True) for one in found.plans),
-            *(_plan(one, found, fits=False) for one in found.others),
+            *(
+                {**_plan(one, found, fits=True), "peak_reserved_bytes": reserved}
+                for one, reserved in zip(found.plans, found.reserved, strict=True)
+            ),
+            *({**_plan(one, found, fits=False), "peak_reserved_bytes": None} for one in found.others),
         ],
         "refused": [{"plan": plan, "reason": reason} for plan, reason in answer.refused],
         "reason": "" if fits else describe_least(found),

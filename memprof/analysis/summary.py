@@ -17,6 +17,7 @@ from memprof.analysis.breakdown import hold_at
 from memprof.analysis.module_tree import module_tree
 from memprof.analysis.moments import CategoryMaximum, Moment, find_category_maxima, find_peak, find_phase_peaks
 from memprof.analysis.predict import has_untouched_step
+from memprof.analysis.ranks import compare_ranks
 from memprof.analysis.sources import find_sources
 from memprof.analysis.splits import KINDS, NOTHING, Splits
 from memprof.analysis.summary_json import read_summary, summary_to_json
@@ -51,11 +52,11 @@ def summarise(trace: Trace) -> Summary:
         BadInputError: It holds no operators, or is damaged.
         InconclusiveError: No step was recorded to its end.
     """
-    peaks = {}
-    for number in trace.ranks:
-        rank = trace.rank_trace(number)
-        peaks[str(number)] = int(live_bytes(steady_step(rank, None)).during.max(initial=0))
-    worst = trace.rank_trace(int(max(peaks, key=lambda number: peaks[number])))
+    worst, peaks = trace, {}
+    if len(trace.ranks) > 1:
+        found = compare_ranks(trace)
+        peaks = {str(one.rank): one.peak_bytes for one in found.ranks if one.peak_bytes is not None}
+        worst = trace if found.worst is None else trace.rank_trace(found.worst)
     step = steady_step(worst, None)
     if not len(step.ops):
         raise BadInputError(f"{trace.path}: step {step.number} holds no operators.")
@@ -64,7 +65,7 @@ def summarise(trace: Trace) -> Summary:
     return dataclasses.replace(
         made,
         step_time_us=step.duration_us if is_known else math.nan,
-        rank_peaks=peaks,
+        rank_peaks=peaks or made.rank_peaks,
         step_peaks=tuple(int(live_bytes(worst.step(number)).during.max(initial=0)) for number in worst.recorded_steps),
         is_complete=worst.manifest.capture.is_complete,
     )

@@ -32,8 +32,17 @@ def fill_forecast(page: Page, made: Forecast, plan_path: Path | None, output: Pa
     page.add(Text(_forecast_verdict(made), style="bold"))
     for warning in made.warnings:
         page.add(Text(f"warning: {printable(warning)}", style="yellow"))
-    page.add(Text(f"peak recorded:  {_placed(before.peak)}"))
+    batch = made.basis.batch
+    page.add(Text(f"{'peak recorded: ' if batch is None else f'peak at batch {batch}:'} {_placed(before.peak)}"))
     page.add(Text(f"peak predicted: {_placed(after.peak)}{'' if _has_moved(before, after) else ', as before'}"))
+    if before.reserved_bytes is not None and after.reserved_bytes is not None:
+        change = format_bytes_change(after.reserved_bytes - before.reserved_bytes)
+        page.add(
+            Text(
+                f"reserved, as modelled: {format_bytes(before.reserved_bytes)} -> {format_bytes(after.reserved_bytes)} "
+                f"({change})"
+            )
+        )
     page.add(Text(f"step time {_times(before.step_time_us, after.step_time_us)}"))
     page.add(Text(_facts(made), style="dim"))
     fill_basis(page, made.basis)

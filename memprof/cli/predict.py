@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -36,6 +37,10 @@ Examples:
 @click.option("-f", "--force", is_flag=True, help="Replace the files if they exist.")
 @click.option("--step", "step_number", type=click.IntRange(min=0), metavar="N", help="Start from this step.")
 @click.option("--machine", metavar="NAME", help="Give times on this device, such as rtx3090 or a100-80g.")
+@click.option("--at-batch", "batch", type=click.IntRange(min=1), metavar="N", help="Predict for this batch.")
+@click.option(
+    "--also", multiple=True, type=click.Path(), metavar="TRACE", help="The job at another batch, for --at-batch."
+)
 @click.option("--rank", type=click.IntRange(min=0), metavar="N", help="Start from this rank.")
 @click.option("--json", "is_json", is_flag=True, help="Print everything as JSON: bytes, microseconds, stable keys.")
 def predict(
@@ -46,15 +51,23 @@ def predict(
     force: bool,
     step_number: int | None,
     machine: str | None,
+    batch: int | None,
+    also: tuple[str, ...],
     rank: int | None,
     is_json: bool,
-    **flags: tuple[str, ...],
+    **flags: Any,
 ) -> None:
     """Predict what a plan does to a recorded job's memory and time.
 
     TRACE is a recording of the job as it is. The flags that stand for policies may be repeated, and add to the plan.
     """
     plan = chosen_plan(plan_path, flags)
+    if also and batch is None:
+        raise UsageError("--also names recordings at other batches, for --at-batch: add that.")
+    if plan is None and batch is not None:
+        from memprof.policies.plan import Plan
+
+        plan = Plan()  # what the batch alone does
     if plan is None:
         raise UsageError("There is nothing to predict: give --plan FILE, or a policy such as --checkpoint 'layers.*'")
     # The plan that was read is written back with its prediction; anything else that is there is not touched.
@@ -69,7 +82,12 @@ def predict(
 
     device = find_machine(machine) if machine else None
     opened = Trace.open(trace, rank)
-    made = forecast(opened, plan, basis_of(opened, step_number, device))
+    basis = basis_of(opened, step_number, device)
+    if batch is not None:
+        from memprof.analysis.at_batch import at_batch
+
+        basis = at_batch(basis, [basis_of(Trace.open(path, rank), step_number, device).step for path in also], batch)
+    made = forecast(opened, plan, basis)
     if output is not None:
         write_trace(output, [predicted_trace(made)])
     if written is not None:

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from memprof.cli.plan_options import chosen_plan, plan_options
 from memprof.errors import BadInputError
 from memprof.launch.parent import leave_like, record_job
+from memprof.launch.ranks import on_ranks, ranks_of
 from memprof.launch.settings import Settings, read_project_settings
 from memprof.launch.target import CannotStartError, find_target
+from memprof.trace.location import is_address
 
 _EPILOG = """\b
 Examples:
   memprof record train.py --epochs 1
   memprof record -o run.memprof --steps 5 -- torchrun --nproc-per-node 2 train.py
   memprof record --checkpoint 'layers.*' train.py
+  memprof record --shard fsdp --world-size 2 train.py
+  memprof record --light train.py
+  memprof record --dry-run train.py
 """
+
+#: A dry run's window: the first step makes the optimizer's state, and every later one is like the next.
+_DRY_SKIP, _DRY_STEPS = 1, 2
 
 
 class RecordCommand(click.Command):
@@ -54,10 +64,10 @@ class RecordCommand(click.Command):
 @click.option(
     "-o",
     "--output",
-    type=click.Path(path_type=Path),
+    type=click.Path(),
     envvar="MEMPROF_OUTPUT",
     metavar="FILE",
-    help="File to write.  [default: <script>.<time>.memprof]",
+    help="File to write, or an address such as s3://bucket/run.memprof.  [default: <script>.<time>.memprof]",
 )
 @click.option("-f", "--force", is_flag=True, envvar="MEMPROF_FORCE", help="Replace the file if it exists.")
 @click.option("-q", "--quiet", is_flag=True, envvar="MEMPROF_QUIET", help="Say nothing when the job has ended.")
@@ -80,6 +90,18 @@ class RecordCommand(click.Command):
     help="Steps to record.",
 )
 @click.option("--stop", is_flag=True, envvar="MEMPROF_STOP", help="End the job after the recorded steps.")
+@click.option(
+    "--light",
+    is_flag=True,
+    envvar="MEMPROF_LIGHT",
+    help="Follow the whole run at a few per cent, instead of recording some steps in full.",
+)
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    envvar="MEMPROF_DRY_RUN",
+    help="Run the job on tensors without memory, in seconds, to learn what it would take.",
+)
 @plan_options(envvar="MEMPROF_PLAN")
 @click.option("-m", "is_module", is_flag=True, help="The job is a Python module, as in python -m.")
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="{SCRIPT | -m MODULE} [ARGS]... | -- COMMAND...")
@@ -88,36 +110,78 @@ def record(
     ctx: click.Context,
     /,
     words: tuple[str, ...],
-    output: Path | None,
+    output: str | None,
     force: bool,
     quiet: bool,
     skip: int,
     steps: int,
     stop: bool,
+    light: bool,
+    dry_run: bool,
     is_module: bool,
     plan_path: Path | None,
-    **flags: tuple[str, ...],
+    **flags: Any,
 ) -> None:
     """Run a training job, unchanged, and record where its memory goes.
 
     Everything after the script belongs to the job. The exit status is the job's own; 125 means that the recording
     could not start or the plan does not fit the model, 126 that the job cannot be run, 127 that it was not found.
 
+    With --light, the whole run is followed, so that it can be told afterwards which step was the highest, and where it
+    ran out of memory. A plan can be applied as well; --skip, --steps and --stop choose a window, and there is none.
+
+    With --dry-run, nothing is computed from the first model on: tensors have shapes and no memory. The job ends after
+    its first steps; what it prints are made-up values, and it writes no checkpoint.
+
     With --plan, or any of the flags that stand for policies, the job trains under that plan; the flags may be repeated.
     """
+    if light and dry_run:
+        raise CannotStartError("--light follows a whole run, and --dry-run ends after some steps: leave one out.")
+    if light:
+        _refuse_window(ctx)
+    if dry_run:
+        skip, steps = (_given(ctx, name, value) for name, value in (("skip", _DRY_SKIP), ("steps", _DRY_STEPS)))
     target = find_target(words, is_module=is_module, is_command=ctx.meta["is_command"])
     try:
         plan = chosen_plan(plan_path, flags)
     except BadInputError as error:
         raise CannotStartError(str(error)) from None
+    if dry_run and ranks_of(plan) > 1:
+        raise CannotStartError(
+            "--dry-run runs one process, and --shard needs several: dry-run it alone, then memprof predict --shard."
+        )
+    target = on_ranks(target, ranks_of(plan), os.environ)
+    address = output if output is not None and is_address(output) else ""
     settings = Settings(
-        output=output,
+        # What goes to an address is written here first.
+        output=Path(address.rpartition("/")[2]) if address else None if output is None else Path(output),
+        address=address,
         force=force,
         quiet=quiet,
         skip=skip,
         steps=steps,
-        stop=stop,
+        stop=stop or dry_run,
+        light=light,
+        dry_run=dry_run,
         plan=plan,
         plan_path=plan_path,
     )
     leave_like(record_job(target, settings))
+
+
+def _given(ctx: click.Context, name: str, default: int) -> int:
+    """Returns a number that the user or the project gives, or else that of a dry run."""
+    is_default = ctx.get_parameter_source(name) is ParameterSource.DEFAULT
+    value: int = default if is_default else ctx.params[name]
+    return value
+
+
+def _refuse_window(ctx: click.Context) -> None:
+    """Refuses a window that is asked for in so many words beside the whole run; one that is a setting is left alone.
+
+    Raises:
+        CannotStartError: One is.
+    """
+    for name in ("skip", "steps", "stop"):
+        if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            raise CannotStartError(f"--light follows the whole run, so --{name} means nothing with it: leave one out.")

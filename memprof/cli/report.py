@@ -29,7 +29,7 @@ class Exporter(Protocol):
         ...
 
 
-_TABLES = ("category", "module", "op", "source", "stack", "phase", "storage")
+_TABLES = ("category", "module", "op", "source", "stack", "phase", "storage", "rank")
 
 
 class MomentType(click.ParamType[tuple[int | None, int | None]]):
@@ -127,6 +127,11 @@ def report(
             file.write(page_text.encode("utf-8", "replace"))
         print(f"memprof: wrote {page_path}", file=sys.stderr)
         return
+    if table == "rank":
+        if rank is not None or op_id is not None or chosen_step is not None:
+            raise click.UsageError("--by rank compares all ranks at their peaks: leave out --rank, --step and --at.")
+        _show_ranks(_open(trace, rank, is_scrubbed=is_scrubbed), trace, top, is_json=is_json)
+        return
     # The numbers behind a report take long to import; `memprof report -h` needs none of them.
     from memprof.analysis.report import build_report
 
@@ -143,6 +148,25 @@ def report(
 
     page = Page.for_stdout()
     fill_page(page, built, str(opened.path) if is_scrubbed else trace, table, top)
+    page.write()
+
+
+def _show_ranks(opened: Trace, name: str, top: int | None, *, is_json: bool) -> None:
+    """Prints what tells the ranks apart, without reading their tables."""
+    from memprof.analysis.ranks import compare_ranks, job_notes
+    from memprof.analysis.stragglers import find_stragglers
+
+    compared, found, notes = compare_ranks(opened), find_stragglers(opened), job_notes(opened)
+    if is_json:
+        from memprof.analysis.ranks_json import ranks_to_json
+
+        print(json.dumps(ranks_to_json(compared, found, notes), indent=2, allow_nan=False))
+        return
+    from memprof.cli.page import Page
+    from memprof.cli.rank_page import fill_rank_page
+
+    page = Page.for_stdout()
+    fill_rank_page(page, compared, found, notes, name, top)
     page.write()
 
 

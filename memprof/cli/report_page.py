@@ -6,7 +6,9 @@ import shlex
 
 from rich.text import Text
 
+from memprof.analysis.out_of_memory_words import describe_post_mortem
 from memprof.analysis.report import MomentSplit, Report
+from memprof.cli import rank_tables
 from memprof.cli import report_tables as tables
 from memprof.cli.page import Page, printable
 from memprof.trace.manifest import PREDICTED
@@ -26,6 +28,7 @@ _PLURALS = {
 }
 _ROWS = 6
 _TREE_ROWS = 12
+_RANK_ROWS = 8
 _ROWS_ALONE = 30
 
 
@@ -40,6 +43,9 @@ def fill_page(page: Page, report: Report, trace: str, table: str | None, top: in
         top: Rows per table; None for what suits.
     """
     page.add(Text(verdict(report), style="bold"))
+    if report.post_mortem is not None:
+        for line in describe_post_mortem(report.post_mortem):
+            page.add(Text(printable(line), style="" if line.startswith("  ") else "yellow"))
     for note in report.notes:
         if note.is_warning:
             page.add(Text(f"warning: {printable(note.text)}", style="yellow"))
@@ -102,8 +108,8 @@ def _add_all(page: Page, report: Report, top: int | None) -> None:
     rows, tree_rows = top or _ROWS, top or _TREE_ROWS
     shown = report.shown
     when = "at the peak" if report.at_moment is None else "then"
-    if report.ranks:
-        page.add_section("Ranks", tables.ranks(report))
+    if report.compared is not None:
+        page.add_section("Ranks", rank_tables.peaks(report.compared, top or _RANK_ROWS, report.rank))
     moment = f"step {shown.moment.step}, operator {shown.moment.op_id} of {len(report.step.ops)}"
     page.add_section(f"Alive {when}, by category", tables.categories(report, has_bars=page.is_terminal), moment)
     page.add_section("Fullest moment of each phase", tables.phase_peaks(report))
@@ -115,6 +121,8 @@ def _add_all(page: Page, report: Report, top: int | None) -> None:
     page.add_section(f"Largest storages {when}", tables.largest(report, shown.holding, rows))
     _add_saved(page, report, tree_rows)
     _add_recompute(page, report, rows)
+    for use in report.devices:
+        page.add_section(f"All of {use.device}", tables.device(use), "at its fullest, as the driver tells")
     page.add_section("Host memory", tables.host(report), "highest of the whole job")
 
 
@@ -163,6 +171,7 @@ def _next_commands(report: Report, trace: str, table: str | None) -> list[tuple[
         return [(f"{command} --step {report.step.number}", "the peak of this step")]
     if table is None:
         return [
+            *([(f"{command} --by rank", "how far the ranks lie apart, and in what")] if report.ranks else []),
             (f"{command} --by module", "every layer by itself"),
             (f"{command} --at {other.step}:{other.op_id}", "what is alive at another moment"),
         ]

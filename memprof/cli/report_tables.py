@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from memprof.analysis.breakdown import Breakdown, Holding, K, Part
+from memprof.analysis.device_use import DeviceUse
 from memprof.analysis.host import HostProcess
 from memprof.analysis.largest import find_largest
 from memprof.analysis.module_tree import ModuleTree
@@ -163,21 +164,20 @@ def recompute(report: Report, limit: int) -> Table:
     return table
 
 
-def ranks(report: Report) -> Table:
-    """Draws the peak of each rank of a distributed job."""
-    table = make_table(">rank", "device", ">peak", "phase", ">step time", "")
-    for one in report.ranks:
-        remarks = ["highest"] if one.rank == report.worst_rank else []
-        if one.rank == report.rank:
-            remarks.append("shown below")
-        table.add_row(
-            str(one.rank),
-            cell(one.device),
-            format_bytes(one.peak.allocated_bytes) if one.peak else "none",
-            cell(one.peak.phase if one.peak else ""),
-            format_us(one.step_time_us),
-            cell(", ".join(remarks)),
-        )
+def device(use: DeviceUse) -> Table:
+    """Draws whose the memory of a whole device is; the rows sum to what it has."""
+    table = make_table("held by", ">bytes", ">share")
+    parts = [("torch's allocator in this process (reserved)", use.reserved_bytes)]
+    if use.own_bytes is None:
+        parts.append(("CUDA context, NCCL, libraries and other processes", use.other_bytes))
+    else:
+        parts.append(("CUDA context, NCCL and libraries in this process", use.own_bytes))
+        parts.append(("other processes", use.other_bytes))
+    parts.append(("nobody (free)", use.free_bytes))
+    for name, size in parts:
+        table.add_row(cell(name), format_bytes(size), _share(size, use.total_bytes))
+    if use.pinned_bytes:
+        table.add_row(cell("beside it, host memory held pinned", "dim"), format_bytes(use.pinned_bytes), "")
     return table
 
 

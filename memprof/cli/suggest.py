@@ -12,7 +12,10 @@ from memprof.cli.wish_options import wish_of, wish_options
 from memprof.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from memprof.analysis.suggest import Suggestion
+    from memprof.planners.space.explore import Wish
     from memprof.planners.space.tried import Tried
     from memprof.trace.store import Trace
 
@@ -23,6 +26,8 @@ Examples:
   memprof suggest run.memprof --budget 8GiB
   memprof suggest run.memprof --budget 60% --max-slowdown 15% --write plan.toml
   memprof suggest batch8.memprof --also batch16.memprof --maximise batch --machine rtx3090
+  memprof suggest small.memprof --budget 24GiB --at-batch 64
+  memprof suggest run.memprof --budget 8GiB --devices
   memprof suggest run.memprof --compare"""
 )
 @click.argument("trace", type=click.Path(), metavar="TRACE")
@@ -52,13 +57,15 @@ Examples:
     type=click.Choice(["batch", "sequence"]),
     help="Find the largest batch, or the longest sequence, that fits under some plan.",
 )
+@click.option("--at-batch", "batch", type=click.IntRange(min=1), metavar="N", help="Plan for this batch.")
 @click.option(
     "--also",
     multiple=True,
     type=click.Path(),
     metavar="TRACE",
-    help="A recording of the same job at another size, for --maximise; may be repeated.",
+    help="A recording of the same job at another size, for --maximise or --at-batch; may be repeated.",
 )
+@click.option("--devices", is_flag=True, help="Say how many devices are needed: one rank's peak over 2 to 1,024.")
 @click.option("--compare", is_flag=True, help="Show what every planner needs at budgets of 90 to 30 % of the peak.")
 @click.option("--step", "step_number", type=click.IntRange(min=0), metavar="N", help="Plan for this step.")
 @click.option("--rank", type=click.IntRange(min=0), metavar="N", help="Plan for this rank.")
@@ -72,7 +79,9 @@ def suggest(
     written: Path | None,
     force: bool,
     maximise: str | None,
+    batch: int | None,
     also: tuple[str, ...],
+    devices: bool,
     compare: bool,
     step_number: int | None,
     rank: int | None,
@@ -83,12 +92,18 @@ def suggest(
 
     TRACE is a recording of the job as it is. Every plan is replayed on it as a whole; --write keeps the fastest that
     fits, for `memprof record --plan`. Ctrl-C ends the search with the best so far. The exit code is 4 where nothing
-    fits.
+    fits, 3 where the recording holds no whole step: then what is known of it is shown.
     """
     if written is not None and written.exists() and not force:
         raise UsageError(f"{written} exists already. Replace it with -f, or choose another name.")
-    if also and not maximise:
-        raise UsageError("--also names recordings of other sizes for --maximise batch or --maximise sequence: add it.")
+    if also and not maximise and batch is None:
+        raise UsageError(
+            "--also names recordings of other sizes for --at-batch, --maximise batch or --maximise sequence: add one."
+        )
+    if batch is not None and (maximise or compare or compiled):
+        raise UsageError("--at-batch plans for one batch: leave out --maximise, --compare and --compiled.")
+    if devices and (maximise or compare or compiled or batch is not None):
+        raise UsageError("--devices asks how many devices the recorded job needs: leave out what asks for more.")
     if compiled and asked["machine"]:
         raise UsageError(
             "--compiled names runs of one machine, which say nothing of the time on that of --machine: leave out one."
@@ -110,6 +125,12 @@ def suggest(
         return 0
     machine = find_machine(asked["machine"]) if asked["machine"] else None
     wish = wish_of(**asked)
+    if devices:
+        from memprof.analysis.basis import basis_of
+        from memprof.cli.devices_page import show_devices
+
+        basis = basis_of(opened, step_number, machine)
+        return show_devices(basis, str(opened.path), wish, machine, written, is_json=is_json)
     if maximise:
         from memprof.analysis.basis import basis_of
         from memprof.cli.largest_page import show_largest
@@ -125,12 +146,19 @@ def suggest(
         )
     else:
         from memprof.analysis.basis import basis_of, link_of
+        from memprof.analysis.out_of_memory import has_whole_step
         from memprof.analysis.suggest import suggest as search
         from memprof.cli.progress import SearchBar
         from memprof.policies.compile.measured import policies_of_compiled
         from memprof.replay.live import live_bytes
 
+        if step_number is None and opened.recorded_steps and not has_whole_step(opened):
+            return _show_partial(opened, wish, is_json=is_json)
         basis = basis_of(opened, step_number, machine)
+        if batch is not None:
+            from memprof.analysis.at_batch import at_batch
+
+            basis = at_batch(basis, [basis_of(Trace.open(path, rank), None, machine).step for path in also], batch)
         peak = int(live_bytes(basis.step).during.max(initial=0))
         asked_for = wish(
             peak,
@@ -143,6 +171,15 @@ def suggest(
             found = search(opened, basis, asked_for, bar.add)
         status = _show(found, opened, explained, written, is_json=is_json)
     return status
+
+
+def _show_partial(opened: Trace, wish: Callable[..., Wish], *, is_json: bool) -> int:
+    """Says what a recording without a whole step tells; returns the exit code."""
+    from memprof.analysis.partial import examine_partial
+    from memprof.cli.partial_page import show_partial
+
+    found = examine_partial(opened)
+    return show_partial(found, wish(found.least_bytes).budget_bytes, is_json=is_json)
 
 
 def _show(

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from memprof.analysis.predict import words_for_record
+from memprof.analysis.reserved import reserved_expandable
 from memprof.analysis.suggest import Suggestion, describe_least, place_of
 from memprof.cli.page import Page, cell, make_table, printable
 from memprof.cli.plan_page import fill_basis
@@ -34,9 +35,10 @@ def fill_suggestion(page: Page, found: Suggestion, written: Path | None) -> None
     if answer.was_stopped:
         page.add(Text("warning: the search was stopped before its end; there may be faster plans.", style="yellow"))
     recorded = answer.recorded
+    known = "recorded" if found.basis.batch is None else f"at batch {found.basis.batch}"
     page.add(
         Text(
-            f"recorded: peak {format_bytes(recorded.peak_bytes)} in {printable(place_of(recorded))}, step "
+            f"{known}: peak {format_bytes(recorded.peak_bytes)} in {printable(place_of(recorded))}, step "
             f"{format_us(recorded.step_time_us)} | {answer.tried} plans replayed in {answer.took_s:.1f} s",
             style="dim",
         )
@@ -46,6 +48,8 @@ def fill_suggestion(page: Page, found: Suggestion, written: Path | None) -> None
         return
     if answer.schedule is not None:
         page.add(Text(printable(_schedule(found)), style="dim"))
+    if warning := _reserves_more(found):
+        page.add(Text(f"warning: {printable(warning)}", style="yellow"))
     page.add_section("Plans that fit", _plan_table(found), "the fastest of each kind")
     page.add_section("Plans that do not", _other_table(found), "the nearest of each kind")
     page.add_section("Not possible here", _refused_table(found))
@@ -75,6 +79,28 @@ def _verdict(found: Suggestion) -> str:
     )
 
 
+def _reserves_more(found: Suggestion) -> str:
+    """Says where the fastest plan's tensors fit and the segments that hold them do not; "" where they do."""
+    budget = found.answer.wish.budget_bytes
+    reserved = found.reserved[0] if found.reserved else None
+    if reserved is None or reserved <= budget:
+        return ""
+    step = found.predict(found.plans[0])[1]
+    expandable = reserved_expandable(step, found.manifest)
+    others = [number for number, size in enumerate(found.reserved, start=1) if size is not None and size <= budget]
+    ways = []
+    if expandable is not None and expandable <= budget:
+        ways.append(f"with --allocator expandable_segments it reserves {format_bytes(expandable)}")
+    if others:
+        ways.append(f"plan {others[0]} reserves no more than the budget")
+    if not ways:
+        ways.append(f"search with --budget {max(budget - (reserved - budget), 0)} to leave room for it")
+    return (
+        f"as modelled, the allocator reserves {format_bytes(reserved)} for the fastest plan's "
+        f"{format_bytes(found.plans[0].peak_bytes)}, more than the budget: {'; '.join(ways)}."
+    )
+
+
 def _schedule(found: Suggestion) -> str:
     """Says what a planner makes of single operators, beside what can be applied."""
     made = found.answer.schedule
@@ -96,13 +122,18 @@ def _change(one: Tried, recorded: Tried) -> str:
 
 
 def _plan_table(found: Suggestion) -> Table:
-    table = make_table("", "plan", ">peak", ">saved", ">step time", ">change", "peak in", "known, numbers")
+    on_device = found.basis.step.is_on_device()
+    extra = [">reserved"] if on_device else []
+    table = make_table("", "plan", ">peak", *extra, ">saved", ">step time", ">change", "peak in", "known, numbers")
     recorded = found.answer.recorded
-    for number, one in enumerate(found.plans[:_MOST_ROWS], start=1):
+    for number, (one, reserved) in enumerate(
+        zip(found.plans[:_MOST_ROWS], found.reserved[:_MOST_ROWS], strict=True), start=1
+    ):
         table.add_row(
             str(number),
             Text(printable(one.plan.describe())),  # what to do is not cut
             format_bytes(one.peak_bytes),
+            *([] if reserved is None else [format_bytes(reserved)]),
             format_bytes(recorded.peak_bytes - one.peak_bytes),
             format_us(one.step_time_us),
             _change(one, recorded),
@@ -145,11 +176,14 @@ def _next(found: Suggestion, written: Path | None) -> list[tuple[str, str]]:
     suggest = f"memprof suggest {shlex.quote(found.trace)}"
     if found.basis.machine:
         suggest += f" --machine {shlex.quote(found.basis.machine)}"
+    if found.basis.batch is not None:
+        suggest += f" --at-batch {found.basis.batch}"
     again = f"{suggest} --budget {found.answer.wish.budget_bytes}"
     if found.answer.best is None:
         return [(f"{suggest} --budget {found.answer.least.peak_bytes}", "what fits")]
     if written is not None:
-        return [(f"memprof record --plan {shlex.quote(str(written))} {job}", "train under it, and compare")]
+        batch = "" if found.basis.batch is None else f" with the job's batch set to {found.basis.batch}"
+        return [(f"memprof record --plan {shlex.quote(str(written))} {job}", f"train under it{batch}, and compare")]
     return [
         (f"{again} --write plan.toml", "keep the fastest, to train under it"),
         (f"{again} --explain 1", "what it does, policy by policy"),

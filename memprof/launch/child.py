@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memprof.launch.plan_marks import refuse
+from memprof.recorder.dry.run import DryRun
+from memprof.recorder.light.recorder import LightRecorder
 from memprof.recorder.native import NativeEvents
 from memprof.recorder.recorder import Recorder
 from memprof.recorder.speed import write_device_speed
@@ -16,7 +19,7 @@ from memprof.recorder.window import Window
 if TYPE_CHECKING:
     from memprof.launch.under_plan import UnderPlan
 
-_recorder: Recorder | None = None
+_recorder: Recorder | LightRecorder | None = None
 _plan: UnderPlan | None = None
 
 
@@ -24,15 +27,19 @@ def install(settings: dict[str, Any]) -> None:
     """Installs the recorder in this process, and in its forked children.
 
     Args:
-        settings: `spool` (the job's spool folder), `skip`, `steps` and `stop`; `plan` is the plan it runs under, as
-            TOML, where there is one.
+        settings: `spool` (the job's spool folder), `skip`, `steps` and `stop`, `light` where the whole run is
+            followed instead, and `dry_run` where nothing is computed; `plan` is the plan it runs under, as TOML, where
+            there is one.
 
     Raises:
         SystemExit: The plan cannot be read here: the job ends.
     """
     global _plan  # noqa: PLW0603 - one plan a process, and in its forked children
     spool = Path(settings["spool"])
-    window = Window(int(settings["skip"]), int(settings["steps"]), bool(settings["stop"]))
+    is_light = bool(settings.get("light"))
+    is_dry = bool(settings.get("dry_run"))
+    counts = int(settings["skip"]), int(settings["steps"]), bool(settings["stop"])
+    window = None if is_light else Window(*counts, is_dry=is_dry)
     if settings.get("plan"):
         # At use: a job without a plan imports no policies.
         try:
@@ -42,7 +49,10 @@ def install(settings: dict[str, Any]) -> None:
         _plan = under_plan(settings["plan"], spool)
     try:
         NativeEvents.initialize()
-        _start(spool, window)
+        dry = DryRun(lambda sentence: refuse(sentence, spool)) if is_dry else None
+        if dry is not None:
+            dry.install()
+        _start(spool, window, dry)
     except Exception as error:
         if _plan is not None:
             # Without the recorder nobody tells the plan of a model: the job would train without it.
@@ -58,14 +68,19 @@ def is_recording() -> bool:
     return _recorder is not None
 
 
-def _start(spool: Path, window: Window) -> None:
+def _start(spool: Path, window: Window | None, dry: DryRun | None = None) -> None:
+    """Starts the recorder of a window, or of the whole run where there is none."""
     global _recorder  # noqa: PLW0603 - one recorder a process, reached again at exit and after fork
     before_call = None if _plan is None else _plan.before_call
-    _recorder = Recorder(spool / f"process-{os.getpid()}", window, before_call=before_call)
+    folder = spool / f"process-{os.getpid()}"
+    if window is None:
+        _recorder = LightRecorder(folder, before_call=before_call)
+    else:
+        _recorder = Recorder(folder, window, before_call=before_call, dry=dry)
     _recorder.install()
 
 
-def _start_in_child(spool: Path, window: Window) -> None:
+def _start_in_child(spool: Path, window: Window | None) -> None:
     if _recorder is not None:
         _recorder.abandon()
     _start(spool, window)  # the child may be a rank that trains; a data loader's worker never calls a model
@@ -73,5 +88,6 @@ def _start_in_child(spool: Path, window: Window) -> None:
 
 def _finish(spool: Path) -> None:
     if _recorder is not None:
-        _recorder.finish("the job ended")
+        # Python keeps the error that it prints a traceback of.
+        _recorder.finish("the job ended", getattr(sys, "last_exc", None) or getattr(sys, "last_value", None))
         write_device_speed(spool / f"process-{os.getpid()}")

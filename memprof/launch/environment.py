@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from memprof.launch.ranks import ranks_of, threads_of
 from memprof.launch.settings import Settings
 
 _BOOTSTRAP = str(Path(__file__).resolve().parent / "bootstrap")
@@ -29,12 +30,16 @@ def recording_environment(environment: Mapping[str, str], spool: Path, settings:
     paths = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path != _BOOTSTRAP]
     python_path = os.pathsep.join([_BOOTSTRAP, *paths]) if environment.get("PYTHONPATH") and paths else _BOOTSTRAP
     child: dict[str, Any] = {"skip": settings.skip, "steps": settings.steps, "stop": settings.stop}
+    if settings.light:
+        child["light"] = True
+    if settings.dry_run:
+        child["dry_run"] = True
     variables: dict[str, str] = {}
     if settings.plan is not None:
         from memprof.policies.plan_file import format_plan  # at use: a recording without a plan stays small
 
         child["plan"] = format_plan(settings.plan)
-        variables = settings.plan.environment()
+        variables = {**settings.plan.environment(), **threads_of(ranks_of(settings.plan), environment)}
     return {
         # Kineto reports each start and stop of the profiler on the job's stderr unless told otherwise.
         "KINETO_LOG_LEVEL": "9",

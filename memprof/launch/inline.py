@@ -14,6 +14,8 @@ from memprof.launch import child
 from memprof.launch.output import claim_output, spool_of, write_exit, write_launch
 from memprof.launch.settings import Settings
 from memprof.launch.target import Target
+from memprof.recorder.light.recorder import LightRecorder
+from memprof.recorder.ranks import find_rank
 from memprof.recorder.recorder import Recorder
 from memprof.recorder.window import Window
 
@@ -27,12 +29,12 @@ class InlineRecording:
     Inside ``memprof record`` it stands back: the job is being recorded already.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, skip: int, steps: int, force: bool) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, skip: int, steps: int, force: bool, light: bool) -> None:
         """Prepares a recording; see `record`."""
         self.path = Path(path)
         self._window = Window(skip, steps)
-        self._settings = Settings(output=self.path, force=force, quiet=True, skip=skip, steps=steps)
-        self._recorder: Recorder | None = None
+        self._settings = Settings(output=self.path, force=force, quiet=True, skip=skip, steps=steps, light=light)
+        self._recorder: Recorder | LightRecorder | None = None
 
     @property
     def is_active(self) -> bool:
@@ -54,10 +56,17 @@ class InlineRecording:
             _logger.info("this job is being recorded already; %s is not written", self.path)
             return self
         target = Target(arguments=tuple(sys.argv), name=sys.argv[0])
-        output = claim_output(target, self._settings)
+        rank, ranks = find_rank(os.environ)
+        # Each rank runs this line, with the same name.
+        output = claim_output(target, self._settings, f"rank{rank}" if ranks > 1 else "")
+        self.path = output
         spool = spool_of(output)
         write_launch(spool, target, self._settings)
-        self._recorder = Recorder(spool.resolve() / f"process-{os.getpid()}", self._window, is_late=True)
+        folder = spool.resolve() / f"process-{os.getpid()}"
+        if self._settings.light:
+            self._recorder = LightRecorder(folder, is_late=True)
+        else:
+            self._recorder = Recorder(folder, self._window, is_late=True)
         self._recorder.install()
         self._recorder.begin()
         return self
@@ -73,7 +82,7 @@ class InlineRecording:
         """
         if self._recorder is None:
             return
-        self._recorder.finish("the recorded block ended")
+        self._recorder.finish("the recorded block ended", error)
         try:
             self._pack(1 if error is not None else 0)
         except MemprofError as failure:
@@ -97,7 +106,9 @@ class InlineRecording:
         pack_spool(spool, self.path)
 
 
-def record(path: str | os.PathLike[str], *, steps: int = 3, skip: int = 2, force: bool = False) -> InlineRecording:
+def record(
+    path: str | os.PathLike[str], *, steps: int = 3, skip: int = 2, force: bool = False, light: bool = False
+) -> InlineRecording:
     """Records the training steps run inside a ``with`` statement.
 
         with memprof.record("run.memprof", steps=3) as recorder:
@@ -105,12 +116,14 @@ def record(path: str | os.PathLike[str], *, steps: int = 3, skip: int = 2, force
                 train_step(batch)
 
     Args:
-        path: File to write.
+        path: File to write; each rank of a distributed job writes its own, ``run.rank1.memprof`` for ``run.memprof``.
         steps: Steps to record.
         skip: Steps to let pass first.
         force: Replace the file if it exists.
+        light: Follow every step of the block at a few per cent, instead of recording some in full; `steps` and `skip`
+            then mean nothing.
 
     Raises:
         ValueError: `steps` is not positive, or `skip` negative.
     """
-    return InlineRecording(path, skip=skip, steps=steps, force=force)
+    return InlineRecording(path, skip=skip, steps=steps, force=force, light=light)

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from memprof.launch.parts import find_part, with_part
 from memprof.launch.settings import Settings
 from memprof.launch.target import CannotStartError, Target
+from memprof.launch.upload import check_address
 from memprof.version import __version__
 
 if TYPE_CHECKING:
@@ -27,12 +29,13 @@ def spool_of(output: Path) -> Path:
     return output.with_name(output.name + ".spool")
 
 
-def claim_output(target: Target, settings: Settings) -> Path:
+def claim_output(target: Target, settings: Settings, part: str | None = None) -> Path:
     """Chooses the output file and makes its spool folder, which claims the name for this recording.
 
     Args:
         target: The job, for the default name.
         settings: Where to write, and whether an older recording may be replaced.
+        part: The part of the job that is recorded; found out where left out.
 
     Returns:
         The output file, which does not exist yet or may be replaced. Its spool folder does, and is empty.
@@ -40,15 +43,18 @@ def claim_output(target: Target, settings: Settings) -> Path:
     Raises:
         CannotStartError: A recording is there already, or nothing can be written there.
     """
+    part = find_part(target.arguments, os.environ) if part is None else part
+    if settings.address:
+        check_address(address_of(settings.address, part), force=settings.force)
     if settings.output is not None:
-        output = settings.output
+        output = with_part(settings.output, part)
         _refuse_what_is_there(output, force=settings.force)
         _make_spool(output)
         return output
     stem = f"{target.stem}.{time.strftime('%Y%m%d-%H%M%S')}"
     count = 1
     while True:
-        output = Path(f"{stem}{f'-{count}' if count > 1 else ''}.memprof")
+        output = with_part(Path(f"{stem}{f'-{count}' if count > 1 else ''}.memprof"), part)
         count += 1
         if output.exists() or spool_of(output).exists():
             continue
@@ -58,6 +64,12 @@ def claim_output(target: Target, settings: Settings) -> Path:
             # Another recording of the same script began in the same second, and took the name meanwhile.
             continue
         return output
+
+
+def address_of(address: str, part: str) -> str:
+    """Returns the address that a part of a job goes to."""
+    folder, slash, name = address.rpartition("/")
+    return f"{folder}{slash}{with_part(Path(name), part).name}"
 
 
 def write_launch(spool: Path, target: Target, settings: Settings) -> None:
@@ -71,7 +83,7 @@ def write_launch(spool: Path, target: Target, settings: Settings) -> None:
         "target": target.name,
         "started_us": time.time_ns() / 1000,
         "memprof_version": __version__,
-        "options": {"skip": settings.skip, "steps": settings.steps, "stop": settings.stop},
+        "options": {"skip": settings.skip, "steps": settings.steps, "stop": settings.stop, "light": settings.light},
         "parent_pid": os.getpid(),
     }
     try:

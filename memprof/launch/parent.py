@@ -10,18 +10,20 @@ import shutil
 import signal
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
 from memprof.errors import BadInputError, MemprofError
 from memprof.launch.environment import recording_environment
 from memprof.launch.host import HostSampler
+from memprof.launch.memory_end import KillerWatch, describe_unrecorded
 from memprof.launch.output import add_speed, claim_output, spool_of, write_exit, write_launch
-from memprof.launch.plan_marks import read_applied, read_refusal
+from memprof.launch.plan_marks import REFUSED_STATUS, read_applied, read_refusal
 from memprof.launch.relay import SignalRelay
 from memprof.launch.settings import Settings
 from memprof.launch.target import CannotStartError, NotExecutableError, NotFoundError, Target
+from memprof.launch.upload import upload
 from memprof.launch.verdict import Verdict, add_comparison, describe_missed, describe_nothing, describe_recording
 
 
@@ -65,12 +67,13 @@ def record_job(target: Target, settings: Settings) -> int:
     if done.refusal:
         # Said even where asked to be quiet: the job has not trained.
         _say(f"memprof: {done.refusal}")
-        return done.returncode
+        return REFUSED_STATUS  # torchrun has a status of its own for a rank that ends with it
+    verdict = done.verdict
+    if not settings.quiet and settings.plan is not None and done.output.is_file():
+        verdict = add_comparison(verdict, settings.plan, settings.plan_path, done.output)
+    address = _deliver(done.output, settings) if settings.address and done.output.is_file() else ""
     if not settings.quiet:
-        verdict = done.verdict
-        if settings.plan is not None and done.output.is_file():
-            verdict = add_comparison(verdict, settings.plan, settings.plan_path, done.output)
-        _say(str(verdict))
+        _say(str(verdict).replace(str(done.output), address) if address else str(verdict))
     for sentence in done.missed:
         _say(f"memprof: {sentence}")
     return done.returncode
@@ -93,16 +96,19 @@ def run_recorded(target: Target, settings: Settings, stdout: int | None = None) 
     spool = spool_of(output)
     write_launch(spool, target, settings)
     try:
+        killer = KillerWatch.begin()
         returncode, signals = _run(target, settings, spool, stdout)
     except MemprofError:
         shutil.rmtree(spool, ignore_errors=True)
         raise
-    refusal = read_refusal(spool) if settings.plan is not None else ""
+    refusal = read_refusal(spool) if settings.plan is not None or settings.dry_run else ""
     if refusal:
         verdict = _discard(spool, output, target, returncode)
         return Recorded(output, returncode, verdict, refusal=refusal, signals=signals)
     missed = [] if settings.plan is None else describe_missed(settings.plan, read_applied(spool))
+    ends = tuple(sentence for sentence in (*describe_unrecorded(spool), killer.describe(spool, returncode)) if sentence)
     verdict = _pack(spool, output, target, returncode)
+    verdict = replace(verdict, post_mortem=(*ends, *verdict.post_mortem))
     if verdict.is_interrupted:
         signals |= {signal.SIGINT}
     return Recorded(output, returncode, verdict, missed=tuple(missed), signals=signals)
@@ -177,6 +183,17 @@ def _pack(spool: Path, output: Path, target: Target, returncode: int) -> Verdict
             return Verdict(sentence, f"memprof report {output}", is_interrupted=is_interrupted)
         sentence = f"the recording could not be packed ({fault}). It is safe in {spool}."
         return Verdict(sentence, f"memprof report {spool}", is_interrupted=is_interrupted)
+
+
+def _deliver(output: Path, settings: Settings) -> str:
+    """Takes the recording to its address, and returns that; "" where it stays here, which is said in any case."""
+    address = f"{settings.address.rpartition('/')[0]}/{output.name}"
+    try:
+        upload(output, address)
+    except MemprofError as error:
+        _say(f"memprof: {str(error).rstrip('.')}; the recording stays in {output}.")
+        return ""
+    return address
 
 
 def _discard(spool: Path, output: Path, target: Target, returncode: int) -> Verdict:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memprof.errors import UsageError
+from memprof.trace.location import is_address
 
 if TYPE_CHECKING:
     from memprof.policies.plan import Plan
@@ -21,21 +22,27 @@ class Settings:
 
     Attributes:
         output: File to write, or None for ``<script>.<time>.memprof`` in the current folder.
+        address: Where the file goes once it is written, such as ``s3://bucket/run.memprof``; "" where it stays.
         force: Replace a recording that is already there.
         quiet: Say nothing when the job has ended.
         skip: Steps to let pass before the window.
         steps: Steps to record.
         stop: End the job after the window.
+        light: Follow the whole run lightly instead of recording a window in full.
+        dry_run: Run the job on tensors without memory, and end it after the window.
         plan: Plan to run the job under, or None.
         plan_path: File the plan or a part of it is in, None where it is made of flags alone.
     """
 
     output: Path | None = None
+    address: str = ""
     force: bool = False
     quiet: bool = False
     skip: int = 2
     steps: int = 3
     stop: bool = False
+    light: bool = False
+    dry_run: bool = False
     plan: Plan | None = None
     plan_path: Path | None = None
 
@@ -48,6 +55,7 @@ _KEYS: dict[str, type] = {
     "skip": int,
     "steps": int,
     "stop": bool,
+    "light": bool,
     "plan": str,
 }
 #: The table below it, which `memprof diff` and `memprof check` read.
@@ -74,7 +82,7 @@ def read_project_settings(folder: Path) -> dict[str, Any]:
     table = {key: value for key, value in _read(path).items() if key != _GATES}
     settings = {key: _checked(path, key, value) for key, value in table.items()}
     for key in ("output", "plan"):
-        if key in settings:
+        if key in settings and not is_address(settings[key]):
             settings[key] = os.path.join(path.parent, os.path.expanduser(settings[key]))
     return settings
 

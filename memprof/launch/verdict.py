@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import signal
 from dataclasses import dataclass, replace
@@ -27,17 +28,23 @@ class Verdict:
         next_command: The command to type next, "" where there is nothing to look at.
         comparison: Predicted against measured, "" where nothing was predicted.
         is_interrupted: Whether somebody ended it before all was said (Ctrl-C).
+        post_mortem: Why the job ended, where its memory ran out.
+        then: What to type after the next command.
     """
 
     sentence: str
     next_command: str = ""
     comparison: str = ""
     is_interrupted: bool = False
+    post_mortem: tuple[str, ...] = ()
+    then: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         """Writes the verdict as it stands on the terminal."""
-        lines = [f"memprof: {line}" for line in (self.sentence, self.comparison) if line]
-        return "\n".join([*lines, f"memprof: next: {self.next_command}"] if self.next_command else lines)
+        lines = [*self.post_mortem, *(line for line in (self.sentence, self.comparison) if line)]
+        if self.next_command:
+            lines += [f"next: {self.next_command}", *(f"then: {command}" for command in self.then)]
+        return "\n".join(f"memprof: {line}" for line in lines)
 
 
 def describe_recording(result: PackResult, target: str) -> Verdict:
@@ -47,23 +54,63 @@ def describe_recording(result: PackResult, target: str) -> Verdict:
         result: What was packed.
         target: The job, as the user called it.
     """
+    from memprof.analysis.light import describe_highest
+    from memprof.analysis.ranks import compare_ranks, job_notes
     from memprof.errors import BadInputError
     from memprof.trace.store import Trace
 
     trace = Trace.open(result.path)
-    traces = [trace.rank_trace(rank) for rank in trace.ranks]
+    compared = compare_ranks(trace) if len(trace.ranks) > 1 else None
+    if compared is not None and compared.worst is not None:
+        trace = trace.rank_trace(compared.worst)
     size = format_bytes(result.path.stat().st_size)
     steps = f"{result.steps_recorded} step{'' if result.steps_recorded == 1 else 's'}"
     what = steps if result.steps_recorded else "only the warm-up"
-    of_ranks = f" in {len(traces)} processes" if len(traces) > 1 else ""
+    of_ranks = f" in {len(trace.ranks)} processes" if compared is not None else ""
+    of_worst = f" of rank {trace.rank}" if compared is not None and compared.peak and compared.peak.bytes else ""
     try:
-        peak = max((_find_peak(rank) for rank in traces), key=lambda moment: moment.allocated_bytes)
-        finding = f": peak {_describe_peak(peak)}"
+        finding = f": peak {_describe_peak(_find_peak(trace), of_worst)}"
     except BadInputError:
         finding = " without a single operator"
-    sentence = f"recorded {what} of {target}{of_ranks}{finding}. {result.path} holds {size}."
-    ends = [text for rank in traces if (text := _describe_end(rank.manifest.capture))]
-    return Verdict(" ".join([sentence, *ends[:1]]), f"memprof report {shlex.quote(str(result.path))}")
+    did = f"recorded {what} of {target}{of_ranks}"
+    if followed := describe_highest(trace):
+        did = f"followed {target}{of_ranks}: {followed}. {what.capitalize()} in full"
+    is_dry = trace.manifest.backend.name == "dry-run"
+    if is_dry:
+        did = f"dry-ran {what} of {target}{of_ranks}"
+    sentence = f"{did}{finding}. {result.path} holds {size}."
+    part = _describe_part(result.path)
+    ends = _describe_end(trace.manifest.capture) if compared is None else ""
+    made_up = "Nothing was computed: what the job printed are made-up values." if is_dry else ""
+    told = [sentence, made_up, ends, result.remark, *job_notes(trace, is_part=bool(part)), part]
+    verdict = Verdict(" ".join(filter(None, told)), f"memprof report {shlex.quote(str(result.path))}")
+    return _with_post_mortem(verdict, trace)
+
+
+def _describe_part(path: Path) -> str:
+    """Says how the file of one node or rank is opened with those of the others; "" of a whole job's."""
+    stem, _, part = path.name.removesuffix(".memprof").rpartition(".")
+    if not stem or not re.fullmatch(r"node-?[\w-]+|rank\d+", part):
+        return ""
+    return f"It is one part of {stem}.memprof, which opens as a whole where the parts of all others lie beside it."
+
+
+def _with_post_mortem(verdict: Verdict, trace: object) -> Verdict:
+    """Adds why memory ran out, where it did, and what to do about it."""
+    from memprof.analysis.light import is_light
+    from memprof.analysis.out_of_memory import examine
+    from memprof.analysis.out_of_memory_words import describe_post_mortem, next_steps
+    from memprof.trace.store import Trace
+
+    assert isinstance(trace, Trace)
+    found = examine(trace)
+    if found is None:
+        return verdict
+    told = replace(verdict, post_mortem=tuple(describe_post_mortem(found)))
+    if found.is_caught or is_light(trace):
+        return told
+    commands = [command for command, _ in next_steps(found, str(trace.path), trace.manifest)]
+    return replace(told, next_command=commands[0], then=tuple(commands[1:]))
 
 
 def add_comparison(verdict: Verdict, plan: Plan, plan_path: Path | None, trace: Path) -> Verdict:
@@ -156,10 +203,12 @@ def _find_peak(trace: object) -> Moment:
     return find_peak(step, find_sources(step.stacks))
 
 
-def _describe_peak(peak: Moment) -> str:
+def _describe_peak(peak: Moment, of_rank: str) -> str:
     module = f" of {peak.module_title}" if peak.module_title is not None else ""
     source = f", {peak.source.place}" if peak.source else ""
-    return f"{format_bytes(peak.allocated_bytes)} in step {peak.step}, {peak.phase}{module} ({peak.op}){source}"
+    return (
+        f"{format_bytes(peak.allocated_bytes)} in step {peak.step}{of_rank}, {peak.phase}{module} ({peak.op}){source}"
+    )
 
 
 def _describe_end(capture: Capture) -> str:

@@ -32,6 +32,16 @@ class Job:
             return tensor.device
         return torch.device("cpu")
 
+    @property
+    def has_parts(self) -> bool:
+        """Whether this process holds parts of the parameters, as DTensors: shard in stages 2 and 3."""
+        return any(kind.__name__ == "DTensor" for each in self.model.parameters() for kind in type(each).__mro__)
+
+    @property
+    def averages(self) -> bool:
+        """Whether gradients are changed once they are complete, as shard does in stages 0 and 1."""
+        return any(getattr(each, "_post_accumulate_grad_hooks", None) for each in self.model.parameters())
+
     def modules_named(self) -> dict[str, torch.nn.Module]:
         """Returns every module by its qualified name, the root as "", as in named_modules()."""
         return dict(self.model.named_modules())

@@ -57,7 +57,12 @@ def tensors_in(value: Any, depth: int = _DEPTH) -> Iterator[torch.Tensor]:
 
 
 class Inventory:
-    """Writes facts about memory at chosen moments; a fact holds for the storage alive at its address then."""
+    """Writes facts about memory at chosen moments; a fact holds for the storage alive at its address then.
+
+    Attributes:
+        storage_span: Tells where a tensor's storage is, and its bytes.
+        owned_span: Tells the same of storages that torch's allocator owns.
+    """
 
     def __init__(self, log: RawLog, registry: ModuleRegistry, tensor_number: Callable[[torch.Tensor], int]) -> None:
         """Shares the recorder's log and names.
@@ -70,6 +75,7 @@ class Inventory:
         self._log = log
         self._registry = registry
         self._tensor_number = tensor_number
+        self.storage_span, self.owned_span = storage_span, owned_span
 
     def models(self) -> None:
         """States every model's parameters, buffers and gradients."""
@@ -127,7 +133,7 @@ class Inventory:
             else:
                 category = ACTIVATION if tensor.grad_fn is not None else HELD
             self._state(tensor, category, "", -1)
-            address, size = owned_span(tensor)
+            address, size = self.owned_span(tensor)
             if address and address not in seen:
                 seen.add(address)
                 self._log.alive.extend((now, address, size))
@@ -136,7 +142,7 @@ class Inventory:
 
     def _state(self, tensor: torch.Tensor, category: int, name: str, module: int) -> None:
         for inner in _plain_tensors(tensor):
-            address, size = storage_span(inner)
+            address, size = self.storage_span(inner)
             if address:
                 text = self._log.intern("names", name) if name else -1
                 self._log.add_fact(address, size, category, text, module, self._tensor_number(inner))

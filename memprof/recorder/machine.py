@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from memprof.recorder.ranks import describe_place, find_rank
 from memprof.recorder.window import Window
 from memprof.trace.spool import SPOOL_VERSION
 from memprof.version import __version__
@@ -17,6 +18,7 @@ from memprof.version import __version__
 
 def describe_process(window: Window, *, is_late: bool) -> dict[str, Any]:
     """Returns what the manifest tells of the process: versions, machine, rank, command line, window."""
+    rank, world_size = find_rank(os.environ)
     return {
         "spool_version": SPOOL_VERSION,
         "memprof_version": __version__,
@@ -25,8 +27,9 @@ def describe_process(window: Window, *, is_late: bool) -> dict[str, Any]:
         "time_ns": time.time_ns(),
         "pid": os.getpid(),
         "argv": list(sys.argv),
-        "rank": _number("RANK", 0),
-        "world_size": _number("WORLD_SIZE", 1),
+        "rank": rank,
+        "world_size": world_size,
+        **describe_place(),
         "is_late": is_late,
         "window": {"skip": window.skip, "steps": window.steps, "stop": window.stop},
         "threads": torch.get_num_threads(),
@@ -39,11 +42,6 @@ def describe_process(window: Window, *, is_late: bool) -> dict[str, Any]:
             "allocator_settings": _allocator_settings(),
         },
     }
-
-
-def _number(variable: str, default: int) -> int:
-    text = os.environ.get(variable, "")
-    return int(text) if text.isdecimal() else default
 
 
 def _allocator_settings() -> str:

@@ -1,8 +1,11 @@
-"""Hears of every CPU allocation from torch's own allocator, temporaries inside kernels included.
+"""Hears of every allocation from torch's own allocators, temporaries inside kernels included.
 
 The allocator reports to torch's C++ profiler while one runs with memory events only. A flag of the allocator,
 `FLAGS_caffe2_report_cpu_memory_usage`, makes it keep its table of live blocks from the start of the process and
 for all threads: frees of older memory are then reported too, without the warning it prints otherwise.
+
+CUDA's and XPU's caching allocators report to the same profiler: blocks as they set them aside, and their own counts
+of allocated and reserved bytes. Backward on a device runs in threads of its own, to which the session travels.
 
 Semi-private, therefore tested for: `NativeEvents.is_available()`.
 """
@@ -134,10 +137,23 @@ class NativeEvents:
         if not self.is_running:
             return
         self.is_running = False
-        events = self._log.events
+        events, device_events = self._log.events, self._log.device_events
         for event in allocations(_autograd._disable_profiler()):
             fields = event.extra_fields
-            events.extend((event.start_time_ns, fields.ptr, fields.alloc_size, fields.total_allocated))
+            if fields.device.type == "cpu":
+                events.extend((event.start_time_ns, fields.ptr, fields.alloc_size, fields.total_allocated))
+            else:
+                device = self._log.intern("devices", device_name(fields.device))
+                device_events.extend(
+                    (
+                        event.start_time_ns,
+                        device,
+                        fields.ptr,
+                        fields.alloc_size,
+                        fields.total_allocated,
+                        fields.total_reserved,
+                    )
+                )
         events.extend((time.time_ns(), *HEARD))
 
     def abandon(self) -> None:
@@ -147,21 +163,37 @@ class NativeEvents:
             _autograd._disable_profiler()
 
 
-def start_profiler(scope: Any, *, profile_memory: bool) -> None:
-    """Starts torch's C++ profiler on this thread."""
+def start_profiler(scope: Any, *, profile_memory: bool, with_device: bool = False) -> None:
+    """Starts torch's C++ profiler on this thread.
+
+    Args:
+        scope: Which of torch's scopes to record.
+        profile_memory: Hear of allocations.
+        with_device: Time what runs on the CUDA device, too.
+    """
     os.environ.setdefault("KINETO_LOG_LEVEL", "9")  # else Kineto prints on stderr at every start
     config = _profiler.ProfilerConfig(
         _profiler.ProfilerState.KINETO, False, profile_memory, False, False, False, _profiler._ExperimentalConfig()
     )
     activities = {_profiler.ProfilerActivity.CPU}
+    if with_device:
+        activities.add(_profiler.ProfilerActivity.CUDA)
     _autograd._prepare_profiler(config, activities)
     _autograd._enable_profiler(config, activities, {scope})  # type: ignore[call-arg]  # torch's own stub lacks it
 
 
 def allocations(result: Any) -> list[Any]:
-    """Lists the CPU memory events of a profiler result in the order they happened."""
-    return [
-        event
-        for event in result.experimental_event_tree()
-        if event.tag.name == _ALLOCATION and event.extra_fields.device.type == "cpu"
-    ]
+    """Lists the memory events of a profiler result, of all devices, in the order they happened."""
+    found: list[Any] = []
+    pending = list(reversed(result.experimental_event_tree()))
+    while pending:
+        event = pending.pop()
+        if event.tag.name == _ALLOCATION:
+            found.append(event)
+        pending.extend(reversed(event.children))
+    return found
+
+
+def device_name(device: torch.device) -> str:
+    """Returns a device's name with its number, as tensors on it say it."""
+    return f"{device.type}:{device.index or 0}"

@@ -12,18 +12,19 @@ from typing import Any
 
 import torch
 
+from memprof.recorder.dry.run import DryRun
+from memprof.recorder.failures import FailureLog
 from memprof.recorder.inventory import Inventory
 from memprof.recorder.log import RawLog
 from memprof.recorder.machine import describe_process
-from memprof.recorder.native import NativeEvents
 from memprof.recorder.operators import OperatorMode
 from memprof.recorder.progress import OpenCall, Progress
 from memprof.recorder.registry import ModuleRegistry
 from memprof.recorder.remarks import RemarkReader
 from memprof.recorder.rounds import OptimizerRounds
+from memprof.recorder.sources import MemorySources
 from memprof.recorder.stacks import StackTable
-from memprof.recorder.timed import OperatorTimes
-from memprof.recorder.watch import StorageWatch
+from memprof.recorder.timed import OperatorTimes, wait_for_device
 from memprof.recorder.window import Watch, Window
 from memprof.trace.spool import FLAG_CALL_RECOMPUTE, SpoolWriter
 
@@ -63,6 +64,7 @@ class Observation:
         on_fault: Callable[[Exception], None],
         on_operator_error: Callable[[], None],
         on_thread_end: Callable[[], None],
+        dry: DryRun | None = None,
     ) -> None:
         """Opens the recording.
 
@@ -76,6 +78,7 @@ class Observation:
             on_fault: Told when logging an operator failed.
             on_operator_error: Told when an operator of the job raised.
             on_thread_end: Told, in the observed thread, when it ends: no session may outlive its thread.
+            dry: The dry run that the job is, if it is one.
 
         Raises:
             OSError: The spool cannot be written.
@@ -87,27 +90,35 @@ class Observation:
         self.progress = Progress()
         self._rounds = rounds
         self._is_late = is_late
-        self._can_hear = can_hear and NativeEvents.is_available()
         self._log = log = RawLog(SpoolWriter(folder))
         log.record("start", describe_process(window, is_late=is_late))
         self._remarks = RemarkReader()
         self._registry = ModuleRegistry(log)
         self._stacks = StackTable(log, module_call)
-        self._storages = StorageWatch(log)
-        self._native = NativeEvents(log)
-        self._source: NativeEvents | StorageWatch = self._native
+        self._sources = MemorySources(log, can_hear=can_hear)
         self._times = OperatorTimes(log)
         self._mode = OperatorMode(
-            log, self.progress, self._stacks, self._registry, self._after_operator, on_fault, on_operator_error
+            log,
+            self.progress,
+            self._stacks,
+            self._registry,
+            self._after_operator if dry is None else dry.around(log, self._after_operator),
+            on_fault,
+            on_operator_error,
+            self._note_out_of_memory,
         )
+        self._failures = FailureLog(folder, log, self._registry, rounds)
+        self._has_pending_cut = False
         self._inventory = Inventory(log, self._registry, self._mode.tensor_number)
+        self._dry = dry
+        if dry is not None:
+            dry.adopt(self._mode, self._inventory, self._sources)
         self._registry.scan()
         self._step_start_ns = 0
         self._step_first_op = 0
         self._paused_ns = 0
         self._call_count = 0
         self._stated_holders = 0
-        self._is_epoch_open = False
         self._sampled_rss_ns = 0
         self._has_new_gradients = False
 
@@ -134,32 +145,37 @@ class Observation:
         self.progress.begin_step()
         self._step_first_op = self._log.op_count
         if self.is_recording:
-            if not self._is_epoch_open:
+            if not self._sources.is_open:
                 self._open_epoch()
             self._state_models()
         else:
             self._slide_out()
-            self._close_epoch()
+            self._sources.stop()
             if watch is Watch.TIMED and not self._times.start():
                 self._note_untimed()
         for remark in self._remarks.fresh():
             self._log.record(*remark)
+        self._failures.prepare()
         self._log.flush()
         self._paused_ns = 0
+        if not self.is_recording:
+            wait_for_device()
         self._step_start_ns = time.time_ns()
 
     def end_step(self, step: int) -> None:
         """Ends the step under way."""
+        if not self.is_recording:
+            wait_for_device()
         end_ns = time.time_ns()
         self._times.stop()
         if self.is_recording:
             with torch._C.DisableTorchFunction():
                 for optimizer in self._rounds.alive():
                     self._inventory.optimizer_state(optimizer)
-            self._source.cut()
+            self._sources.cut()
             self._log.sample_rss()
         # Where the job's own profiler took over, the rest of the step was not heard.
-        self._write_step(step, end_ns, is_complete=self._is_epoch_open or not self.is_recording)
+        self._write_step(step, end_ns, is_complete=self._sources.is_open or not self.is_recording)
 
     def close(self, step: int, reason: str, *, is_inside_step: bool) -> None:
         """Ends the recording for good."""
@@ -167,11 +183,15 @@ class Observation:
         self._slide_out()
         if torch._C._current_graph_task_id() == -1 and self.is_mine():
             self._times.stop()
-            self._close_epoch()
+            self._sources.stop()
         if is_inside_step and self.is_recording and self.step_ops:
             self._write_step(step, end_ns, is_complete=False)
         self.watch = Watch.CLOSED
-        self._storages.abandon()
+        for sentence in self._dry.notes() if self._dry is not None else ():
+            self.note(sentence)
+        self._sources.forget()
+        self._failures.note_optimizers()
+        self._failures.release()
         self._log.close([*self._remarks.fresh(), ("end", {"reason": reason, "time_ns": end_ns})])
 
     def give_up(self, fault: str) -> None:
@@ -185,8 +205,7 @@ class Observation:
         """Ends what still listens on this thread, without logging."""
         if self.is_mine() and torch._C._current_graph_task_id() == -1:
             self._mode.slide_out()
-            self._storages.abandon()
-            self._native.abandon()
+            self._sources.abandon()
             self._times.abandon()
 
     def step_aside(self, step: int) -> None:
@@ -195,18 +214,31 @@ class Observation:
             self._times.stop()
             self._log.times.clear()
             self._note_untimed()
-        if self._is_epoch_open and self._source is self._native:
+        if self._sources.is_open and self._sources.is_native:
             self._slide_out()
-            self._close_epoch()
+            self._sources.stop()
             self.note(f"the job's own profiler started in step {step}: recording stepped aside until its end")
+
+    def end_with(self, error: BaseException, step: int) -> None:
+        """Notes that the job ends with an out-of-memory error, wherever that was raised.
+
+        Args:
+            error: The error.
+            step: The step under way.
+        """
+        is_open = self.watch is not Watch.CLOSED
+        last_op = self._log.op_count - 1 if is_open and self.is_recording and self.step_ops else -1
+        self._failures.end_with(error, step if is_open else -1, last_op, is_open=is_open)
 
     def note(self, sentence: str) -> None:
         """Writes a sentence for the reader of the trace."""
         self._log.record("notes", sentence)
 
     def is_mine(self) -> bool:
-        """Whether this is the observed thread."""
-        return threading.get_ident() == self.thread
+        """Whether this is the observed thread, or one that runs its backward on a device."""
+        if threading.get_ident() == self.thread:
+            return True
+        return torch._C._current_graph_task_id() != -1 and self._mode.is_here()
 
     # -- what the job does --------------------------------------------------------------------------------------
 
@@ -280,11 +312,28 @@ class Observation:
             self._has_new_gradients = False
             if not self._rounds.has_optimizers:  # nobody else says when gradients are complete
                 self._inventory.model_gradients()
+        if self._has_pending_cut and not is_backward and torch._C._current_graph_task_id() == -1:
+            self._has_pending_cut = False
+            self._sources.cut()
         if now_ns - self._log.flushed_ns > _FLUSH_NS:
             if not is_backward and torch._C._current_graph_task_id() == -1:
-                self._source.cut()
+                self._sources.cut()
             self._log.flush()
             self._paused_ns += time.time_ns() - now_ns
+
+    def _note_out_of_memory(self, error: BaseException) -> None:
+        """Puts all that is known on disk: the job may end now, or be ended."""
+        self._failures.give_back()
+        with torch._C.DisableTorchFunction():
+            self._inventory.models()  # with the gradients there are by now
+            for optimizer in self._rounds.alive():
+                self._inventory.optimizer_state(optimizer)
+        if torch._C._current_graph_task_id() == -1:
+            self._sources.cut()
+        else:
+            self._has_pending_cut = True
+        self._failures.note(error)
+        self._failures.note_optimizers()
 
     # -- inside -------------------------------------------------------------------------------------------------
 
@@ -314,22 +363,12 @@ class Observation:
 
     def _open_epoch(self) -> None:
         """Starts to hear of memory; what is alive already is written down first."""
-        self._source = self._native if self._can_hear and self._native.start() else self._storages
-        is_fallback = self._source is self._storages
-        self._mode.on_output = self._storages.watch if is_fallback else None
-        self._storages.start()
-        self._log.record("epochs", {"op": self._log.op_count, "time_ns": time.time_ns(), "source": self._source.name})
+        self._sources.start()
+        self._mode.begin_epoch(self._sources.on_output)
         with torch._C.DisableTorchFunction():
-            self._inventory.held(self._storages.remember if is_fallback or self._is_late else None)
+            self._inventory.held(self._sources.follow if self._is_late else self._sources.remember)
         self._is_late = False  # what is taken from now on is in the allocator's table, which tells of its end
-        self._is_epoch_open = True
         self._mode.slide_in()
-
-    def _close_epoch(self) -> None:
-        if self._is_epoch_open:
-            self._is_epoch_open = False
-            self._source.stop()
-            self._storages.stop()
 
     def _slide_out(self) -> None:
         if self._mode.is_on:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Callable
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from memprof.recorder.log import RawLog
+from memprof.recorder.out_of_memory import is_out_of_memory
 from memprof.recorder.progress import Progress
 from memprof.recorder.registry import ModuleRegistry
-from memprof.recorder.stacks import StackTable
+from memprof.recorder.stacks import CHECKPOINT_FILE, StackTable
 from memprof.trace.spool import (
     FLAG_COLLECTIVE,
     FLAG_COPY,
@@ -24,6 +26,7 @@ from memprof.trace.spool import (
     FLAG_RNG,
     FLAG_VIEW,
     MUTATE,
+    OTHER_THREAD,
     READ,
     WRITE,
 )
@@ -32,10 +35,16 @@ _time_ns = time.time_ns
 _current_node = torch._C._current_autograd_node
 _sequence_number = torch._C._autograd._get_sequence_nr
 _is_grad_enabled = torch.is_grad_enabled
+_get_ident = threading.get_ident
+_get_mode = torch._C._get_dispatch_mode
+_FAKE = torch._C._TorchDispatchModeKey.FAKE
+_DEVICE = torch.ops.prim.device.default
 _Tensor = torch.Tensor
 _Parameter = torch.nn.Parameter
 _LISTS = (list, tuple)
 _ACCUMULATE = 2**63  # AccumulateGrad nodes carry the largest number there is
+_cuda: Any = torch.cuda  # not annotated in torch
+_FAILED = object()  # in place of the result of an operator that raised
 
 
 class _Operator:
@@ -83,6 +92,8 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
     Attributes:
         on_output: Told of every output tensor and the moment, where the event source needs it; else None.
         is_on: Whether it logs.
+        span: Tells where a tensor's memory is, and how many bytes are the tensor's own.
+        fake_type: Type of the tensors without memory of a dry run; None where the job runs.
     """
 
     def __init__(
@@ -94,6 +105,7 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
         after_operator: Callable[[int, bool], None],
         on_fault: Callable[[Exception], None],
         on_operator_error: Callable[[], None],
+        on_out_of_memory: Callable[[BaseException], None],
     ) -> None:
         """Shares the recorder's parts.
 
@@ -105,6 +117,7 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
             after_operator: Called with the time and whether backward is running, after each operator.
             on_fault: Told when logging itself failed; the job goes on.
             on_operator_error: Called when an operator of the job raised, before the error goes on.
+            on_out_of_memory: Called with the error when the operator logged last got no memory.
         """
         super().__init__()  # type: ignore[no-untyped-call]  # torch's base is not annotated
         self._log = log
@@ -112,13 +125,20 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
         self._stacks = stacks
         self._registry = registry
         self.on_output: Callable[[torch.Tensor, int], None] | None = None
+        self._thread = _get_ident()
+        self._lock = threading.RLock()
+        self._current_stream: Callable[[], int] | None = None
+        self._stream = 0
         self._after_operator = after_operator
         self._on_fault = on_fault
         self._on_operator_error = on_operator_error
+        self._on_out_of_memory = on_out_of_memory
         self._operators: dict[Any, _Operator] = {}
         self._flops: dict[tuple[Any, ...], int] = {}
         self._tensors: dict[tuple[Any, ...], int] = {}
         self.is_on = False
+        self.span = _span
+        self.fake_type: type | None = None
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -142,8 +162,15 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs one operator and logs it."""
+        if self.fake_type is None:
+            if _get_mode(_FAKE) is not None:
+                # DTensor works out shapes on tensors without memory. Modes of torch's own come after this one, and do
+                # not get their turn where it declines.
+                return func(*args, **kwargs) if kwargs else func(*args)
+        elif func is _DEVICE:
+            return func(*args)  # a question, which a tensor without memory has put to its Python side
         for kind in types:
-            if kind is not _Tensor and kind is not _Parameter:
+            if kind is not _Tensor and kind is not _Parameter and kind is not self.fake_type:
                 return NotImplemented
         operator = self._operators.get(func)
         if operator is None:
@@ -151,17 +178,33 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
         start_ns = _time_ns()
         try:
             result = operator.call(*args, **kwargs) if kwargs else operator.call(*args)
-        except BaseException:
+        except BaseException as error:
             self._on_operator_error()
+            if self.is_on and is_out_of_memory(error):
+                self._note_failed(operator, func, args, kwargs, start_ns, sys._getframe().f_back, error)
             raise
         end_ns = _time_ns()
         if self.is_on:
             try:
-                with torch._C.DisableTorchFunction():  # a subclass or mode of the user's must not see our questions
-                    self._note(operator, func, args, kwargs, result, start_ns, end_ns, sys._getframe(1))
+                # A subclass or mode of the user's must not see our questions; threads of several devices take turns.
+                with self._lock, torch._C.DisableTorchFunction():
+                    self._note(operator, func, args, kwargs, result, start_ns, end_ns, sys._getframe().f_back)
             except Exception as error:  # noqa: BLE001 - whatever fails in here must not reach the job
                 self._on_fault(error)
         return result
+
+    def _note_failed(
+        self, operator: _Operator, func: Any, args: Any, kwargs: Any, start_ns: int, frame: Any, error: BaseException
+    ) -> None:
+        """Logs an operator that got no memory: it is the last thing the job did."""
+        try:
+            with self._lock, torch._C.DisableTorchFunction():
+                self._note(operator, func, args, kwargs, _FAILED, start_ns, _time_ns(), frame)
+                self._on_out_of_memory(error)
+        except MemoryError:
+            return  # not even for this; what is buffered is written with the next flush
+        except Exception as fault:  # noqa: BLE001 - whatever fails in here must not reach the job
+            self._on_fault(fault)
 
     def _note(
         self,
@@ -177,14 +220,19 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
         log = self._log
         progress = self._progress
         op = log.op_count
-        sequence = _sequence_number()
         node = _current_node()
         flags = operator.flags
         grad_enabled = _is_grad_enabled()
+        is_elsewhere = node is not None and _get_ident() != self._thread
+        if not is_elsewhere:
+            sequence = _sequence_number()
+        else:  # a device's backward runs in a thread of its own, which counts nodes for itself
+            sequence = OTHER_THREAD + _sequence_number() if grad_enabled else progress.sequence
         if grad_enabled:
             flags |= FLAG_GRAD_ENABLED
         makes_node = sequence != progress.sequence
-        progress.sequence = sequence
+        if not is_elsewhere:
+            progress.sequence = sequence
         phase = progress.phase(node is not None, makes_node and grad_enabled)
         calls = progress.calls
         if calls:
@@ -202,17 +250,20 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
                 node_sequence = -2
                 variable = getattr(node, "variable", None)
                 module = self._registry.parameter(variable)[1] if variable is not None else -1
+            elif is_elsewhere and not grad_enabled and _is_in_checkpoint(frame):
+                node_sequence += OTHER_THREAD
             if grad_enabled:
                 stack = self._stacks.number(frame, outer_stack)
                 if (call is not None and call.is_recompute) or self._stacks.has_checkpoint(stack):
                     flags |= FLAG_RECOMPUTE
         # Inputs.
         touches = log.touches
+        span = self.span
         read_bytes = written_bytes = 0
         mutated = operator.mutated
         for position, value in enumerate(args):
             if isinstance(value, _Tensor):
-                address, size = _span(value)
+                address, size = span(value)
                 read_bytes += size
                 if position in mutated:
                     written_bytes += size
@@ -222,7 +273,7 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
             elif type(value) in _LISTS:
                 for item in value:
                     if isinstance(item, _Tensor):
-                        address, size = _span(item)
+                        address, size = span(item)
                         read_bytes += size
                         if position in mutated:
                             written_bytes += size
@@ -233,7 +284,7 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
             for key, value in kwargs.items():
                 for item in value if type(value) in _LISTS else (value,):
                     if isinstance(item, _Tensor):
-                        address, size = _span(item)
+                        address, size = span(item)
                         read_bytes += size
                         if key in operator.mutated_keywords:
                             written_bytes += size
@@ -245,12 +296,13 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
         if makes_new or self.on_output is not None:
             for item in (result,) if isinstance(result, _Tensor) else _flat(result):
                 if makes_new:
-                    address, size = _span(item)
+                    address, size = span(item)
                     touches.extend((op, address, size, WRITE, self.tensor_number(item)))
                     written_bytes += size
                 if self.on_output is not None:
                     self.on_output(item, end_ns)  # even of an operator in place: it may have resized its input
-        flops = self._count_flops(operator, func, args, kwargs, result) if operator.flop_formula is not None else 0
+        is_counted = operator.flop_formula is not None and result is not _FAILED
+        flops = self._count_flops(operator, func, args, kwargs, result) if is_counted else 0
         log.operators.extend(
             (
                 start_ns,
@@ -270,6 +322,11 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
             )
         )
         log.op_count = op + 1
+        if self._current_stream is not None:
+            stream = self._current_stream()
+            if stream != self._stream:
+                self._stream = stream
+                log.streams.extend((op, stream))
         self._after_operator(end_ns, node is not None)
 
     def _count_flops(self, operator: _Operator, func: Any, args: Any, kwargs: Any, result: Any) -> int:
@@ -283,6 +340,23 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
                 flops = 0  # a shape torch's formula does not know
             self._flops[key] = flops
         return flops
+
+    def begin_epoch(self, on_output: Callable[[torch.Tensor, int], None] | None) -> None:
+        """Prepares for a stretch of operators that follow each other; on a device, their streams are noted.
+
+        Args:
+            on_output: What `on_output` becomes.
+        """
+        self.on_output = on_output
+        self._thread = _get_ident()
+        self._current_stream = _current_cuda_stream if _cuda.is_initialized() else None
+
+    def is_here(self) -> bool:
+        """Whether it lies on this thread's stack: on the one it was put on, and on those that run its backward."""
+        return any(
+            torch._C._get_dispatch_stack_at(position) is self
+            for position in range(torch._C._len_torch_dispatch_stack())
+        )
 
     def slide_in(self) -> None:
         """Slides the mode under whatever modes are on the stack."""
@@ -308,6 +382,20 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
     ) -> None:
         """Use `slide_out`."""
         raise TypeError("OperatorMode slides out, it is not left")
+
+
+def _is_in_checkpoint(frame: FrameType | None) -> bool:
+    """Tells whether torch.utils.checkpoint runs a backward of its own around a frame."""
+    while frame is not None:
+        if frame.f_code.co_filename.endswith(CHECKPOINT_FILE):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _current_cuda_stream() -> int:
+    """Returns the stream that the current thread's work on its CUDA device is put on; 0 for the default one."""
+    return torch._C._cuda_getCurrentRawStream(torch._C._cuda_getDevice())
 
 
 def skip_compiling(*functions: Any) -> None:

@@ -13,10 +13,12 @@ from typing import Any
 
 import torch
 
+from memprof.recorder.dry.run import DryRun
 from memprof.recorder.modules import ModuleCallObserver
 from memprof.recorder.native import AllocatorTable
 from memprof.recorder.observation import Observation
 from memprof.recorder.operators import OperatorMode, skip_compiling
+from memprof.recorder.out_of_memory import find_out_of_memory, write_unrecorded
 from memprof.recorder.profiler_guard import ProfilerGuard
 from memprof.recorder.progress import OpenCall
 from memprof.recorder.registry import live_objects
@@ -46,6 +48,7 @@ class Recorder:
         *,
         is_late: bool = False,
         before_call: Callable[[torch.nn.Module], None] | None = None,
+        dry: DryRun | None = None,
     ) -> None:
         """Prepares a recording.
 
@@ -55,12 +58,14 @@ class Recorder:
             is_late: Tensors were made before this recorder came.
             before_call: Told of every module call made while gradients are recorded, before it runs and before the
                 recording begins with it. Only what it raises to end the job (SystemExit) passes through.
+            dry: The dry run that the job is to be, if it is one.
         """
         self.failure = ""
         self._folder = folder
         self._window = window
         self._is_late = is_late
         self._before_call = before_call
+        self._dry = dry
         self._table = AllocatorTable()
         self._rounds = OptimizerRounds()
         self._calls = ModuleCallObserver(self._enter, self._leave)
@@ -124,9 +129,19 @@ class Recorder:
             self._fail(error)
         self._stop_job_if_asked()
 
-    def finish(self, reason: str) -> None:
-        """Ends the recording where it is, and takes every hook away."""
+    def finish(self, reason: str, error: BaseException | None = None) -> None:
+        """Ends the recording where it is, and takes every hook away.
+
+        Args:
+            reason: Why it ends.
+            error: The error that ends the job, None where it ends in order.
+        """
         try:
+            failed = find_out_of_memory(error)
+            if failed is not None and self._observation is not None:
+                self._observation.end_with(failed, self._step)
+            elif failed is not None:
+                write_unrecorded(self._folder.parent / f"out-of-memory-{os.getpid()}.json", failed)
             if self._observation is not None:
                 if self.failure:
                     self._observation.drop_sessions()
@@ -247,6 +262,7 @@ class Recorder:
             on_fault=self._fail,
             on_operator_error=clean_uncaught,
             on_thread_end=self._end_with_thread,
+            dry=self._dry,
         )
         self._begin_step(self._observation)
 

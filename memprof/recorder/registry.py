@@ -49,6 +49,10 @@ class ModuleRegistry:
             self._add_root(module)  # made on the fly, as nn.Softmax()(x): a model of its own
         return self._numbers[id(module)][1]
 
+    def find(self, module: torch.nn.Module | None) -> int:
+        """Returns the number of a module met before, -1 for others."""
+        return -1 if module is None or self._is_new(module) else self._numbers[id(module)][1]
+
     def scan(self) -> None:
         """Numbers every module alive: what was added to models known already, then new models."""
         self._walk_roots()

@@ -22,6 +22,7 @@ class OptimizerRounds:
         self._known: dict[int, weakref.ref[Any]] = {}
         self._idle: set[int] = set()
         self._updates: dict[int, int] = {}
+        self._totals: dict[int, int] = {}
 
     @property
     def has_optimizers(self) -> bool:
@@ -31,6 +32,15 @@ class OptimizerRounds:
     def alive(self) -> list[Any]:
         """Lists the optimizers still alive."""
         return [optimizer for reference in self._known.values() if (optimizer := reference()) is not None]
+
+    def numbered(self) -> list[tuple[int, Any, int]]:
+        """Lists the optimizers still alive: number in the order met, optimizer, updates of it seen so far."""
+        known = enumerate(self._known.items())
+        return [
+            (number, optimizer, self._totals.get(key, 0))
+            for number, (key, reference) in known
+            if (optimizer := reference()) is not None
+        ]
 
     @property
     def updates(self) -> int:
@@ -51,6 +61,7 @@ class OptimizerRounds:
         if not getattr(type(optimizer).step, "hooked", False):
             return
         self._known[id(optimizer)] = weakref.ref(optimizer)
+        self._totals.pop(id(optimizer), None)
         self._idle.discard(id(optimizer))
 
     def meet(self, optimizers: Iterable[Any]) -> bool:
@@ -67,6 +78,7 @@ class OptimizerRounds:
             self.add(optimizer)
         self._idle.discard(key)
         self._updates[key] = self._updates.get(key, 0) + 1
+        self._totals[key] = self._totals.get(key, 0) + 1
         missing = self._waited_for() - self._updates.keys()
         if missing and self._updates[key] >= PATIENCE:
             self._idle |= missing

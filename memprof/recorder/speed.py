@@ -69,7 +69,7 @@ def measure_cuda(torch: Any) -> dict[str, Any]:
             target = torch.empty_like(source)
             speed["memory_bytes_per_us"] = 2 * size / _fastest_us(torch, lambda: target.copy_(source))
             part = min(_HOST_BYTES, size)
-            host = torch.full((part,), 1, dtype=torch.uint8, pin_memory=True)
+            host = torch.full((part,), 1, dtype=torch.uint8, device="cpu", pin_memory=True)
             on_device = source[:part]
             to_host = _fastest_us(torch, lambda: host.copy_(on_device, non_blocking=True))
             from_host = _fastest_us(torch, lambda: on_device.copy_(host, non_blocking=True))

@@ -6,6 +6,9 @@ from types import CodeType, FrameType
 
 from memprof.recorder.log import RawLog
 
+#: torch's activation checkpointing.
+CHECKPOINT_FILE = ("utils/checkpoint.py", "utils\\checkpoint.py")
+
 
 class StackTable:
     """Interns Python stacks as chains: the frames inside the innermost module call, then the stack of that call.
@@ -57,9 +60,7 @@ class StackTable:
             code = here.f_code
             self._codes[id(code)] = code
             frames.append(f"{code.co_filename}:{here.f_lineno or code.co_firstlineno}:{code.co_name}")
-            through_checkpoint = through_checkpoint or code.co_filename.endswith(
-                ("utils/checkpoint.py", "utils\\checkpoint.py")
-            )
+            through_checkpoint = through_checkpoint or code.co_filename.endswith(CHECKPOINT_FILE)
             here = here.f_back
         number = self._log.intern("stacks", key, [parent, frames])
         self._numbers[key] = number

@@ -4,25 +4,32 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch._C import _autograd, _profiler
 
+from memprof.recorder.device.kernels import device_time_ns
 from memprof.recorder.log import RawLog
 from memprof.recorder.native import start_profiler
 
+_cuda: Any = torch.cuda  # not annotated in torch
+
 
 class OperatorTimes:
-    """Times every operator of the thread that started it."""
+    """Times every operator of the thread that started it, and on a device the work that they start there."""
 
     def __init__(self, log: RawLog) -> None:
         """Shares the recorder's log."""
         self._log = log
+        self._has_device = False
         self.is_running = False
 
     def start(self) -> bool:
         """Starts timing; returns False when the job's own profiler is running."""
         if _autograd._profiler_enabled():
             return False
-        start_profiler(_profiler.RecordScope.FUNCTION, profile_memory=False)
+        self._has_device = has_device_activities()
+        wait_for_device()  # else work of the step before is counted
+        start_profiler(_profiler.RecordScope.FUNCTION, profile_memory=False, with_device=self._has_device)
         self.is_running = True
         return True
 
@@ -31,18 +38,38 @@ class OperatorTimes:
         if not self.is_running:
             return
         self.is_running = False
-        times = self._log.times
+        wait_for_device()  # Kineto hears of work when it ends
+        result = _autograd._disable_profiler()
+        on_device = device_time_ns(result) if self._has_device else {}
+        times, kernels = self._log.times, self._log.kernels
         intern = self._log.intern
-        pending: list[tuple[Any, int]] = [
-            (e, 0) for e in reversed(_autograd._disable_profiler().experimental_event_tree())
-        ]
+        first = self._log.time_count
+        row = 0
+        pending: list[tuple[Any, int]] = [(event, 0) for event in reversed(result.experimental_event_tree())]
         while pending:
             event, depth = pending.pop()
             times.extend((intern("names", event.name), event.start_time_ns, event.duration_time_ns, depth))
+            if on_device and event.correlation_id in on_device:
+                # Once: what is inside it on the same operator's account has the same number.
+                kernels.extend((first + row, on_device.pop(event.correlation_id)))
+            row += 1
             pending.extend((child, depth + 1) for child in reversed(event.children))
+        self._log.time_count += row
 
     def abandon(self) -> None:
         """Drops the session in a forked child."""
         if self.is_running:
             self.is_running = False
             _autograd._disable_profiler()
+
+
+def has_device_activities() -> bool:
+    """Whether a device is in use whose work Kineto can time."""
+    supported: Any = torch.profiler.supported_activities  # not annotated in torch
+    return bool(_cuda.is_initialized() and _profiler.ProfilerActivity.CUDA in supported())
+
+
+def wait_for_device() -> None:
+    """Waits until the CUDA device has done what it was given, where one is in use."""
+    if _cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
+        torch.cuda.synchronize()

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import time
 import weakref
+from collections.abc import Callable
 
 import torch
 
 from memprof.recorder.inventory import owned_span
 from memprof.recorder.log import RawLog
+from memprof.recorder.native import device_name
 from memprof.trace.spool import HEARD
 
 
@@ -26,6 +28,11 @@ class StorageWatch:
     """Logs births and deaths of the storages it is shown.
 
     It does not see memory that kernels take and give back within one operator.
+
+    Attributes:
+        only: Type of the device whose storages are followed; "" for all.
+        owned_span: Tells where a tensor's storage is, and its bytes.
+        name: What the source of these events is called in the recording.
     """
 
     name = "dispatch"
@@ -34,7 +41,9 @@ class StorageWatch:
     def __init__(self, log: RawLog) -> None:
         """Shares the recorder's log."""
         self._log = log
-        self._alive: dict[int, tuple[_Reference, int, int]] = {}
+        self._alive: dict[int, tuple[_Reference, int, int, str]] = {}
+        self.only = ""
+        self.owned_span: Callable[[torch.Tensor], tuple[int, int]] = owned_span
         self.is_running = False
 
     def start(self) -> bool:
@@ -59,19 +68,24 @@ class StorageWatch:
 
     def watch(self, tensor: torch.Tensor, moment_ns: int) -> None:
         """Logs a tensor's storage as born at a moment unless it is known."""
-        address, size = owned_span(tensor)
-        known = self._follow(tensor, address, size)
+        if self.only and tensor.device.type != self.only:
+            return
+        device = "" if tensor.device.type == "cpu" else device_name(tensor.device)
+        address, size = self.owned_span(tensor)
+        known = self._follow(tensor, address, size, device)
         if known == (address, size):
             return
         if known is not None:  # it was resized
-            self._log.events.extend((moment_ns, known[0], -known[1], -1))
-        self._log.events.extend((moment_ns, address, size, -1))
+            self._add(moment_ns, known[0], -known[1], device)
+        self._add(moment_ns, address, size, device)
 
     def remember(self, tensor: torch.Tensor) -> None:
         """Follows the storage of a tensor that is there already: its death is logged, its birth is not."""
-        self._follow(tensor, *owned_span(tensor))
+        if not self.only or tensor.device.type == self.only:
+            device = "" if tensor.device.type == "cpu" else device_name(tensor.device)
+            self._follow(tensor, *self.owned_span(tensor), device)
 
-    def _follow(self, tensor: torch.Tensor, address: int, size: int) -> tuple[int, int] | None:
+    def _follow(self, tensor: torch.Tensor, address: int, size: int, device: str) -> tuple[int, int] | None:
         """Follows a tensor's storage; returns its address and size as known before, None where it is new."""
         if not address:
             return address, size
@@ -83,11 +97,18 @@ class StorageWatch:
         else:
             reference = _Reference(storage, self._died)
             reference.key = key
-        self._alive[key] = (reference, address, size)
-        return None if known is None else known[1:]
+        self._alive[key] = (reference, address, size, device)
+        return None if known is None else known[1:3]
+
+    def _add(self, moment_ns: int, address: int, change: int, device: str) -> None:
+        if device:
+            number = self._log.intern("devices", device)
+            self._log.device_events.extend((moment_ns, number, address, change, -1, -1))
+        else:
+            self._log.events.extend((moment_ns, address, change, -1))
 
     def _died(self, reference: weakref.ref[torch.UntypedStorage]) -> None:
         assert isinstance(reference, _Reference)
         known = self._alive.pop(reference.key, None)
         if known is not None and self.is_running:
-            self._log.events.extend((time.time_ns(), known[1], -known[2], -1))
+            self._add(time.time_ns(), known[1], -known[2], known[3])

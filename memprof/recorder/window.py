@@ -25,11 +25,13 @@ class Window:
         skip: Steps to let pass first; optimizer state and workspaces appear in them.
         steps: Steps to record.
         stop: End the job after the window.
+        is_dry: Nothing is timed after it: the job is a dry run.
     """
 
     skip: int = 2
     steps: int = 3
     stop: bool = False
+    is_dry: bool = False
 
     def __post_init__(self) -> None:
         """Checks the numbers.
@@ -47,4 +49,6 @@ class Window:
         after = step - self.skip - self.steps
         if after < 0:
             return Watch.RECORDED
+        if self.is_dry:
+            return Watch.CLOSED
         return {0: Watch.TIMED, 1: Watch.PLAIN}.get(after, Watch.CLOSED)

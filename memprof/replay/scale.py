@@ -129,7 +129,13 @@ def scale_times(step: Step, recording: Rates | None, target: Rates) -> TimesElse
     )
     if left:
         how += f"; {left} operators, {format_percent(1 - share)} of the time, have no known bound and keep theirs"
-    return TimesElsewhere(dataclasses.replace(scaled, duration_us=duration), "modelled", f"{how}.", share)
+    there = dataclasses.replace(
+        scaled,
+        duration_us=duration,
+        to_host_bytes_per_us=target.host_bytes_per_us,
+        from_host_bytes_per_us=target.host_bytes_per_us,
+    )
+    return TimesElsewhere(there, "modelled", f"{how}.", share)
 
 
 def _ratios(step: Step, recording: Rates, target: Rates) -> tuple[Floats, Bools]:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import struct
 import zipfile
-from collections.abc import Iterable
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import IO
 
 from memprof.errors import BadInputError
 from memprof.trace.whole_file import whole_file
@@ -15,6 +18,9 @@ from memprof.trace.whole_file import whole_file
 _DAMAGE = (zipfile.BadZipFile, struct.error, EOFError, NotImplementedError, RuntimeError, OverflowError, ValueError)
 
 _ZIP_START = b"PK\x03\x04"
+
+#: The header before each entry: its magic, and the lengths of its name and of what follows that.
+_HEADER = struct.Struct("<4s22xHH")
 
 #: How files start that are given by mistake, and what to say of them.
 _FOREIGN = (
@@ -60,29 +66,85 @@ def write_archive(path: Path, entries: Iterable[tuple[str, bytes]]) -> None:
     _sync_folder(path.parent)
 
 
-def read_entry(path: Path, name: str) -> bytes:
-    """Reads one entry of a zip and verifies its checksum.
+@dataclass(frozen=True)
+class Archive:
+    """A zip that was looked through once: where its entries lie, so that each is read by itself.
 
-    Nothing is unpacked to disk and nothing is decompressed, so the content is never larger than the file.
+    A recording of a thousand ranks has more than ten thousand entries, too many to list at every reading.
 
-    Args:
+    Attributes:
         path: The zip.
-        name: The entry.
-
-    Raises:
-        BadInputError: The file is missing, empty, cut short, damaged, or no zip as ``write_archive`` writes them.
-        KeyError: The zip has no such entry.
+        entries: Its entries by name.
+        size: Its bytes when it was looked through.
     """
-    _check_start(path)
-    try:
-        with zipfile.ZipFile(path) as archive:
-            entries = {entry.filename: entry for entry in archive.infolist()}
-            _check_entries(path, entries.values())
-            return archive.read(entries[name])
-    except _DAMAGE as error:
-        raise damaged(path, "it is cut short, or its bytes were changed") from error
-    except OSError as error:
-        raise unreadable(path, error) from error
+
+    path: Path
+    entries: Mapping[str, zipfile.ZipInfo]
+    size: int
+
+    @staticmethod
+    def open(path: Path) -> Archive:
+        """Lists a zip.
+
+        Args:
+            path: The zip.
+
+        Raises:
+            BadInputError: The file is missing, empty, cut short, damaged, or no zip as ``write_archive`` writes them.
+        """
+        _check_start(path)
+        try:
+            size = path.stat().st_size
+            with path.open("rb") as file, zipfile.ZipFile(file) as archive:
+                entries = {entry.filename: entry for entry in archive.infolist()}
+        except _DAMAGE as error:
+            raise damaged(path, "it is cut short, or its bytes were changed") from error
+        except OSError as error:
+            raise unreadable(path, error) from error
+        _check_entries(path, entries.values(), size)
+        return Archive(path, entries, size)
+
+    def read(self, name: str) -> bytes:
+        """Reads one entry and verifies its checksum.
+
+        Nothing is unpacked to disk and nothing is decompressed, so the content is never larger than the file.
+
+        Args:
+            name: The entry.
+
+        Raises:
+            BadInputError: The file is gone, was replaced meanwhile, or is damaged.
+            KeyError: The zip has no such entry.
+        """
+        (content,) = self.read_all([name])
+        return content
+
+    def read_all(self, names: Sequence[str]) -> list[bytes]:
+        """Reads several entries with the file opened once; raises as ``read``."""
+        entries = [self.entries[name] for name in names]
+        try:
+            with self.path.open("rb") as file:
+                return [self._read(file, entry) for entry in entries]
+        except FileNotFoundError as error:
+            raise BadInputError(f"There is no file {self.path}.") from error
+        except _DAMAGE as error:
+            raise damaged(self.path, "it is cut short, or its bytes were changed") from error
+        except OSError as error:
+            raise unreadable(self.path, error) from error
+
+    def _read(self, file: IO[bytes], entry: zipfile.ZipInfo) -> bytes:
+        file.seek(entry.header_offset)
+        header = file.read(_HEADER.size)
+        magic, name_length, extra_length = _HEADER.unpack(header)
+        if magic != _ZIP_START:
+            raise zipfile.BadZipFile("no entry begins there")
+        name = file.read(name_length)
+        file.seek(extra_length, os.SEEK_CUR)
+        content = file.read(entry.file_size)
+        is_whole = len(content) == entry.file_size and zlib.crc32(content) == entry.CRC
+        if not is_whole or name != entry.orig_filename.encode("utf-8"):
+            raise zipfile.BadZipFile("its checksum does not fit")
+        return content
 
 
 def _entry(name: str) -> zipfile.ZipInfo:
@@ -115,8 +177,7 @@ def _check_start(path: Path) -> None:
     raise foreign(path, "it is no zip archive")
 
 
-def _check_entries(path: Path, entries: Iterable[zipfile.ZipInfo]) -> None:
-    size = path.stat().st_size
+def _check_entries(path: Path, entries: Iterable[zipfile.ZipInfo], size: int) -> None:
     for entry in entries:
         parts = PurePosixPath(entry.filename).parts
         if entry.filename.startswith("/") or ".." in parts or "\\" in entry.filename:

@@ -204,13 +204,13 @@ def _read_columns(
             yield column.name, _as_numpy(whole, column.dtype, _missing(column))
 
 
-def _owned_by_arrow(data: bytes) -> pa.Buffer:
+def _owned_by_arrow(data: bytes) -> Any:
     """Copies bytes into memory of Arrow's own.
 
     A thread of Arrow's is the last to let go of what it read, maybe when the process is ending already. Letting go of
     a Python object then would abort it ("terminate called without an active exception").
     """
-    owned = pa.allocate_buffer(len(data))
+    owned: Any = pa.allocate_buffer(len(data))  # its stub does not know that numpy can look into it
     np.frombuffer(owned, dtype=np.uint8)[:] = np.frombuffer(data, dtype=np.uint8)
     return owned
 

@@ -14,6 +14,8 @@ from memprof.trace.schema import SCHEMA_VERSION
 #: Name of the backend of a trace that was predicted, not recorded.
 PREDICTED = "predicted"
 
+_HINTS: dict[type, dict[str, Any]] = {}
+
 
 class _Json:
     """To and from JSON for the dataclasses below: unknown keys are ignored, missing ones take their default."""
@@ -29,7 +31,8 @@ class _Json:
         Raises:
             TypeError: A key holds something of another type.
         """
-        hints = typing.get_type_hints(cls)
+        # Working them out takes longer than reading a manifest.
+        hints = _HINTS.get(cls) or _HINTS.setdefault(cls, typing.get_type_hints(cls))
         known = {name: _typed(record[name], hints[name], name) for name in _names(cls) if name in record}
         return cls(**known)
 
@@ -149,6 +152,8 @@ class Manifest(_Json):
         rank: The process's rank in the job, 0 for a job of one.
         world_size: Processes in the job.
         pid: The process's id.
+        node: Name of the machine it ran on; "" in recordings of older versions.
+        clock: Whose clock its times are of: processes of one running system share it; "" where unknown.
         plan: The plan in force, or None.
         backend: Source of the memory events, and its blind spots.
         capture: How much was recorded.
@@ -168,6 +173,8 @@ class Manifest(_Json):
     rank: int = 0
     world_size: int = 1
     pid: int = 0
+    node: str = ""
+    clock: str = ""
     plan: dict[str, Any] | None = None
     backend: Backend = field(default_factory=Backend)
     capture: Capture = field(default_factory=Capture)

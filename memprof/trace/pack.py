@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,15 @@ from memprof.errors import BadInputError, MemprofError
 from memprof.trace.container import write_trace
 from memprof.trace.manifest import Manifest, number_ranks
 from memprof.trace.schema import NONE, AllocatorEvents, HostMemory, Ops, Steps, Table
+from memprof.trace.spool import peek_spool
 from memprof.trace.trim import drop_warm_up
 from memprof.units import format_bytes
 
 Tables = dict[type[Table], Table]
 
-#: Makes tables of one process's folder, given launch.json and exit.json; None where nothing was recorded.
-Assembler = Callable[[Path, dict[str, Any], dict[str, Any] | None], tuple[Manifest, Tables] | None]
+#: Makes tables of one process's folder, given launch.json and exit.json: of each device it used, none where nothing
+#: was recorded.
+Assembler = Callable[[Path, dict[str, Any], dict[str, Any] | None], Sequence[tuple[Manifest, Tables]]]
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ class PackResult:
         steps_recorded: Recorded steps of the first rank, the warm-up left out.
         events: Allocator events of all ranks.
         message: One line for the user.
+        remark: What did not go well, part of the message too: a rank that could not be packed, a spool that stays.
     """
 
     path: Path
@@ -42,6 +45,7 @@ class PackResult:
     steps_recorded: int
     events: int
     message: str
+    remark: str = ""
 
 
 def is_spool_folder(folder: Path) -> bool:
@@ -62,31 +66,10 @@ def read_spool_folder(folder: str | Path, assemble: Assembler | None = None) -> 
     Raises:
         BadInputError: No process of the job was recorded; the sentence says what became of the job.
     """
-    folder = Path(folder)
-    launch = _read_json(folder / "launch.json") or {}
-    ended = _read_json(folder / "exit.json")
-    if assemble is None:
-        # Here because assembling is of no use to whoever opens a finished trace.
-        from memprof.trace.assemble import assemble_process
-
-        assemble = assemble_process
-    recorded = [assemble(process, launch, ended) for process in sorted(folder.glob("process-*/"))]
-    ranks = sorted(
-        (rank for rank in recorded if rank is not None),
-        key=lambda rank: (rank[0].rank, rank[0].created_us, rank[0].pid),
-    )
-    if not ranks:
-        raise BadInputError(_nothing_recorded(folder, launch, ended))
-    manifests = number_ranks([manifest for manifest, _ in ranks])
-    host = _read_host_memory(folder / "host.jsonl")
-    is_child = ~np.isin(host.pid, [manifest.pid for manifest in manifests])
-    # Until a process trains, the parent cannot know that it will.
-    host = host.replace(role=np.where(is_child, host.role, "trainer").astype(object))
-    packed = []
-    for place, (manifest, (_, tables)) in enumerate(zip(manifests, ranks, strict=True)):
-        # Data loader workers and other children are counted once, with the first rank.
-        is_shown = (host.pid == manifest.pid) | (is_child & (place == 0))
-        packed.append((manifest, {**drop_warm_up(tables), HostMemory: host.take(is_shown)}))
+    spool = _Spool.open(Path(folder), assemble, keep=True)
+    packed = list(spool.ranks())
+    if not packed:
+        raise BadInputError(_nothing_recorded(spool))
     return packed
 
 
@@ -103,34 +86,189 @@ def pack_spool(folder: str | Path, output: str | Path, assemble: Assembler | Non
         MemprofError: The file cannot be written; the spool folder stays.
     """
     folder, output = Path(folder), Path(output)
-    ranks = read_spool_folder(folder, assemble)
+    spool = _Spool.open(folder, assemble)
+    tally = _Tally()
     try:
-        write_trace(output, ranks)
+        write_trace(output, tally.counted(spool))
     except OSError as error:
         raise MemprofError(
             f"{output} cannot be written ({error.strerror or error}); the recording is safe in {folder}, which opens "
             f"like a trace: memprof report {folder}"
         ) from error
-    message = _message(output, ranks)
-    try:
-        shutil.rmtree(folder)
-    except OSError as error:
-        message += f" Its spool {folder} could not be removed: {error.strerror or error}."
+    remark = ""
+    if tally.faults:
+        remark = _describe_faults(tally.faults, folder)
+    else:
+        try:
+            shutil.rmtree(folder)
+        except OSError as error:
+            remark = f"Its spool {folder} could not be removed: {error.strerror or error}."
     return PackResult(
         path=output,
-        ranks=tuple(manifest.rank for manifest, _ in ranks),
-        steps_recorded=_recorded_steps(ranks[0][1]),
-        events=_rows(ranks, AllocatorEvents),
-        message=message,
+        ranks=tuple(manifest.rank for manifest in tally.manifests),
+        steps_recorded=tally.steps_recorded,
+        events=tally.rows[AllocatorEvents],
+        message=f"{_message(output, tally)} {remark}".rstrip(),
+        remark=remark,
     )
 
 
-def _message(output: Path, ranks: list[tuple[Manifest, Tables]]) -> str:
-    capture = ranks[0][0].capture
-    what = [_count(_recorded_steps(ranks[0][1]), "step"), _count(_rows(ranks, Ops), "operator")]
-    what.append(_count(_rows(ranks, AllocatorEvents), "allocator event"))
-    if len(ranks) > 1:
-        what.append(_count(len(ranks), "process", "processes"))
+@dataclass(frozen=True)
+class _Spool:
+    """A spool folder, and the rank that each of its processes is.
+
+    Attributes:
+        folder: The spool folder.
+        launch: What the parent wrote when it started the job.
+        ended: What it wrote at its end; None while it runs.
+        assemble: Makes the tables of one process.
+        processes: Folder, rank and further notes of each process that recorded something, by rank.
+        pids: Their process ids.
+    """
+
+    folder: Path
+    launch: dict[str, Any]
+    ended: dict[str, Any] | None
+    assemble: Assembler
+    processes: tuple[tuple[Path, int, tuple[str, ...]], ...]
+    pids: tuple[int, ...]
+
+    @staticmethod
+    def open(folder: Path, assemble: Assembler | None, *, keep: bool = False) -> _Spool:
+        """Reads whose recordings a spool folder holds.
+
+        Args:
+            folder: The spool folder.
+            assemble: As in ``read_spool_folder``.
+            keep: Assemble no process twice, for a caller that holds all of them anyway.
+        """
+        launch = _read_json(folder / "launch.json") or {}
+        ended = _read_json(folder / "exit.json")
+        if assemble is None:
+            # Here because assembling is of no use to whoever opens a finished trace.
+            from memprof.trace.assemble import assemble_devices
+
+            assemble = assemble_devices
+        if keep:
+            assemble = _remembering(assemble)
+        found = _starts(folder) or _assembled(folder, launch, ended, assemble)
+        found.sort(key=lambda one: (one[1].rank, one[1].created_us, one[1].pid))
+        manifests = number_ranks([manifest for _, manifest in found])
+        return _Spool(
+            folder,
+            launch,
+            ended,
+            assemble,
+            tuple((path, one.rank, one.notes) for (path, _), one in zip(found, manifests, strict=True)),
+            tuple(manifest.pid for manifest in manifests),
+        )
+
+    def ranks(self, faults: dict[int, str] | None = None) -> Iterator[tuple[Manifest, Tables]]:
+        """Assembles the processes one after the other.
+
+        Args:
+            faults: Where to note why a rank cannot be assembled; where left out, that is raised.
+        """
+        host = _read_host_memory(self.folder / "host.jsonl") if self.processes else HostMemory.empty()
+        is_child = ~np.isin(host.pid, self.pids)
+        # Until a process trains, the parent cannot know that it will.
+        host = host.replace(role=np.where(is_child, host.role, "trainer").astype(object))
+        is_first = True
+        following = max((rank for _, rank, _ in self.processes), default=0) + 1
+        for path, rank, notes in self.processes:
+            try:
+                assembled = self.assemble(path, self.launch, self.ended)
+            except Exception as error:
+                if faults is None:
+                    raise
+                # What the other ranks recorded must not be lost over it; the raw recording is kept.
+                faults[rank] = f"{type(error).__name__}: {error}".rstrip(": ")
+                continue
+            for place, (manifest, tables) in enumerate(assembled):
+                # Data loader workers and other children are counted once, with the first rank.
+                is_shown = ((host.pid == manifest.pid) & (place == 0)) | (is_child & is_first)
+                is_first = False
+                fresh = tuple(note for note in notes if note not in manifest.notes)
+                # A process's further devices come behind all processes.
+                number, following = (following, following + 1) if place else (rank, following)
+                named = dataclasses.replace(manifest, rank=number, notes=(*manifest.notes, *fresh))
+                yield named, {**drop_warm_up(tables), HostMemory: host.take(is_shown)}
+
+
+def _starts(folder: Path) -> list[tuple[Path, Manifest]]:
+    """Reads who recorded off the starts of the recordings; none where these do not tell every rank from the others."""
+    found = []
+    for path in sorted(folder.glob("process-*/")):
+        start, has_operators = peek_spool(path)
+        if start is not None and has_operators:
+            found.append((path, Manifest(rank=start["rank"], created_us=start["time_ns"] / 1000, pid=start["pid"])))
+    return found if len({manifest.rank for _, manifest in found}) == len(found) else []
+
+
+def _assembled(
+    folder: Path, launch: dict[str, Any], ended: dict[str, Any] | None, assemble: Assembler
+) -> list[tuple[Path, Manifest]]:
+    """Assembles every process to see who recorded, and forgets its tables."""
+    assembled = ((path, assemble(path, launch, ended)) for path in sorted(folder.glob("process-*/")))
+    return [(path, devices[0][0]) for path, devices in assembled if devices]
+
+
+def _remembering(assemble: Assembler) -> Assembler:
+    known: dict[Path, Sequence[tuple[Manifest, Tables]]] = {}
+
+    def remembered(
+        path: Path, launch: dict[str, Any], ended: dict[str, Any] | None
+    ) -> Sequence[tuple[Manifest, Tables]]:
+        if path not in known:
+            known[path] = assemble(path, launch, ended)
+        return known[path]
+
+    return remembered
+
+
+class _Tally:
+    """Counts what passes through, and keeps none of it."""
+
+    def __init__(self) -> None:
+        self.manifests: list[Manifest] = []
+        self.steps_recorded = 0
+        self.rows: dict[type[Table], int] = {Ops: 0, AllocatorEvents: 0}
+        self.faults: dict[int, str] = {}
+
+    def counted(self, spool: _Spool) -> Iterator[tuple[Manifest, Tables]]:
+        """Hands the ranks on.
+
+        Raises:
+            BadInputError: There is none.
+            MemprofError: None could be assembled.
+        """
+        for manifest, tables in spool.ranks(self.faults):
+            if not self.manifests:
+                self.steps_recorded = _recorded_steps(tables)
+            self.manifests.append(manifest)
+            for kind in self.rows:
+                self.rows[kind] += len(tables[kind]) if kind in tables else 0
+            yield manifest, tables
+        if self.faults and not self.manifests:
+            raise MemprofError(
+                f"the recording could not be packed ({next(iter(self.faults.values()))}). It is safe in {spool.folder}."
+            )
+        if not self.manifests:
+            raise BadInputError(_nothing_recorded(spool))
+
+
+def _describe_faults(faults: Mapping[int, str], folder: Path) -> str:
+    first = next(iter(faults))
+    others = f", nor could {len(faults) - 1:,} more" if len(faults) > 1 else ""
+    return f"Rank {first} could not be packed ({faults[first]}){others}: the raw recordings stay in {folder}."
+
+
+def _message(output: Path, tally: _Tally) -> str:
+    capture = tally.manifests[0].capture
+    what = [_count(tally.steps_recorded, "step"), _count(tally.rows[Ops], "operator")]
+    what.append(_count(tally.rows[AllocatorEvents], "allocator event"))
+    if len(tally.manifests) > 1:
+        what.append(_count(len(tally.manifests), "process", "processes"))
     message = f"{output}: {', '.join(what)} in {format_bytes(output.stat().st_size)}."
     if not capture.is_complete:
         place = f" in {capture.ends_at}" if capture.ends_at else ""
@@ -143,16 +281,13 @@ def _count(number: int, one: str, many: str = "") -> str:
     return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
-def _rows(ranks: list[tuple[Manifest, Tables]], kind: type[Table]) -> int:
-    return sum(len(tables.get(kind, kind.empty())) for _, tables in ranks)
-
-
 def _recorded_steps(tables: Mapping[type[Table], Table]) -> int:
     steps = tables.get(Steps)
     return int((steps.kind == "recorded").sum()) if isinstance(steps, Steps) else 0
 
 
-def _nothing_recorded(folder: Path, launch: Mapping[str, Any], ended: Mapping[str, Any] | None) -> str:
+def _nothing_recorded(spool: _Spool) -> str:
+    folder, launch, ended = spool.folder, spool.launch, spool.ended
     command = " ".join(str(part) for part in launch.get("command", ())) or "the job"
     if ended is None:
         became = "is still running, or memprof was killed with it"

@@ -54,6 +54,7 @@ CATEGORIES = (
 KINDS = ("compute", "copy", "collective", "allocation")
 ROLES = ("read", "write", "mutate")
 STEP_KINDS = ("warm_up", "recorded", "timed", "plain")
+PEAK_SOURCES = ("counted", "heard", "told")
 ACTIONS = (
     "alloc",
     "free",
@@ -363,6 +364,94 @@ class Segments(Table):
 
 
 @dataclass(frozen=True, eq=False)
+class DeviceMemory(Table):
+    """One row per sample of a whole device: what its driver says, beside what torch's allocators hold of it."""
+
+    table_name: ClassVar[str] = "device_memory"
+
+    time_us: Floats = _float("when the sample was taken")
+    device: Texts = _text("such as cuda:0")
+    total_bytes: Ints = _int("memory of the device")
+    used_bytes: Ints = _int("in use by all processes together, as nvidia-smi shows it")
+    process_bytes: Ints = _id("in use by this process, as the driver counts it; null where it does not tell")
+    reserved_bytes: Ints = _int("of it, segments held by torch's caching allocator in this process")
+    pinned_bytes: Ints = _id("host memory that torch holds pinned for copies; null where torch does not tell")
+
+
+@dataclass(frozen=True, eq=False)
+class StepPeaks(Table):
+    """One row per step and device of a light recording, which follows the whole run: the highest count of the step."""
+
+    table_name: ClassVar[str] = "step_peaks"
+
+    step: Ints = _int("number of the step in the job, 0 first")
+    device: Texts = _text("such as cpu or cuda:0")
+    phase: Texts = _text("where that was: part of the step", PHASES)
+    module_id: Ints = _id("and the innermost module; null outside")
+    allocated_bytes: Ints = _int("highest count seen")
+    reserved_bytes: Ints = _id("segments held by the allocator then; null where it has none, as on CPU")
+    how: Texts = _text(
+        "heard: of every allocation; told: the allocator's own highest count; counted: at the beginning and end of "
+        "module calls and updates, so that what came and went in between is not in it",
+        PEAK_SOURCES,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class ModulePeaks(Table):
+    """One row per phase and module of a light recording: the highest count of the whole run while the job was there."""
+
+    table_name: ClassVar[str] = "module_peaks"
+
+    module_id: Ints = _id("innermost module; null outside")
+    phase: Texts = _text("part of the step", PHASES)
+    step: Ints = _int("step it was reached in first")
+    device: Texts = _text("such as cpu or cuda:0")
+    allocated_bytes: Ints = _int("highest count seen there, of all that was allocated")
+
+
+@dataclass(frozen=True, eq=False)
+class OutOfMemory(Table):
+    """One row per request for memory that failed."""
+
+    table_name: ClassVar[str] = "out_of_memory"
+
+    time_us: Floats = _float("when it failed")
+    device: Texts = _text("device that was asked, such as cpu or cuda:0")
+    step: Ints = _id("step it happened in; null where steps were not told")
+    op_id: Ints = _id("operator that asked, or the last one before it; null where none was recorded before")
+    name: Texts = _text("operator that asked, such as aten.addmm.default; null outside operators")
+    phase: Texts = _text("part of the step; null where unknown", PHASES)
+    module_id: Ints = _id("innermost module whose forward, or its backward, asked; null outside")
+    stack_id: Ints = _id("Python stack of the request; null where not taken")
+    requested_bytes: Ints = _id("bytes asked for; null where the error does not tell")
+    allocated_bytes: Ints = _id("bytes the allocator had given out; null where it keeps no count")
+    reserved_bytes: Ints = _id("segments the allocator held; null where it has none, as on CPU")
+    largest_free_bytes: Ints = _id("largest free block in those segments; null where unknown")
+    free_bytes: Ints = _id("bytes of the device that nobody had taken; null where the system does not tell")
+    total_bytes: Ints = _id("memory of the device, or the limit it has; null where unknown")
+    is_caught: Bools = _bool("the job went on after it")
+    message: Texts = _text("first line of the error")
+
+
+@dataclass(frozen=True, eq=False)
+class Optimizers(Table):
+    """One row per optimizer of the job, as it was when last seen."""
+
+    table_name: ClassVar[str] = "optimizers"
+
+    optimizer_id: Ints = _id("dense id in the order found")
+    name: Texts = _text("class, with its module, such as torch.optim.adamw.AdamW")
+    settings: Texts = _text("plain settings of its first parameter group (numbers, truth values, texts), as JSON")
+    parameters: Ints = _int("parameters it updates")
+    parameter_bytes: Ints = _int("their bytes")
+    elements: Ints = _int("their elements")
+    state_bytes: Ints = _int("bytes of its state by then; 0 before its first update")
+    full_state_bytes: Ints = _id("bytes of its state once every parameter has been updated; null where not known")
+    updates: Ints = _int("updates seen")
+
+
+@dataclass(frozen=True, eq=False)
 class Stacks(Table):
     """One row per distinct Python stack."""
 
@@ -370,6 +459,81 @@ class Stacks(Table):
 
     stack_id: Ints = _id("dense id")
     frames: Texts = _text("one frame a line, innermost first, as file:line:function")
+
+
+@dataclass(frozen=True, eq=False)
+class Ranks(Table):
+    """One row per rank of the file: what tells ranks apart without their tables. Figures are of its steady step."""
+
+    table_name: ClassVar[str] = "ranks"
+
+    rank: Ints = _id("the rank")
+    node: Texts = _text("machine it ran on; null where unknown")
+    clock: Texts = _text("whose clock its times are of: ranks of one clock need no alignment; null where unknown")
+    device: Texts = _text("device that holds most of its bytes, such as cuda:0")
+    step: Ints = _id("the steady step; null where no operator was recorded")
+    ops: Ints = _int("operators of that step")
+    step_time_us: Floats = _float("how long it takes without the recorder; null where unknown")
+    peak_bytes: Ints = _id("highest allocated bytes of that step; null where there is none")
+    reserved_bytes: Ints = _id("highest reserved bytes of that step; null where the allocator has none, as on CPU")
+    is_complete: Bools = _bool("the window asked for was recorded whole")
+    ends_at: Texts = _text("where the recording ends otherwise, and why")
+    last_step: Ints = _id("last step seen; null where none was")
+    last_us: Floats = _float("end of the last operator or step seen; null where there is none")
+
+
+@dataclass(frozen=True, eq=False)
+class RankMoments(Table):
+    """One row per rank and phase: the fullest moment of the phase in the steady step."""
+
+    table_name: ClassVar[str] = "rank_moments"
+
+    rank: Ints = _id("the rank")
+    phase: Texts = _text("part of the step; null for the peak of the whole step", PHASES)
+    op_id: Ints = _id("the operator, counted in the step")
+    name: Texts = _text("its name")
+    module: Texts = _text("qualified name of its module; null outside, and for a model itself")
+    in_phase: Texts = _text("part of the step it is in", PHASES)
+    allocated_bytes: Ints = _int("bytes alive while it ran")
+
+
+@dataclass(frozen=True, eq=False)
+class RankParts(Table):
+    """One row per rank and part of what is alive at the peak of its steady step; of a kind they sum to the peak."""
+
+    table_name: ClassVar[str] = "rank_parts"
+
+    rank: Ints = _id("the rank")
+    kind: Texts = _text("what the peak is split by", ("category", "module"))
+    name: Texts = _text("the category, or the qualified name of the module that owns or made it; null outside any")
+    allocated_bytes: Ints = _int("bytes of it")
+
+
+@dataclass(frozen=True, eq=False)
+class RankCollectives(Table):
+    """One row per rank and collective it ran in a recorded step."""
+
+    table_name: ClassVar[str] = "rank_collectives"
+
+    rank: Ints = _id("the rank")
+    step: Ints = _int("step it ran in")
+    place: Ints = _int("its place among the collectives of the rank in that step, 0 first")
+    name: Texts = _text("operator and overload, such as c10d.allreduce_.default")
+    phase: Texts = _text("part of the step", PHASES)
+    read_bytes: Ints = _int("bytes of the tensors it takes")
+    start_us: Floats = _float("when the rank came to it, by its own clock")
+    over_us: Floats = _float("when it was over for certain, by the rank's own clock; null where nothing tells")
+
+
+@dataclass(frozen=True, eq=False)
+class RankCurve(Table):
+    """One row per rank and stretch of its steady step, cut into equally many operators."""
+
+    table_name: ClassVar[str] = "rank_curve"
+
+    rank: Ints = _id("the rank")
+    place: Ints = _int("place of the stretch in the step, 0 first")
+    allocated_bytes: Ints = _int("most bytes alive in it")
 
 
 TABLES: tuple[type[Table], ...] = (
@@ -384,8 +548,16 @@ TABLES: tuple[type[Table], ...] = (
     HostMemory,
     AllocatorEvents,
     Segments,
+    DeviceMemory,
+    StepPeaks,
+    ModulePeaks,
+    OutOfMemory,
+    Optimizers,
     Stacks,
 )
+
+#: Tables of a whole file, beside the folders of its ranks. Files of one process alone have none.
+RANK_TABLES: tuple[type[Table], ...] = (Ranks, RankMoments, RankParts, RankCollectives, RankCurve)
 
 
 def reference() -> str:
@@ -397,9 +569,10 @@ def reference() -> str:
         "",
         "A `.memprof` file is an uncompressed zip of `manifest.json` and one Parquet file a table, in a folder",
         "for each rank (`rank0/ops.parquet`, …). Ids that point nowhere and missing texts are null. Bytes are 64-bit",
-        "integers, moments are Unix time in microseconds, order is `op_id`.",
+        "integers, moments are Unix time in microseconds, order is `op_id`. The tables whose names begin with rank lie",
+        "beside those folders: they sum up the ranks of the file.",
     ]
-    for table in TABLES:
+    for table in (*TABLES, *RANK_TABLES):
         lines += [
             "",
             f"## {table.table_name}",

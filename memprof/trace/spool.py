@@ -64,10 +64,65 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "times": ("name", "start_ns", "duration_ns", "depth"),
     # Resident memory of the process.
     "rss": ("time_ns", "op", "rss_bytes"),
+    # Of a light recording: where the job is from a moment on. `sequence` is autograd's counter then.
+    "marks": ("time_ns", "module", "phase", "call", "sequence"),
+    # Of a light recording: backward nodes that ran.
+    "nodes": ("start_ns", "end_ns", "sequence", "name"),
+    # Of a light recording: the highest count of a step and where it was; of several rows of a step the last one counts.
+    # `how` is a position in schema.PEAK_SOURCES; `phase_now` and `module_now` say where the job was by then.
+    "step_peaks": (
+        "step",
+        "start_ns",
+        "end_ns",
+        "is_complete",
+        "updates",
+        "phase",
+        "module",
+        "allocated_bytes",
+        "reserved_bytes",
+        "how",
+        "phase_now",
+        "module_now",
+    ),
+    # Of a light recording: counts that are the highest so far in their phase and module.
+    "module_peaks": ("phase", "module", "step", "allocated_bytes"),
+    # One row per allocation (size > 0) or free (size < 0) on a device other than the processor; `device` is a number of
+    # the `devices` texts, `total` and `reserved` are its allocator's own counts afterwards, or -1.
+    "device_events": ("time_ns", "device", "address", "size_bytes", "total", "reserved"),
+    # One row per block of a device's allocator in use when an epoch begins.
+    "device_alive": ("time_ns", "device", "address", "size_bytes", "requested_bytes", "stream", "is_pending"),
+    # One row per entry of a device allocator's own history; `action` is a position in schema.ACTIONS.
+    "history": ("time_us", "device", "action", "address", "size_bytes", "stream", "pool"),
+    # Work on a device that operators of the timed step started; `row` counts the rows of `times`.
+    "kernels": ("row", "device_ns"),
+    # One row wherever operators begin to run on another stream.
+    "streams": ("op", "stream"),
+    # What a device's driver says of the whole device, beside what torch holds of it.
+    "device_memory": (
+        "time_ns",
+        "device",
+        "total_bytes",
+        "used_bytes",
+        "process_bytes",
+        "reserved_bytes",
+        "pinned_bytes",
+    ),
 }
+
+#: A light recording: folder of what is told of the whole run, beginning of the names of the ring's folders, and the
+#: streams that go there.
+LIGHT_FOLDER = "light"
+RING_PREFIX = "ring-"
+RING_STREAMS = ("events", "alive", "facts", "calls", "marks", "nodes")
+#: And of a job on CUDA: its allocator's snapshots.
+SNAPSHOT_AT_END, SNAPSHOT_AT_FAILURE = "snapshot-end.pickle", "snapshot-failure.pickle"
 
 #: An `events` row (without its time) that is no event: everything up to its time has been heard.
 HEARD = (0, 0, -1)
+
+#: Added to the `sequence` of operators that another thread's counter numbers (a device's backward that repeats a
+#: forward), and to the `node_sequence` of nodes that were made there.
+OTHER_THREAD = 2**40
 
 # Flags of the `operators` stream.
 FLAG_GRAD_ENABLED = 1
@@ -96,18 +151,22 @@ class SpoolWriter:
     Every frame goes to the operating system in one write, so a killed process loses at most the frame under way.
     """
 
-    def __init__(self, folder: str | os.PathLike[str]) -> None:
-        """Creates the folder and its recording file; nothing may be there yet.
+    def __init__(self, folder: str | os.PathLike[str], *, is_new: bool = True) -> None:
+        """Opens a recording to write to.
+
+        Args:
+            folder: The process's folder.
+            is_new: Create the folder and its recording file, which may not be there yet; else add to the file.
 
         Raises:
-            OSError: The folder or file cannot be made.
+            OSError: The folder or file cannot be made, or is not there.
         """
         self.folder = Path(folder)
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self._file = os.open(
-            self.folder / FILE_NAME, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644
-        )
-        self._end = 0
+        if is_new:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | (os.O_CREAT | os.O_EXCL if is_new else 0)
+        self._file = os.open(self.folder / FILE_NAME, flags, 0o644)
+        self._end = os.fstat(self._file).st_size
 
     def write_rows(self, stream: str, rows: array[int]) -> None:
         """Appends int64 rows, one after the other, to a stream named in ``COLUMNS``."""
@@ -182,6 +241,29 @@ def read_spool(folder: str | os.PathLike[str]) -> Spool:
         width = len(COLUMNS[stream])
         spool.rows[stream] = np.concatenate(parts) if parts else np.empty((0, width), dtype=np.int64)
     return spool
+
+
+def peek_spool(folder: str | os.PathLike[str]) -> tuple[dict[str, Any] | None, bool]:
+    """Looks into a process's recording without reading it.
+
+    Returns:
+        The record that it starts with, None where there is none, and whether any operator was recorded.
+    """
+    start: dict[str, Any] | None = None
+    try:
+        with (Path(folder) / FILE_NAME).open("rb") as file:
+            while len(header := file.read(_HEADER.size)) == _HEADER.size:
+                magic, name_length, length, _, _ = _HEADER.unpack(header)
+                name = file.read(name_length)
+                if magic != _MAGIC or name == b"operators":
+                    return start, magic == _MAGIC
+                if name == b"start" and start is None:
+                    start = json.loads(file.read(length))
+                else:
+                    file.seek(length, os.SEEK_CUR)
+    except (OSError, ValueError):
+        return start, False
+    return start, False
 
 
 def _frames(data: bytes) -> Iterator[tuple[str, bytes, int]]:

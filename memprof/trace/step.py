@@ -43,6 +43,8 @@ class Step:
         memory: The allocator's counters as recorded; without rows in a step that was predicted.
         first_op_id: The trace's id of the step's first operator.
         storage_ids: The trace's storage id of each row of ``storages``.
+        to_host_bytes_per_us: How fast the device it ran on copies to host memory; 0 where that was not measured.
+        from_host_bytes_per_us: The same the other way.
     """
 
     number: int
@@ -57,6 +59,8 @@ class Step:
     memory: Memory
     first_op_id: int
     storage_ids: Ints
+    to_host_bytes_per_us: float = 0.0
+    from_host_bytes_per_us: float = 0.0
 
     def bytes_at_start(self) -> int:
         """Returns the allocated bytes alive before the first operator."""

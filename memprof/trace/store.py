@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
@@ -12,11 +12,15 @@ import numpy as np
 
 from memprof.errors import BadInputError, UsageError
 from memprof.trace.archive import unreadable
-from memprof.trace.container import FileRank, columns_of, read_container, write_trace
+from memprof.trace.container import FileRank, MemoryRank, write_trace
 from memprof.trace.cut import cut_step, cuttable_steps
-from memprof.trace.manifest import Manifest, number_ranks
+from memprof.trace.files import read_files
+from memprof.trace.location import located
+from memprof.trace.manifest import Manifest
 from memprof.trace.pack import is_spool_folder, read_spool_folder
-from memprof.trace.schema import Ints, Ops, Steps, Table
+from memprof.trace.rank_summary import join_summaries, summarise_rank
+from memprof.trace.schema import Ops, Steps, Table
+from memprof.trace.steady import find_steady_step
 from memprof.trace.step import Step
 
 if TYPE_CHECKING:
@@ -44,22 +48,6 @@ class RecordedRank(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class MemoryRank:
-    """One process whose tables are in memory already."""
-
-    manifest: Manifest
-    tables: Mapping[type[Table], Table]
-
-    def read(self, kind: type[T], /) -> T:
-        """Returns the table; one that is not there has no rows."""
-        return cast(T, self.tables[kind]) if kind in self.tables else kind.empty()
-
-    def read_columns(self, kind: type[Table], names: Sequence[str]) -> dict[str, Any]:
-        """Returns some columns of a table; texts are coded."""
-        return columns_of(self.read(kind), names)
-
-
 class Trace:
     """One rank of a recording, and the way to its others.
 
@@ -70,13 +58,26 @@ class Trace:
         manifest: What the rank's recording says about itself.
     """
 
-    def __init__(self, path: Path, processes: Mapping[int, RecordedRank], rank: int | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        processes: Mapping[int, RecordedRank],
+        rank: int | None = None,
+        summarise: Callable[[], Mapping[type[Table], Table]] | None = None,
+    ) -> None:
         """Takes the processes by rank; ``rank`` is the lowest where left out.
+
+        Args:
+            path: What was opened.
+            processes: The processes by rank.
+            rank: The rank whose tables these are.
+            summarise: Reads the tables of ``RANK_TABLES``; where left out they are made of the ranks' own.
 
         Raises:
             UsageError: There is no such rank.
         """
         self._processes = processes
+        self._summarise = functools.cache(summarise or functools.partial(_summarise, processes))
         self._tables: dict[type[Table], Table] = {}
         self.path = path
         self.ranks = tuple(sorted(processes))
@@ -87,28 +88,23 @@ class Trace:
 
     @staticmethod
     def open(path: str | Path, rank: int | None = None) -> Trace:
-        """Opens a .memprof file, a folder of them (one for each rank), or the spool folder of a recording.
+        """Opens a .memprof file, several (see ``files.find_files``), or the spool folder of a recording.
 
         Tables are read when they are asked for. Nothing in the file is ever run.
 
         Args:
-            path: What to open.
+            path: What to open; an address such as ``s3://bucket/run.memprof`` where what opens it is installed.
             rank: The rank to look at, the lowest where left out.
 
         Raises:
             BadInputError: There is nothing there, or it is empty, cut short, damaged, foreign or of a newer memprof.
-            UsageError: There is no such rank.
+            UsageError: There is no such rank, or what opens the address is missing.
         """
-        path = Path(path)
-        if not _is_folder(path):
-            return Trace(path, {process.manifest.rank: process for process in read_container(path)}, rank)
-        if is_spool_folder(path):
-            return Trace.of(read_spool_folder(path), path, rank)
-        files = sorted(path.glob("*.memprof"))
-        processes = [process for file in files if file.is_file() for process in read_container(file)]
-        if not processes:
-            raise BadInputError(f"The folder {path} holds no .memprof file, nor the spool of a recording.")
-        return Trace(path, _by_rank(processes), rank)
+        place = located(path)
+        if _is_spool(place):
+            return Trace.of(read_spool_folder(place), place, rank)
+        files = read_files(place)
+        return Trace(place, files.ranks, rank, files.summarise)
 
     @staticmethod
     def of(
@@ -129,7 +125,30 @@ class Trace:
         Raises:
             UsageError: There is no such rank.
         """
-        return self if rank == self.rank else Trace(self.path, self._processes, rank)
+        return self if rank == self.rank else Trace(self.path, self._processes, rank, self._summarise)
+
+    def origin(self, rank: int) -> tuple[Path, int]:
+        """Returns the file that holds a rank, and the rank's number there; of a spool folder, the folder."""
+        process = self._processes[rank]
+        if isinstance(process, FileRank):
+            return process.path, process.number
+        return self.path, rank
+
+    def fresh(self, rank: int) -> Trace:
+        """Returns the trace of a rank with none of its tables read yet, to be forgotten as a whole."""
+        return Trace(self.path, self._processes, rank, self._summarise)
+
+    def summary(self, kind: type[T], /) -> T:
+        """Returns one of ``RANK_TABLES``, of all ranks: what tells them apart without their own tables.
+
+        Raises:
+            BadInputError: A table is damaged.
+        """
+        return cast(T, self._summarise()[kind])
+
+    def manifest_of(self, rank: int) -> Manifest:
+        """Returns what a rank's recording says about itself."""
+        return self._processes[rank].manifest
 
     def table(self, kind: type[T], /) -> T:
         """Returns a table, read from the file the first time.
@@ -182,7 +201,14 @@ class Trace:
         Raises:
             UsageError: The trace has no operators of it; the sentence lists the steps it has.
         """
-        return cut_step(self, number)
+        step, machine = cut_step(self, number), self.manifest.machine
+        if machine.device_kind == "cpu":  # what was measured there are copies within its memory
+            return step
+        return replace(
+            step,
+            to_host_bytes_per_us=machine.speed.to_host_bytes_per_us,
+            from_host_bytes_per_us=machine.speed.from_host_bytes_per_us,
+        )
 
     def steady_step(self) -> Step:
         """Cuts out the step that stands for all: the last one that runs the operators most recorded steps run.
@@ -192,13 +218,10 @@ class Trace:
         Raises:
             BadInputError: The trace has no operators at all.
         """
-        steps = self.table(Steps)
-        for kind in ("recorded", "warm_up"):
-            for is_complete in (True, False):
-                rows = np.flatnonzero(cuttable_steps(steps) & (steps.kind == kind) & (steps.is_complete == is_complete))
-                if len(rows):
-                    return self.step(int(steps.step[_last_of_most(steps, rows, self.table(Ops))]))
-        raise BadInputError(f"{self.path} holds no operators: {self._why_empty()}")
+        number = find_steady_step(self.table(Steps), self.table(Ops))
+        if number is None:
+            raise BadInputError(f"{self.path} holds no operators: {self._why_empty()}")
+        return self.step(number)
 
     def _why_empty(self) -> str:
         capture = self.manifest.capture
@@ -209,36 +232,18 @@ class Trace:
         return f"the recording ended early{place}{reason}."
 
 
-def _last_of_most(steps: Steps, rows: Ints, ops: Ops) -> int:
-    """Returns the last of the rows whose operators' names are the most frequent sequence; the later on a tie."""
-    codes: dict[str, int] = {}
-    names = np.array([codes.setdefault(name, len(codes)) for name in ops.name.tolist()], dtype=np.int64)
-    sequences = {
-        int(row): names[(ops.op_id >= steps.first_op_id[row]) & (ops.op_id <= steps.last_op_id[row])].tobytes()
-        for row in rows[np.argsort(steps.step[rows])]
-    }
-    counts = Counter(sequences.values())
-    return max(enumerate(sequences), key=lambda place: (counts[sequences[place[1]]], place[0]))[1]
+def _summarise(processes: Mapping[int, RecordedRank]) -> dict[type[Table], Table]:
+    return join_summaries(summarise_rank(processes[rank].manifest, processes[rank]) for rank in sorted(processes))
 
 
-def _by_rank(processes: Sequence[FileRank]) -> dict[int, RecordedRank]:
-    manifests = number_ranks([process.manifest for process in processes])
-    return {
-        manifest.rank: replace(process, manifest=manifest)
-        for manifest, process in zip(manifests, processes, strict=True)
-    }
-
-
-def _is_folder(path: Path) -> bool:
-    """Tells a folder from a file, and a file that is missing because its spool was never packed."""
-    spool = path.parent / f"{path.name}.spool"
+def _is_spool(path: Path) -> bool:
     try:
-        if not path.exists() and spool.is_dir():
-            raise BadInputError(f"There is no file {path}, but its recording was not packed: open {spool} instead.")
-        return path.is_dir()
-    except OSError as error:
+        return path.is_dir() and is_spool_folder(path)
+    except (OSError, ValueError) as error:
         raise unreadable(path, error) from error
 
 
 def _listed(ranks: tuple[int, ...]) -> str:
+    if len(ranks) > 2 and ranks[-1] - ranks[0] == len(ranks) - 1:
+        return f"ranks {ranks[0]} to {ranks[-1]}"
     return f"only rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"

@@ -15,6 +15,7 @@ from memprof.trace.schema import (
     Memory,
     ModuleCalls,
     Ops,
+    OutOfMemory,
     Saved,
     Steps,
     Storages,
@@ -81,8 +82,10 @@ def drop_warm_up(tables: Mapping[type[Table], Table]) -> Tables:
     kept[Memory] = memory.replace(op_id=memory.op_id - first_op_id)
 
     events = _table(kept, AllocatorEvents)
-    events = events.take(events.op_id >= first_op_id)
-    kept[AllocatorEvents] = events.replace(op_id=events.op_id - first_op_id)
+    kept[AllocatorEvents] = _events_from(events, first_op_id)
+
+    failures = _table(kept, OutOfMemory)
+    kept[OutOfMemory] = failures.replace(op_id=_moved(failures.op_id, first_op_id))
 
     calls = _table(kept, ModuleCalls)
     is_kept = calls.step >= int(steps.step[recorded].min())
@@ -95,6 +98,27 @@ def drop_warm_up(tables: Mapping[type[Table], Table]) -> Tables:
         last_op_id=_moved(calls.last_op_id, first_op_id),
     )
     return kept
+
+
+def _events_from(events: AllocatorEvents, first_op_id: int) -> AllocatorEvents:
+    """Leaves out the events before an operator; where the blocks in use before are told, those in use by then are."""
+    later = events.take(events.op_id >= first_op_id)
+    later = later.replace(op_id=later.op_id - first_op_id)
+    if not (events.index == NONE).any():
+        return later
+    before = events.take(events.op_id < first_op_id)
+    is_about_block = np.isin(before.action, ("alloc", "free", "free_completed"))
+    before = before.take(is_about_block)
+    latest = len(before) - 1 - np.unique(before.address[::-1], return_index=True)[1]
+    in_use = before.take(np.sort(latest[before.action[latest] == "alloc"]))
+    nothing = np.full(len(in_use), NONE, dtype=np.int64)
+    in_use = in_use.replace(index=nothing, op_id=nothing, time_us=np.full(len(in_use), np.nan))
+    return AllocatorEvents(
+        **{
+            column.name: np.concatenate((getattr(in_use, column.name), getattr(later, column.name)))
+            for column in AllocatorEvents.columns()
+        }
+    )
 
 
 def _table(tables: Mapping[type[Table], Table], kind: type[T]) -> T:

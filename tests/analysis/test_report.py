@@ -227,6 +227,7 @@ def test_json_of_another_moment_and_of_ranks() -> None:
     assert result["worst_rank"] == 1
     assert result["ranks"][0] == {
         "rank": 0,
+        "node": None,
         "device": "cpu",
         "peak_allocated_bytes": 11,
         "peak_phase": "forward",

@@ -30,12 +30,14 @@ NAMES = (
     "unknown_share",
     "recording_cost",
     "after_window",
+    "light_cost",
     "fidelity",
     "kills",
     "trace_size",
     "report_start",
     "two_faces",
     "swap_disk",
+    "sharding",
     "transform_speed",
     "planners",
     "optimality",
@@ -48,6 +50,7 @@ NAMES = (
     "allocator_replay",
     "static_planning",
     "dashboard_scale",
+    "ranks",
 )
 
 

@@ -173,7 +173,43 @@ def test_several_ranks_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[
     write_trace(tmp_path / "two.memprof", ranks)
     out = report(capsys, tmp_path / "two.memprof")
     assert out.startswith("peak 10.00 MiB allocated in step 1 of rank 1, ")
-    assert re.search(r"^ +1 +cpu +10\.00 MiB +forward +1\.0 ms +highest, shown below$", out, re.MULTILINE)
+    assert re.search(
+        r"^ +1 +cpu +10\.00 MiB +\+[\d.]+ MiB +forward +.* 1\.0 ms +highest, shown below$", out, re.MULTILINE
+    )
+
+
+def test_ranks_have_a_page_of_their_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`--by rank` names the worst, says how far the ranks lie apart and in what, and reads no rank's own tables."""
+    ranks = [(Manifest(rank=rank, world_size=3), model_tables(layers)) for rank, layers in enumerate((2, 3))]
+    write_trace(tmp_path / "two.memprof", ranks)
+    out = report(capsys, tmp_path / "two.memprof", "--by", "rank")
+    lines = out.splitlines()
+    assert lines[0].startswith("rank 1 is worst of 2: peak 10.00 MiB in forward")
+    assert lines[1] == "warning: Of 3 ranks, rank 2 is missing: there is no recording of it here."
+    assert "Apart in each phase  fullest moments" in lines
+    assert lines[-1].startswith(f"next: memprof report {tmp_path / 'two.memprof'} --rank 1")
+    found = json.loads(report(capsys, tmp_path / "two.memprof", "--by", "rank", "--json"))
+    assert found["worst_rank"] == 1
+    assert found["peak_spread"]["most_bytes"] == found["ranks"][1]["peak_allocated_bytes"]
+
+
+def test_very_many_ranks_are_cut_to_the_fullest_and_the_emptiest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of twelve ranks a report lists eight rows, and says how many lie between."""
+    ranks = [(Manifest(rank=rank, world_size=12), model_tables(1 + rank)) for rank in range(12)]
+    write_trace(tmp_path / "many.memprof", ranks)
+    out = report(capsys, tmp_path / "many.memprof")
+    assert "4 ranks between" in out
+    rows = [line.split()[0] for line in out.split("Ranks\n")[1].split("\n\n")[0].splitlines()[1:]]
+    assert rows == ["11", "10", "9", "8", "7", "6", "5", "...", "0"]
+
+
+def test_the_page_of_ranks_is_of_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One rank, step or moment has no place on it."""
+    write_trace(tmp_path / "one.memprof", [(Manifest(), model_tables())])
+    assert main(["report", str(tmp_path / "one.memprof"), "--by", "rank", "--rank", "0"]) == 2
+    assert "leave out --rank, --step and --at" in capsys.readouterr().err
 
 
 def test_host_memory_is_shown_by_role(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

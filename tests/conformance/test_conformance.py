@@ -54,7 +54,22 @@ def python(words: str, returncode: int = 0) -> Case:
     return Case(command(*words.split()), returncode)
 
 
+#: Where tests/conformance/scripts/runs_out_of_memory.py may be told to run out of memory, and its exit status.
+OUT_OF_MEMORY = {
+    "first": 1,
+    "forward": 1,
+    "backward": 1,
+    "optimizer": 1,
+    "late": 1,
+    "retried": 0,
+    "handled": 3,
+    "chained": 1,
+}
+
 CASES = [
+    # Memory runs out: the same error, traceback and status, and a job that goes on has its memory back.
+    *(training(f"runs_out_of_memory.py {place}", status) for place, status in OUT_OF_MEMORY.items()),
+    plain("runs_out_of_memory.py build", 1),
     # What a program is told about itself.
     plain("main_attributes.py"),
     plain("main_attributes.py one --two -- three -o -m"),

@@ -14,6 +14,7 @@ pytest.importorskip("plotly")
 
 from plotly.utils import PlotlyJSONEncoder
 
+from memprof.analysis.ranks import RankCurves
 from memprof.errors import BadInputError
 from memprof.replay.history import History
 from memprof.trace.manifest import Manifest
@@ -21,7 +22,7 @@ from memprof.trace.schema import NONE, Ops
 from memprof.trace.store import Trace
 from memprof_dashboard import columns as columns_module
 from memprof_dashboard.columns import MOST_COLUMNS, RankPeaks, compare_ranks, read_peaks
-from memprof_dashboard.figures.ranks import ranks
+from memprof_dashboard.figures.ranks import curves, ranks
 from memprof_dashboard.pages import ranks as ranks_page
 from memprof_dashboard.pages.ranks import RanksPage, verdict
 from memprof_dashboard.palette import THEMES
@@ -226,3 +227,38 @@ def test_rank_without_operators_is_blank() -> None:
     compared = compare_ranks(peaks, peaks[0], 0, 8)
     assert np.isnan(compared.peaks[1]).all()
     assert len(ranks(compared, LIGHT).data[0].y) == 2
+
+
+def test_summaries_are_shown_below(trace: Trace) -> None:
+    """How far ranks lie apart, by phase and category, stands below the picture for any number of ranks."""
+    text = _text(RanksPage().layout(_desk(trace), View(tab="ranks", first=0, end=8)))
+    assert "Apart in each phase" in text
+    assert "Apart by category" in text
+    assert "activation" in text
+
+
+def test_very_many_ranks_are_shown_by_their_summaries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of more ranks than are read one by one, the heatmap and the table are of what the recording tells in sum."""
+    many = _trace(*(_job(4 + number % 7) for number in range(70)))
+    monkeypatch.setattr(ranks_page, "read_peaks", lambda one: pytest.fail("a rank's own tables were read"))
+    figure, remark, table, is_done = RanksPage()._filled(_desk(many), View(tab="ranks", first=0, end=8), "light")
+    assert is_done
+    assert figure.data[0].z.shape == (70, 4)
+    assert float(figure.data[0].z.max()) == 22.0
+    assert "Of 70 ranks the steady step of each is shown" in _text(remark)
+    # Ranks 6, 13, 20 ... have the largest activation, of 10 KiB.
+    assert _text(table).index('"rank 6"') < _text(table).index('"rank 13"') < _text(table).index('"rank 5"')
+
+
+def test_a_rank_of_very_many_can_be_gone_to() -> None:
+    """A click on a row of the picture, or of the table, goes to that rank."""
+    many = _trace(*(_job(4) for _ in range(70)))
+    assert RanksPage()._jump(_desk(many), View(tab="ranks", first=0, end=8), 66, None) == {"rank": 66, "storage": -1}
+
+
+def test_the_picture_of_a_thousand_ranks_stays_small() -> None:
+    """1,024 ranks of 256 stretches are an answer of at most a megabyte."""
+    found = RankCurves(np.arange(1024), np.random.default_rng(0).integers(0, 2**33, (1024, 256)))
+    figure = curves(found, LIGHT)
+    assert figure.data[0].z.max() == np.float32(found.bytes.max() / 2**30)
+    assert len(_text(figure)) < 1_000_000

@@ -268,7 +268,7 @@ for _ in range(2):
     assert done.stderr == "memprof: make_fit: the job ended before enough steps were observed to plan from.\n"
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.gpu
 def test_later_steps_are_watched_on_a_device() -> None:
     """A later step that takes more than any before is told, from the device's own counter."""
 

@@ -116,7 +116,7 @@ def test_launch_and_exit_are_written(folder: Path) -> None:
     launch = json.loads((spool / "launch.json").read_text())
     assert launch["command"] == [sys.executable, "src/train.py"]
     assert launch["target"] == "src/train.py"
-    assert launch["options"] == {"skip": 1, "steps": 5, "stop": True}
+    assert launch["options"] == {"skip": 1, "steps": 5, "stop": True, "light": False}
     assert launch["parent_pid"] == os.getpid()
     assert abs(launch["started_us"] - time.time() * 1e6) < 60e6
     assert json.loads((spool / "exit.json").read_text())["returncode"] == -9

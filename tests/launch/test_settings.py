@@ -47,7 +47,7 @@ def test_every_key_is_read(tmp_path: Path) -> None:
     ("text", "sentence"),
     [
         ("stepz = 3", "has no key stepz. Did you mean steps?"),
-        ("colour = 'red'", "has no key colour. The keys are output, force, quiet, skip, steps, stop, plan."),
+        ("colour = 'red'", "has no key colour. The keys are output, force, quiet, skip, steps, stop, light, plan."),
         ("steps = 'three'", "steps in [tool.memprof] must be a whole number, not 'three'"),
         ("steps = true", "steps in [tool.memprof] must be a whole number, not True"),
         ("force = 1", "force in [tool.memprof] must be true or false, not 1"),

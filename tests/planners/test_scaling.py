@@ -16,6 +16,7 @@ from memprof.planners.scaling.rule import scale_by_shape
 from memprof.planners.scaling.sized import scale_between
 from memprof.trace.schema import NONE
 from memprof.trace.step import Step
+from tests.building import Op, Storage, make_step
 from tests.planners.sizes import error, peak_bytes, record, record_job, train_attention, train_images
 
 
@@ -188,3 +189,37 @@ def test_times_are_smoothed_not_believed() -> None:
     smaller = growing(points, times, np.full(4, 1.0))
     assert (smaller[:3] >= 0).all()
     assert (smaller[:3] <= larger[:3]).all()
+
+
+def test_batch_in_the_second_dimension() -> None:
+    """A job that puts time first, as an LSTM's does, has its batch in the second: everything computed has it there."""
+    storages = (
+        Storage("words", 35 * 10 * 8, "input", shape="35x10", dtype="int64"),
+        Storage("state", 2 * 10 * 6 * 4, shape="2x10x6"),
+        Storage("hidden", 35 * 10 * 6 * 4, shape="35x10x6"),
+        Storage("last", 10 * 6 * 4, shape="10x6"),
+    )
+    step = make_step(
+        (
+            Op("aten.embedding.default", reads=("words",), makes=("hidden",)),
+            Op("aten.lstm.default", reads=("hidden",), makes=("state",)),
+            Op("aten.select.int", reads=("state",), makes=("last",)),
+        ),
+        storages,
+    )
+    sized = scale_by_shape(step)
+    assert sized.sizes == (10,)
+    at = sized.step_at(20)
+    assert dict(zip(at.storages.shape.tolist(), at.storages.requested_bytes.tolist(), strict=True)) == {
+        "35x20": 35 * 20 * 8,
+        "2x20x6": 2 * 20 * 6 * 4,
+        "35x20x6": 35 * 20 * 6 * 4,
+        "20x6": 20 * 6 * 4,
+    }
+
+
+def test_batch_that_stays_from_step_to_step_grows_too() -> None:
+    """A job that trains on one batch for ever made it before the step; it is as large as the batch all the same."""
+    storages = (Storage("x", 8 * 4, "input", shape="8x1"), Storage("y", 8 * 4, shape="8x1"))
+    step = make_step((Op(reads=("x",), makes=("y",)),), storages)
+    assert peak_bytes(scale_by_shape(step).step_at(16)) == 2 * peak_bytes(step)

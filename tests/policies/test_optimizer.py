@@ -291,7 +291,7 @@ def test_eight_bit_state_is_predicted_smaller():
     assert peak(predicted) < peak(step)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a device whose memory is not the host's")
+@pytest.mark.gpu
 def test_state_is_in_host_memory_between_steps():
     """State is sent to the host after each parameter's update, and brought back when the plan is taken back."""
     ends = []

@@ -96,6 +96,7 @@ def recorded() -> Step:
         ({"world_size": 2.0}, "at least 1 rank"),
         ({"stage": 4}, r"stages 0 \(ddp\), 1, 2 and 3"),
         ({"bucket_mib": 0}, "at least 1 MiB"),
+        ({"batch": "half"}, "write batch = 'keep' or batch = 'split'"),
         ({"link_gigabytes_per_second": 0.0}, "a link that sends something"),
         ({"link_latency_us": -1.0}, "0 or more microseconds"),
     ],
@@ -110,6 +111,7 @@ def test_the_flag_names_strategy_and_ranks() -> None:
     """--shard fsdp:8 is stage 3 over 8 ranks."""
     assert Shard.from_flag("fsdp:8") == Shard(stage=3, world_size=8)
     assert Shard.from_flag("ddp:2") == Shard(stage=0, world_size=2)
+    assert Shard.from_flag("3:8:split") == Shard(stage=3, world_size=8, batch="split")
     assert Shard.from_flag("zero1:4").describe() == "shard zero1 over 4 ranks"
     for text in ("fsdp", "fsdp:many", "tensor:2", ""):
         with pytest.raises(PolicyError, match="write --shard fsdp:8"):
@@ -118,11 +120,15 @@ def test_the_flag_names_strategy_and_ranks() -> None:
         Shard.from_flag("fsdp:0")
 
 
-def test_apply_refuses_with_what_to_use_today() -> None:
-    """Until memprof shards by itself, the sentence names torch's own."""
-    for stage, name in enumerate(("DistributedDataParallel", "ZeroRedundancyOptimizer", "DeepSpeed", "fully_shard")):
-        with pytest.raises(PolicyError, match=name):
-            Shard(stage=stage, world_size=2).apply(Job(torch.nn.Linear(1, 1)))
+def test_one_process_is_no_job_of_many_ranks() -> None:
+    """Without torchrun the sentence says how to start; of one rank there is nothing to divide."""
+    for stage in range(4):
+        model = torch.nn.Linear(1, 1)
+        job = Job(model, [torch.optim.SGD(model.parameters(), lr=0.1)])
+        with pytest.raises(PolicyError, match="a single process: start it with torchrun --nproc-per-node 2"):
+            Shard(stage=stage, world_size=2).apply(job)
+        Shard(stage=stage).apply(job)
+        assert job.notes == ["shard has one rank: there is nothing to divide, and the job runs as it is."]
 
 
 def test_a_unit_that_is_no_module_is_refused() -> None:
@@ -136,7 +142,11 @@ def test_a_unit_that_is_no_module_is_refused() -> None:
 
 @pytest.mark.parametrize("ranks", [2, 4, 16, 64])
 def test_model_states_follow_the_formulas_of_zero(ranks: int) -> None:
-    """Rajbhandari et al. 2020, figure 1: 16 bytes a parameter; 4 + 12/N, 2 + 14/N and 16/N with stages 1, 2 and 3."""
+    """Rajbhandari et al. 2020, figure 1: 16 bytes a parameter; 4 + 12/N with stage 1 and 16/N with stage 3.
+
+    Of stage 2, fully_shard keeps the parameters divided while the optimizer updates, too: 2 + 14/N is what ZeRO keeps,
+    whose parameters are whole then.
+    """
     parameters = 2 * LAYER + HEAD
     step = mixed_step()
     assert held_at_update(step) == 16 * parameters
@@ -144,9 +154,39 @@ def test_model_states_follow_the_formulas_of_zero(ranks: int) -> None:
     assert held == {
         0: 16 * parameters,
         1: 4 * parameters + 12 * parameters // ranks,
-        2: 2 * parameters + 14 * parameters // ranks,
+        2: 16 * parameters // ranks,
         3: 16 * parameters // ranks,
     }
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_a_recorded_step_in_fp32_follows_them_too(recorded: Step, ranks: int) -> None:
+    """Adam in fp32: 4 bytes a parameter, 4 a gradient, 8 of state, and one step counter of 4 for each parameter.
+
+    All of the GPT's first dimensions divide by 8: 16 bytes; 8 + 8/N with stage 1; 16/N with stages 2 and 3.
+    """
+    storages = recorded.storages
+    parameters = int(storages.allocated_bytes[storages.category == "parameter"].sum()) // 4
+    counters = 4 * int((storages.category == "parameter").sum())
+
+    def states(step: Step) -> int:
+        update = np.flatnonzero(step.ops.phase == "optimizer")[0]
+        is_state = np.isin(step.storages.category, ("parameter", "gradient", "optimizer_state"))
+        return int(step.storages.allocated_bytes[is_state & alive_at(step, int(update))].sum())
+
+    assert states(recorded) == 16 * parameters + counters
+    held = [states(Shard(stage, ranks).transform(recorded)) - counters for stage in range(4)]
+    divided = 16 * parameters // ranks
+    assert held == [16 * parameters, 8 * parameters + 8 * parameters // ranks, divided, divided]
+
+
+def test_the_ring_moves_what_the_formula_says() -> None:
+    """An all-reduce of S bytes over N ranks: each sends 2(N - 1)/N of S, at 1 byte a microsecond without latency."""
+    size = 4 * 900
+    for ranks in (2, 3, 1024):
+        ring = Ring(ranks, bytes_per_us=1.0, latency_us=0.0)
+        assert ring.all_reduce_us(size) == pytest.approx(2 * (ranks - 1) / ranks * size)
+        assert ring.all_gather_us(size) == ring.reduce_scatter_us(size) == pytest.approx((ranks - 1) / ranks * size)
 
 
 def test_a_first_dimension_that_does_not_divide_is_rounded_up() -> None:
@@ -156,21 +196,43 @@ def test_a_first_dimension_that_does_not_divide_is_rounded_up() -> None:
     assert held_at_update(Shard(stage=3, world_size=1000).transform(mixed_step())) == 16 * parameters // 64
 
 
-def test_fsdp_holds_the_unit_at_work_and_the_next() -> None:
-    """In the first layer's forward: its own parameters whole, the root's, and the second layer's on their way."""
-    ranks = 4
-    step = Shard(stage=3, world_size=ranks).transform(mixed_step())
-    first = int(np.flatnonzero((step.ops.phase == "forward") & (step.ops.name == "aten.mm.default"))[0])
-    whole = step.storages.take(alive_at(step, first) & (step.storages.category == "collective"))
-    assert sorted(whole.allocated_bytes.tolist()) == [2 * LAYER, 2 * LAYER]
-    head = int(np.flatnonzero((step.ops.phase == "forward") & (step.ops.name == "aten.mm.default"))[2])
-    whole = step.storages.take(alive_at(step, head) & (step.storages.category == "collective"))
-    # The layers have dropped theirs: only the root's own, and nothing comes after it.
-    assert whole.allocated_bytes.tolist() == [2 * HEAD]
-    kept = Shard(stage=3, world_size=ranks, reshard_after_forward=False).transform(mixed_step())
-    assert (kept.ops.name == "c10d._allgather_base_").sum() == 3
-    assert (step.ops.name == "c10d._allgather_base_").sum() == 5  # the root's is gathered once
-    assert int(live_bytes(kept).during.max()) >= int(live_bytes(step).during.max())
+def gathered(step: Step, place: int, phase: str = "forward") -> list[int]:
+    """Bytes of what is gathered while one of the step's own products runs, in the order in which it was made."""
+    products = np.flatnonzero((step.ops.phase == phase) & (step.ops.name == "aten.mm.default"))
+    whole = alive_at(step, int(products[place])) & (step.storages.category == "collective")
+    return step.storages.take(whole).allocated_bytes.tolist()
+
+
+def test_fsdp_gathers_a_unit_before_it_is_at_work() -> None:
+    """The root's parameters, the head's, are gathered first and stay until the end of backward.
+
+    A layer's are copied out of a buffer that is held until the next unit's are, the last one's until forward ends; in
+    backward a buffer goes when it has been copied, and the next layer's is on its way.
+    """
+    step = Shard(stage=3, world_size=4).transform(mixed_step())
+    assert gathered(step, 0) == [2 * HEAD, 2 * LAYER, 2 * LAYER]
+    assert gathered(step, 1) == [2 * HEAD, 2 * LAYER, 2 * LAYER]
+    assert gathered(step, 2) == [2 * HEAD, 2 * LAYER]
+    assert gathered(step, 0, "backward") == [2 * HEAD, 2 * LAYER]
+    assert gathered(step, 1, "backward") == [2 * HEAD, 2 * LAYER, 2 * LAYER]
+
+
+def test_stage_2_keeps_what_it_gathered_until_backward_is_through() -> None:
+    """As does stage 3 without resharding: each unit is gathered once, and the layers' parameters stay."""
+    for policy in (Shard(2, 4), Shard(3, 4, reshard_after_forward=False)):
+        step = policy.transform(mixed_step())
+        assert (step.ops.name == "c10d._allgather_base_").sum() == 3
+        assert gathered(step, 2) == [2 * HEAD, 2 * LAYER, 2 * LAYER, 2 * LAYER]
+        assert gathered(step, 1, "backward") == [2 * HEAD, 2 * LAYER, 2 * LAYER]
+    assert (Shard(3, 4).transform(mixed_step()).ops.name == "c10d._allgather_base_").sum() == 5
+
+
+def test_split_leaves_a_rank_its_part_of_the_batch(recorded: Step) -> None:
+    """With half of the samples, activations at the peak are half as large, and the states what they were."""
+    keep, split = (Shard(3, 2, batch=batch).transform(recorded) for batch in ("keep", "split"))
+    held = [int(step.storages.allocated_bytes[step.storages.category == "activation"].sum()) for step in (keep, split)]
+    assert held[1] == pytest.approx(held[0] / 2, rel=0.02)
+    assert keep.bytes_at_start() >= split.bytes_at_start() > 0.9 * keep.bytes_at_start()
 
 
 def test_a_single_rank_holds_what_was_recorded(recorded: Step) -> None:
@@ -181,21 +243,25 @@ def test_a_single_rank_holds_what_was_recorded(recorded: Step) -> None:
         assert step.duration_us == recorded.duration_us
 
 
-def test_more_ranks_and_higher_stages_hold_less(recorded: Step) -> None:
-    """On a recorded GPT the peak falls with the ranks and with the stage, and so does what lives between steps."""
+def test_more_ranks_hold_less(recorded: Step) -> None:
+    """On a recorded GPT the peak falls with the ranks, and so does what lives between steps; that falls by stage too.
+
+    As long as there are rows to divide: 96 over 1,024 ranks are filled up to 1,024 where they are gathered.
+    """
+    sizes = (2, 3, 4, 8, 64)
     between, highest = {}, {}
     for stage in range(4):
-        for ranks in (2, 3, 4, 8, 64):
+        for ranks in sizes:
             step = Shard(stage=stage, world_size=ranks).transform(recorded)
             step.check()
             between[stage, ranks], highest[stage, ranks] = step.bytes_at_start(), peaks(step)[0]
     for held in (between, highest):
         for stage in range(4):
-            by_ranks = [held[stage, ranks] for ranks in (2, 3, 4, 8, 64)]
+            by_ranks = [held[stage, ranks] for ranks in sizes]
             assert by_ranks == sorted(by_ranks, reverse=True)
-        for ranks in (2, 4, 64):
-            by_stage = [held[stage, ranks] for stage in range(4)]
-            assert by_stage == sorted(by_stage, reverse=True)
+    for ranks in (2, 4, 64):
+        by_stage = [between[stage, ranks] for stage in range(4)]
+        assert by_stage == sorted(by_stage, reverse=True)
 
 
 def test_the_recorded_step_stays(recorded: Step) -> None:
@@ -219,15 +285,15 @@ def test_layers_are_the_units_of_a_transformer(recorded: Step) -> None:
 # -- collectives and time ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("stage", "count"), [(0, 1), (1, 2), (2, 2), (3, 8)])
+@pytest.mark.parametrize(("stage", "count"), [(0, 1), (1, 2), (2, 6), (3, 8)])
 def test_collectives_run_on_their_own_stream(stage: int, count: int) -> None:
-    """Each is an operator of kind collective on stream 1; their storages are of category collective."""
+    """Each is an operator of kind collective on stream 1; they fill buffers, or sum gradients."""
     step = Shard(stage=stage, world_size=4).transform(mixed_step())
     is_collective = step.ops.kind == "collective"
     assert is_collective.sum() == count
     assert set(step.ops.stream[is_collective]) == {1}
     made = step.uses.storage_id[np.isin(step.uses.op_id, np.flatnonzero(is_collective)) & (step.uses.role != "read")]
-    assert set(step.storages.category[made]) <= {"collective"}
+    assert set(step.storages.category[made]) <= {"collective", "gradient"}
 
 
 def test_ring_times_are_those_of_the_formulas() -> None:

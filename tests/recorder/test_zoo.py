@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,7 +32,12 @@ def worker_id(request: pytest.FixtureRequest) -> str:
     return getattr(request.config, "workerinput", {}).get("workerid", "master")
 
 
-@pytest.fixture(params=CASES, ids=lambda case: case.name)
+def _grouped(case: Case) -> Any:
+    """Keeps the tests of a script to one worker: the others would wait for its runs."""
+    return pytest.param(case, id=case.name, marks=pytest.mark.xdist_group(case.name))
+
+
+@pytest.fixture(params=[_grouped(case) for case in CASES])
 def case(request: pytest.FixtureRequest) -> Case:
     return request.param
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+from array import array
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from memprof.errors import BadInputError, MemprofError
-from memprof.trace.manifest import Capture, Manifest
+from memprof.trace.manifest import Capture, Machine, Manifest
 from memprof.trace.pack import is_spool_folder, pack_spool, read_spool_folder
 from memprof.trace.schema import NONE, HostMemory, Ops
+from memprof.trace.spool import COLUMNS, SpoolWriter
 from memprof.trace.store import Trace
 from tests.building import Tables
 
@@ -49,10 +51,24 @@ class Assembler:
 
     def __call__(
         self, folder: Path, launch: dict[str, Any], ended: dict[str, Any] | None
-    ) -> tuple[Manifest, Tables] | None:
+    ) -> list[tuple[Manifest, Tables]]:
         self.seen.append((launch, ended))
         pid = int(folder.name.removeprefix("process-"))
-        return (dataclasses.replace(self.ranks[pid], pid=pid), dict(self.tables)) if pid in self.ranks else None
+        return [(dataclasses.replace(self.ranks[pid], pid=pid), dict(self.tables))] if pid in self.ranks else []
+
+
+def test_further_devices_of_a_process_stand_behind_all_processes(spool: Path, small_tables: Tables) -> None:
+    """Ranks of processes stay; what a process did on a second device is a rank more."""
+
+    def assemble(folder: Path, launch: Any, ended: Any) -> list[tuple[Manifest, Tables]]:
+        pid = int(folder.name.removeprefix("process-"))
+        devices = ("cuda:0", "cuda:1") if pid == 11 else ("cuda:2",)
+        machines = [Machine(device_name=device) for device in devices]
+        return [(Manifest(rank=pid - 11, pid=pid, machine=machine), dict(small_tables)) for machine in machines]
+
+    ranks = read_spool_folder(spool, assemble)
+    assert sorted((m.rank, m.machine.device_name) for m, _ in ranks) == [(0, "cuda:0"), (1, "cuda:2"), (2, "cuda:1")]
+    assert sum(len(tables[HostMemory]) for _, tables in ranks) == 3
 
 
 def test_processes_are_read_by_rank(spool: Path, small_tables: Tables) -> None:
@@ -155,3 +171,49 @@ def test_what_a_spool_is(spool: Path, tmp_path: Path) -> None:
     (spool / "launch.json").unlink()
     assert is_spool_folder(spool)
     assert not is_spool_folder(tmp_path)
+
+
+def test_a_rank_that_cannot_be_packed_does_not_cost_the_others_theirs(spool: Path, small_tables: Tables) -> None:
+    """The others are in the trace; the raw recordings stay, and the line says which rank and why."""
+    whole = Assembler(small_tables, {11: Manifest(rank=0), 12: Manifest(rank=1)})
+
+    def assemble(folder: Path, launch: Any, ended: Any) -> tuple[Manifest, Tables] | None:
+        # Seen once to find the ranks, then to pack them.
+        if folder.name == "process-11" and len(whole.seen) >= 2:
+            raise ValueError("no such stream")
+        return whole(folder, launch, ended)
+
+    result = pack_spool(spool, spool.with_name("run.memprof"), assemble)
+    assert result.ranks == (1,)
+    assert result.remark == (
+        f"Rank 0 could not be packed (ValueError: no such stream): the raw recordings stay in {spool}."
+    )
+    assert Trace.open(result.path).ranks == (1,)
+    assert spool.is_dir()
+
+
+def test_where_no_rank_can_be_packed_nothing_is_written(spool: Path, small_tables: Tables) -> None:
+    """An error tells why, no file is left, and the raw recordings stay."""
+    whole = Assembler(small_tables, {11: Manifest(rank=0), 12: Manifest(rank=1)})
+
+    def assemble(folder: Path, launch: Any, ended: Any) -> tuple[Manifest, Tables] | None:
+        if len(whole.seen) >= 2:
+            raise ValueError("no such stream")
+        return whole(folder, launch, ended)
+
+    with pytest.raises(MemprofError, match=r"could not be packed \(ValueError: no such stream\)"):
+        pack_spool(spool, spool.with_name("run.memprof"), assemble)
+    assert not spool.with_name("run.memprof").exists()
+    assert spool.is_dir()
+
+
+def test_ranks_are_assembled_one_at_a_time(spool: Path, small_tables: Tables) -> None:
+    """Where the recordings tell their ranks, each process is assembled once, as it is written."""
+    for pid, rank in ((11, 1), (12, 0)):
+        writer = SpoolWriter(spool / f"process-{pid}")
+        writer.write_record("start", {"rank": rank, "time_ns": pid, "pid": pid})
+        writer.write_rows("operators", array("q", [0] * len(COLUMNS["operators"])))
+        writer.close()
+    assemble = Assembler(small_tables, {11: Manifest(rank=1), 12: Manifest(rank=0)})
+    result = pack_spool(spool, spool.with_name("run.memprof"), assemble)
+    assert (result.ranks, len(assemble.seen)) == ((0, 1), 2)

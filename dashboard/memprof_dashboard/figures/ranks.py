@@ -5,9 +5,13 @@ from __future__ import annotations
 import numpy as np
 from plotly import graph_objects as go
 
+from memprof.analysis.ranks import RankCurves
 from memprof_dashboard.columns import Compared, RankPeaks
 from memprof_dashboard.figures.base import framed, message, unit_of
 from memprof_dashboard.palette import Theme
+
+#: Cells of a heatmap at most: what a browser still takes at once.
+MOST_CELLS = 160_000
 
 
 def ranks(compared: Compared, theme: Theme) -> go.Figure:
@@ -94,6 +98,45 @@ def ranks(compared: Compared, theme: Theme) -> go.Figure:
                 "font": {"color": theme.ink},
             }
         ],
+    )
+    return figure
+
+
+def curves(found: RankCurves, theme: Theme) -> go.Figure:
+    """Draws the steady steps of very many ranks side by side.
+
+    Args:
+        found: The ranks' curves.
+        theme: The page's colours.
+
+    Returns:
+        The figure: a heatmap. x is how far inside the step, in percent, y the rank's name, z bytes in the unit that
+        suits the largest.
+    """
+    if not found.bytes.size:
+        return message("No rank has operators.", theme)
+    unit, unit_bytes = unit_of(int(found.bytes.max()))
+    ranks, width = found.bytes.shape
+    shown = max(1, min(width, MOST_CELLS // ranks))
+    starts = (np.arange(shown) * width) // shown
+    heights = np.maximum.reduceat(found.bytes, starts, axis=1)
+    names = [f"rank {number}" for number in found.ranks.tolist()]
+    figure = go.Figure(
+        go.Heatmap(
+            z=(heights / unit_bytes).astype(np.float32),
+            x=(np.append(starts, width) * (100 / width)).astype(np.float32),
+            y=np.array(names),
+            colorscale="Cividis",
+            colorbar={"title": {"text": unit}, "thickness": 12},
+            hovertemplate=f"%{{z:,.3f}} {unit}<extra>%{{y}}</extra>",
+        )
+    )
+    framed(figure, theme)
+    figure.update_layout(
+        hovermode="closest",
+        uirevision="kept",
+        xaxis={"title": {"text": "part of the steady step, %", "standoff": 6}, "showgrid": False},
+        yaxis={"type": "category", "range": [ranks - 0.5, -0.5], "showgrid": False},
     )
     return figure
 

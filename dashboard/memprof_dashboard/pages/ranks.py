@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update
 
+from memprof.analysis import ranks as side_by_side
 from memprof.trace.schema import NONE
 from memprof.trace.store import Trace
 from memprof.units import format_bytes, format_bytes_change
-from memprof_dashboard import ids, parts
+from memprof_dashboard import ids, parts, rank_parts
 from memprof_dashboard.columns import Compared, RankPeaks, compare_ranks, read_peaks
 from memprof_dashboard.figures.base import CONFIG, message
-from memprof_dashboard.figures.ranks import ranks
+from memprof_dashboard.figures.ranks import curves, ranks
 from memprof_dashboard.page import theme_of
 from memprof_dashboard.palette import fill_of
 from memprof_dashboard.reactions import on_zoom, shown
@@ -29,6 +30,9 @@ _REMARK = "ranks-remark"
 _AS_TABLE = "ranks-table"
 _ROW = "ranks-row"
 _TIMER = "ranks-timer"
+_SUMMED = "ranks-summed"
+#: Ranks up to which each one's own tables are read; of more the summaries of the recording are shown.
+_MANY = 64
 #: How long one answer may read ranks, in seconds; the next answer reads on.
 _PATIENCE = 1.0
 
@@ -72,6 +76,7 @@ class RanksPage:
                     style={"height": f"{min(max(18 * len(trace.ranks), 120) + 220, 900)}px"},
                 ),
                 html.Div(id=_AS_TABLE),
+                html.Div(_summed_up(trace), id=_SUMMED),
             ]
         )
 
@@ -110,6 +115,9 @@ class RanksPage:
             view = View.from_json(whole)
             if ctx.triggered_id != _GRAPH:
                 return self._jump(desk, view, ctx.triggered_id["rank"], None)
+            is_of_many = len(desk.source(view.trace).trace.ranks) > _MANY
+            if ctx.triggered[0]["prop_id"].endswith("relayoutData") and is_of_many:
+                return no_update
             if ctx.triggered[0]["prop_id"].endswith("relayoutData"):
                 rank = desk.rank(view.trace, view.rank)
                 zoomed = on_zoom(view, rank, relayout) if isinstance(relayout, dict) else view
@@ -159,6 +167,8 @@ class RanksPage:
 
     def _filled(self, desk: Desk, view: View, theme: Any) -> tuple[Any, Any, Any, bool]:
         trace = desk.source(view.trace).trace
+        if len(trace.ranks) > _MANY:
+            return _filled_with_many(trace, theme)
         read = self.read(trace)
         left = len(trace.ranks) - len(read.peaks) - len(read.faults)
         compared = self._compared(desk, view)
@@ -172,6 +182,9 @@ class RanksPage:
 
     def _jump(self, desk: Desk, view: View, number: int, x: float | None) -> Any:
         """Goes to a rank: to its peak in what is shown, or to the fullest operator of the column that was clicked."""
+        trace = desk.source(view.trace).trace
+        if len(trace.ranks) > _MANY:
+            return {"rank": number, "storage": -1} if number in trace.ranks else no_update
         compared = self._compared(desk, view)
         if compared is None or number not in [rank.rank for rank in compared.ranks]:
             return no_update
@@ -183,6 +196,27 @@ class RanksPage:
         if stretch == NONE:
             return {"rank": number, "storage": -1}
         return {"rank": number, "at": int(compared.ranks[place].op_ids[stretch]), "storage": -1}
+
+
+def _summed_up(trace: Trace) -> list[Any]:
+    try:
+        return rank_parts.summed_up(trace)
+    except MemprofError as error:
+        return [parts.error(str(error))]
+
+
+def _filled_with_many(trace: Trace, theme: Any) -> tuple[Any, Any, Any, bool]:
+    """Shows more ranks than are read one by one: what the recording tells of them in sum."""
+    compared = side_by_side.compare_ranks(trace)
+    remark = parts.note(
+        f"Of {len(trace.ranks):,} ranks the steady step of each is shown, at its own length; go to a rank for the rest."
+    )
+    table = rank_parts.peaks_of_many(compared, _button)
+    return curves(side_by_side.read_curves(trace), theme_of(theme)), [remark], table, True
+
+
+def _button(number: int) -> Any:
+    return html.Button(f"rank {number}", id={"type": _ROW, "rank": number}, type="button")
 
 
 def verdict(compared: Compared) -> str:
@@ -226,7 +260,7 @@ def _table(compared: Compared) -> Any:
     rows = []
     for place in sorted(places, key=lambda place: (-peaks[place], place)):
         rank, stretch = compared.ranks[place], compared.peak_stretch(place)
-        button = html.Button(f"rank {rank.rank}", id={"type": _ROW, "rank": rank.rank}, type="button")
+        button = _button(rank.rank)
         if stretch == NONE:
             rows.append([button, "", "", "no operators here", "", ""])
             continue

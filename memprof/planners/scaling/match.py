@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 
 import numpy as np
 
 from memprof.errors import InconclusiveError
 from memprof.trace.schema import NONE, Bools, Ints
 from memprof.trace.step import Step
+
+#: Loading of more operators than this, multiplied, is matched from its ends alone.
+_MOST_PAIRS = 4_000_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,19 +87,36 @@ def _op_keys(step: Step, codes: dict[tuple[str, ...], int]) -> Ints:
 
 
 def _ends(first: Ints, second: Ints, first_keys: Ints, second_keys: Ints) -> Ints:
-    """Matches two runs of operators from the front as far as they agree, then from the back."""
+    """Matches two runs of operators from the front as far as they agree, then from the back, then what is between."""
     count = min(len(first), len(second))
     same = first_keys[first[:count]] == second_keys[second[:count]]
     front = count if same.all() else int(np.argmin(same))
     rest = count - front
     same = first_keys[first[len(first) - rest :]][::-1] == second_keys[second[len(second) - rest :]][::-1]
     back = rest if same.all() else int(np.argmin(same))
+    between = [span[front : len(span) - back] for span in (first, second)]
+    middle = _common(between[0], between[1], first_keys, second_keys)
     return np.stack(
         [
-            np.concatenate([first[:front], first[len(first) - back :]]),
-            np.concatenate([second[:front], second[len(second) - back :]]),
+            np.concatenate([span[:front], middle[side], span[len(span) - back :]])
+            for side, span in enumerate((first, second))
         ]
     )
+
+
+def _common(first: Ints, second: Ints, first_keys: Ints, second_keys: Ints) -> Ints:
+    """Matches what two runs have in common, in order: two loops over the samples, and what makes a batch of each."""
+    if not len(first) or not len(second) or len(first) * len(second) > _MOST_PAIRS:
+        return np.empty((2, 0), dtype=np.int64)
+    matcher = SequenceMatcher(None, first_keys[first].tolist(), second_keys[second].tolist(), autojunk=False)
+    blocks = [block for block in matcher.get_matching_blocks() if block.size]
+    rows = [
+        np.concatenate([run[start : start + block.size] for block, start in zip(blocks, starts, strict=True)])
+        if blocks
+        else np.empty(0, dtype=np.int64)
+        for run, starts in ((first, [b.a for b in blocks]), (second, [b.b for b in blocks]))
+    ]
+    return np.stack(rows)
 
 
 def _difference(steps: Sequence[Step], cores: Sequence[Ints], keys: Sequence[Ints], names: Sequence[str]) -> str:

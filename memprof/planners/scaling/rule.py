@@ -11,9 +11,9 @@ import numpy as np
 
 from memprof.errors import InconclusiveError, PolicyError
 from memprof.planners.scaling.sized import check_size
-from memprof.policies.accumulate.batch import Batch, find_batch
+from memprof.policies.accumulate.batch import Batch, find_batch, likely_batch
 from memprof.policies.accumulate.scale import scale_step
-from memprof.trace.schema import NONE, Ints, Memory
+from memprof.trace.schema import NONE, Bools, Ints, Memory
 from memprof.trace.step import Step
 
 if TYPE_CHECKING:
@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 class InferredBatch:
     """A step at any batch, by the rule that splits a batch into micro-batches, the other way too.
 
-    The batch is the first dimension of the inputs; storages computed from them that have it among their dimensions,
-    or a multiple of it, grow with it, and so do the temporaries and the time of the operators that touch them.
+    The batch is a dimension of the inputs, the first unless another fits better; storages computed from them that have
+    it among their dimensions, or a multiple of it, grow with it, and so do the temporaries and the time of the
+    operators that touch them.
 
     Attributes:
         step: The recorded step.
@@ -57,12 +58,23 @@ class InferredBatch:
         scaled = scale_step(step, self.batch, np.array([size]), every[:ops])
         first = np.zeros(max(ops, len(step.storages)), dtype=np.int64)
         # In a step of its own size, unlike in a part of one, the inputs change with the batch.
-        made = dataclasses.replace(scaled, batch=self.batch)
+        grows = self.batch.is_proportional | self._standing_batches()
+        made = dataclasses.replace(scaled, batch=dataclasses.replace(self.batch, is_proportional=grows))
         rows = made.ops(np.arange(ops), first[:ops], every[:ops])
         storages = made.storages(np.arange(len(step.storages)), first[: len(step.storages)], self._successors())
         return dataclasses.replace(
             step, duration_us=made.duration_us(rows), ops=rows, storages=storages, memory=Memory.empty()
         )
+
+    def _standing_batches(self) -> Bools:
+        """Finds inputs made before the step that are its whole batch: a job may train on the same batch every step."""
+        storages, uses, ops = self.step.storages, self.step.uses, self.step.ops
+        is_read = np.zeros(len(storages), dtype=np.bool_)
+        is_read[uses.storage_id[ops.phase[uses.op_id] == "forward"]] = True
+        size = str(self.batch.size)
+        is_batch: Bools = np.array([size in text.split("x") for text in storages.shape.tolist()], dtype=np.bool_)
+        is_batch &= is_read & (storages.category == "input") & (storages.created_op_id == NONE)
+        return is_batch
 
     def _successors(self) -> Ints:
         """Finds for each storage left by the step before (a batch, a loss) the one of this step that succeeds it."""
@@ -95,7 +107,7 @@ def scale_by_shape(step: Step) -> InferredBatch:
         InconclusiveError: No input shows the batch, or it is a single sample.
     """
     try:
-        return InferredBatch(step, find_batch(step))
+        return InferredBatch(step, find_batch(step, likely_batch(step)))
     except PolicyError as error:
         # The rule speaks of the policy it is from.
         reason = str(error).split(": ", 1)[-1]

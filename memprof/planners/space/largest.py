@@ -78,6 +78,8 @@ def sized_step(steps: list[Step]) -> SizedStep:
         for place in range(len(shapes[0][row]))
         if len({shape[row][place] for shape in shapes}) == len(steps)
     }
+    # A data set that is made as so many batches differs with them.
+    differing = {sizes for sizes in differing if not any(_is_multiple(sizes, other) for other in differing - {sizes})}
     if len(differing) != 1:
         found = "no size in them differs" if not differing else "more than one size in them differs"
         raise InconclusiveError(
@@ -85,6 +87,11 @@ def sized_step(steps: list[Step]) -> SizedStep:
             "batch, or only the length, changed."
         )
     return scale_between(dict(zip(differing.pop(), steps, strict=True)))
+
+
+def _is_multiple(sizes: tuple[int, ...], of: tuple[int, ...]) -> bool:
+    times = sizes[0] // of[0] if of[0] else 0
+    return times > 1 and all(size == times * one for size, one in zip(sizes, of, strict=True))
 
 
 def find_largest(sized: SizedStep, wish: Wish, report: Callable[[Tried], None] = lambda _: None) -> Largest:

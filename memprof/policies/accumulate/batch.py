@@ -31,7 +31,7 @@ class Batch:
     is_from_input: Bools
 
 
-def find_batch(step: Step) -> Batch:
+def find_batch(step: Step, size: int | None = None) -> Batch:
     """Infers from shapes and from what was computed out of what which storages grow with the batch.
 
     Of what forward makes out of the input, a storage grows with the batch when one of its sizes is the batch's, or a
@@ -39,6 +39,10 @@ def find_batch(step: Step) -> Batch:
     shape. Of what it makes out of nothing (an RNN's first state, a mask), when one of its sizes is the batch's.
     Backward makes gradients of both kinds: one with a parameter's shape belongs to the parameter, unless forward
     made a storage of exactly that shape that grows.
+
+    Args:
+        step: The step.
+        size: The batch, where it is known; None to infer it, as the first size of the inputs.
 
     Raises:
         PolicyError: No input shows the size of the batch, or it is a single sample.
@@ -49,7 +53,8 @@ def find_batch(step: Step) -> Batch:
     shapes, shape_of = np.unique(storages.shape.astype(str), return_inverse=True)
     sizes = [_sizes(text) for text in shapes]
     from_input = _computed_from(step, (storages.category == "input"))
-    size = _batch_size(step, sizes, shape_of, from_input & (phase == "forward"))
+    if size is None:
+        size = _batch_size(step, sizes, shape_of, from_input & (phase == "forward"))
     if size == 1:
         raise PolicyError("accumulate cannot split the batch of the recorded step: it is a single sample.")
 
@@ -77,6 +82,39 @@ def find_batch(step: Step) -> Batch:
     backward = np.where(like_others, as_made & exact, like_made | multiple)
     grows = np.where(is_backward, (backward[shape_of] | is_blank) & ~is_state, grows)
     return Batch(size=size, is_proportional=grows & (storages.created_op_id != NONE), is_from_input=from_input)
+
+
+def likely_batch(step: Step) -> int:
+    """Returns the size of the inputs that most of what forward makes of them has, the first size before others.
+
+    Everything that is computed of samples has the batch; a sequence's length is missing from an RNN's state and from
+    what is pooled, wherever it stands in the input.
+
+    Raises:
+        PolicyError: No input shows a size.
+    """
+    storages, uses = step.storages, step.uses
+    phase = np.append(step.ops.phase, "older")[storages.created_op_id]
+    from_input = _computed_from(step, storages.category == "input")
+    shapes, shape_of = np.unique(storages.shape.astype(str), return_inverse=True)
+    sizes = [_sizes(text) for text in shapes]
+    is_made = from_input & (phase == "forward")
+    first = _batch_size(step, sizes, shape_of, is_made)
+    owned = {size for shape in np.unique(shape_of[storages.category == "parameter"]) for size in sizes[shape]}
+    used = np.unique(uses.storage_id[step.ops.phase[uses.op_id] == "forward"])
+    inputs = used[storages.category[used] == "input"]
+    candidates = [first]
+    candidates += [size for row in inputs.tolist() for size in sizes[int(shape_of[row])] if size > 1]
+    made = Counter(shape_of[is_made].tolist())
+    scores = {
+        size: sum(
+            times
+            for shape, times in made.items()
+            if any(each == size or (each % size == 0 and each >= size and each not in owned) for each in sizes[shape])
+        )
+        for size in candidates
+    }
+    return max(candidates, key=lambda size: scores[size])
 
 
 def part_sizes(size: int, parts: int) -> Ints:

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from memprof.trace.assemble.process import assemble_process
+from memprof.trace.assemble.process import assemble_devices, assemble_process
 
-__all__ = ["assemble_process"]
+__all__ = ["assemble_devices", "assemble_process"]

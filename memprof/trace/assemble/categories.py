@@ -6,8 +6,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from memprof.trace.schema import NONE, Bools, Ints, Texts
+from memprof.trace.schema import NONE, Bools, Ints, Ops, Texts, Uses
 from memprof.trace.spool import ACTIVATION, BUFFER, GRADIENT, HELD, INPUT, OPTIMIZER_STATE, PARAMETER
+
+#: fully_shard's copies of a buffer into a unit's whole parameters, and of its gradients into one.
+_COPIES_OUT, _COPIES_IN = "fsdp.split_with_sizes_copy.default", "fsdp.chunk_cat.default"
+#: Operators that take memory and compute nothing.
+_EMPTY = ("aten.empty", "aten.new_empty", "aten.zeros", "aten.new_zeros")
 
 #: Stated purposes that settle a storage's category, the first one found in this order.
 _SETTLED = (
@@ -55,6 +60,8 @@ class Lifetimes:
         use_storage: Its storage.
         phase: Phase of each operator. Shape (ops,).
         is_recompute: Operators that repeat forward.
+        is_exchanged: Storages that ranks exchange: buffers of collectives, and parameters gathered whole.
+        is_scattered: Storages that are copied into such a buffer to be summed over ranks: whole gradients.
     """
 
     created_op: Ints
@@ -62,6 +69,40 @@ class Lifetimes:
     use_storage: Ints
     phase: Texts
     is_recompute: Bools
+    is_exchanged: Bools
+    is_scattered: Bools
+
+    @classmethod
+    def of(cls, created_op: Ints, uses: Uses, ops: Ops) -> Lifetimes:
+        """Collects them from tables.
+
+        An activation that is summed over ranks in place stays one: the buffers of collectives are empty at first.
+
+        Args:
+            created_op: Operator that made each storage; NONE when older. Shape (storages,).
+            uses: Who touches them.
+            ops: The operators.
+        """
+        names = ops.name.astype(str)
+        touched = [np.zeros(len(created_op), dtype=np.bool_) for _ in range(3)]
+        for mask, chosen in zip(
+            touched, (ops.kind == "collective", names == _COPIES_OUT, names == _COPIES_IN), strict=True
+        ):
+            mask[uses.storage_id[chosen[uses.op_id]]] = True
+        is_empty = np.array([name.startswith(_EMPTY) for name in names], dtype=np.bool_) | (ops.kind == "collective")
+        is_result = (uses.role == "write") & (uses.op_id == created_op[uses.storage_id]) & ~is_empty[uses.op_id]
+        is_computed = np.zeros(len(created_op), dtype=np.bool_)
+        is_computed[uses.storage_id[is_result]] = True
+        reading = uses.take(uses.role != "write")
+        return cls(
+            created_op=created_op,
+            use_op=reading.op_id,
+            use_storage=reading.storage_id,
+            phase=ops.phase,
+            is_recompute=ops.is_recompute,
+            is_exchanged=(touched[0] & ~is_computed) | touched[1],
+            is_scattered=touched[2] & is_computed,
+        )
 
     def used_by(self, is_wanted: Bools) -> Bools:
         """Returns which storages some operator of a kind touches."""
@@ -106,6 +147,8 @@ def categorize(facts: Facts, lives: Lifetimes) -> Texts:
     is_activation = (made_in_forward & read_in_backward) | (made_again & read_by_nodes)
     is_activation |= is_older & (stated_activation | (read_in_backward & ~is_input))
     category[is_activation] = "activation"
+    category[lives.is_scattered & (category == "temporary")] = "gradient"
+    category[lives.is_exchanged] = "collective"
     for code, text in reversed(_SETTLED):
         category[facts.about(code, storages)] = text
     # The data set, and batches made ahead and not used yet, look like the batches that were used.

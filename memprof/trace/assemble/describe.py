@@ -9,34 +9,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from memprof.trace.assemble.backends import backend_of
+from memprof.trace.assemble.heard import CPU
 from memprof.trace.assemble.recording import Recording
-from memprof.trace.manifest import Backend, Capture, Machine, Manifest, Speed, Window
+from memprof.trace.manifest import Capture, Machine, Manifest, Speed, Window
 from memprof.trace.schema import NONE, SCHEMA_VERSION, Modules, Ops, Steps
 from memprof.trace.spool import Spool
-
-_BACKENDS = {
-    "native": Backend(
-        name="cpu-native",
-        sees=(
-            "every allocation of torch's CPU allocator on the training thread, temporaries inside kernels included",
-            "every operator of the training thread",
-        ),
-        blind_spots=(
-            "allocations on other threads of the job",
-            "memory that torch's allocator does not own (numpy, shared memory, libraries' own workspaces)",
-            "operators inside compiled regions",
-        ),
-    ),
-    "dispatch": Backend(
-        name="cpu-dispatch",
-        sees=("every storage that an operator of the training thread returns, by weak references",),
-        blind_spots=(
-            "temporaries inside kernels",
-            "memory taken outside operators, and inside compiled regions",
-            "allocations on other threads of the job",
-        ),
-    ),
-}
 
 
 def build_manifest(
@@ -65,7 +43,6 @@ def build_manifest(
     """
     spool = recording.spool
     start = spool.records["start"][0]
-    machine = start["machine"]
     return Manifest(
         schema_version=SCHEMA_VERSION,
         memprof_version=start["memprof_version"],
@@ -74,25 +51,38 @@ def build_manifest(
         created_us=start["time_ns"] / 1000,
         command=tuple(str(part) for part in launch.get("command", start["argv"])),
         target=str(launch.get("target", start["argv"][0] if start["argv"] else "")),
-        machine=Machine(
-            device_name=machine["device_name"],
-            device_kind=machine["device_kind"],
-            cores=machine["cores"],
-            memory_bytes=machine["memory_bytes"],
-            capacity_bytes=machine["memory_bytes"],
-            os=machine["os"],
-            allocator_settings=machine.get("allocator_settings", ""),
-            speed=speed,
-        ),
+        machine=_machine(recording, speed),
         rank=start["rank"],
         world_size=start["world_size"],
         pid=start["pid"],
+        node=start.get("node", ""),
+        clock=start.get("clock", ""),
         plan=next(reversed(spool.records.get("plan", [])), None),
-        backend=_BACKENDS[recording.epoch.source],
+        backend=backend_of(recording),
         capture=_capture(spool, exit_record, steps, ops, modules),
         window=Window(**start["window"]),
         op_times=op_times,
         notes=(*_step_notes(spool, steps), *notes),
+    )
+
+
+def _machine(recording: Recording, speed: Speed) -> Machine:
+    host = recording.spool.records["start"][0]["machine"]
+    told = {record["device"]: record for record in recording.spool.records.get("device", [])}
+    device = told.get(recording.heard.device, {})
+    kind = device.get("kind", recording.heard.device.partition(":")[0])
+    is_host = recording.heard.device == CPU
+    return Machine(
+        device_name=host["device_name"] if is_host else device.get("name", recording.heard.device),
+        device_kind=host["device_kind"] if is_host else "cuda" if kind == "rocm" else kind,
+        cores=host["cores"],
+        memory_bytes=host["memory_bytes"],
+        capacity_bytes=host["memory_bytes"] if is_host else device.get("capacity_bytes", 0),
+        driver=device.get("driver", ""),
+        cuda=f"ROCm {device['cuda']}" if kind == "rocm" else device.get("cuda", ""),
+        os=host["os"],
+        allocator_settings=host.get("allocator_settings", ""),
+        speed=speed,
     )
 
 
@@ -139,6 +129,8 @@ def _capture(spool: Spool, exit_record: Mapping[str, Any] | None, steps: Steps, 
         return Capture(is_complete=True, reason=end[0]["reason"], exit_status=status)
     if spool.records.get("faults"):
         reason = f"the recorder failed: {spool.records['faults'][0].strip().splitlines()[-1]}"
+    elif spool.records.get("fatal"):
+        reason = "memory ran out"
     elif end:
         reason = end[0]["reason"]
     elif exit_record is None:

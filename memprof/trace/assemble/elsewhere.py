@@ -12,6 +12,7 @@ import numpy as np
 
 from memprof.trace.assemble.lives import Lives
 from memprof.trace.assemble.timeline import Timeline
+from memprof.trace.assemble.unheard import told_ends
 from memprof.trace.schema import NONE, Ints
 
 #: Name of these storages.
@@ -59,6 +60,9 @@ def account(timeline: Timeline, lives: Lives, totals: Ints) -> Elsewhere:
     start = int(totals[0] - timeline.event_bytes[0]) - known_start
     change = np.zeros(len(totals), dtype=np.int64)
     change[1:] = np.diff(totals) - timeline.event_bytes[1:]
+    # What is known to have ended there is no change of what is not known.
+    told = told_ends(timeline, lives)
+    change -= told
     relief = np.zeros(len(timeline.raw_op), dtype=np.int64)
     first_event = np.searchsorted(timeline.event_op, np.arange(len(relief)), side="left")
     is_own = (timeline.event_is_inside | (timeline.event_bytes > 0)) & (timeline.event_op != NONE)
@@ -104,7 +108,7 @@ def account(timeline: Timeline, lives: Lives, totals: Ints) -> Elsewhere:
         size_bytes=np.array(sizes, dtype=np.int64),
         created=np.array(created, dtype=np.int64),
         freed=np.array(freed, dtype=np.int64),
-        change=change,
+        change=change + np.where(timeline.event_bytes > 0, 0, told),  # the counter ends lives at takings by itself
         relief=relief,
         start_bytes=max(start, 0),
         missing_bytes=max(-start, 0),

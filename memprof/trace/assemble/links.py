@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from memprof.trace.schema import NONE, Bools, Ints, Ops, Saved, Storages, Texts, Uses
+from memprof.trace.spool import OTHER_THREAD
 
 #: Raw node sequence of operators outside backward.
 OUTSIDE = -1
@@ -44,6 +45,9 @@ def forward_of(sequence: Ints, node_sequence: Ints, names: Texts, mutates: Bools
         return np.where((node_sequence >= 0) & (numbers[place] == number), operators[place], NONE)
 
     link = at(node_sequence + 1, first)
+    # Around a backward within a device's backward, nodes of both threads run.
+    own = np.where(node_sequence >= OTHER_THREAD, node_sequence - OTHER_THREAD + 1, NONE)
+    link = np.where((link == NONE) & (own != NONE), at(own, first), link)
     after_clone = at(node_sequence + 2, first)
     is_clone = (link == NONE) & (after_clone != NONE) & (names[after_clone] == _CLONE)
     link = np.where(is_clone, after_clone, link)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from memprof.trace.assemble import links, texts
+from memprof.trace.assemble.heard import CPU
+from memprof.trace.assemble.kernels import has_kernels, on_device, streams_of
 from memprof.trace.assemble.recording import Recording
 from memprof.trace.assemble.times import Partners, corrected_durations, find_partners, packet
 from memprof.trace.schema import NONE, PHASES, Floats, Ints, ModuleCalls, Modules, Ops, Texts
@@ -104,6 +106,7 @@ def operator_table(recording: Recording, modules: Modules, calls: Calls, stack_r
         name=name,
         kind=recording.spread(kind, "allocation").astype(np.object_),
         start_us=recording.timeline.start_ns / 1000,
+        stream=recording.spread(streams_of(recording), 0),
         flops=recording.spread(raw["flops"], 0),
         read_bytes=recording.spread(raw["read_bytes"], 0),
         written_bytes=recording.spread(raw["written_bytes"], 0),
@@ -136,19 +139,24 @@ def durations(recording: Recording, partners: dict[int, Partners]) -> tuple[Floa
     """Returns what each row takes without the recorder (microseconds, NaN between operators), and how that is known."""
     raw = recording.raw
     own_us = np.empty(recording.raw_count)
+    row = np.full(recording.raw_count, NONE, dtype=np.int64)
     for step in np.unique(recording.raw_step):
         inside = recording.raw_step == step
         measured = (raw["end_ns"] - raw["start_ns"])[inside]
         own_us[inside] = corrected_durations(measured, (raw["flags"][inside] & FLAG_VIEW) != 0)
         if int(step) in partners:
-            timed = partners[int(step)].duration_us
-            own_us[inside] = np.where(np.isnan(timed), own_us[inside], timed)
+            row[inside] = partners[int(step)].timed_row
+    is_timed = row != NONE
+    own_us[is_timed] = recording.spool.columns("times")["duration_ns"][row[is_timed]] / 1000
     source = "recorded step, dispatch cost taken off"
     if partners:
         records = recording.spool.records.get("steps", [])
         timed_steps = [record["step"] for record in records if record["kind"] == "timed"]
         # A job that died inside the timed step left its times, but no record of the step.
         source = f"timed step {timed_steps[0] if timed_steps else int(recording.raw_step.max()) + 1}"
+    if recording.heard.device != CPU:
+        own_us = on_device(recording, own_us, row)
+        source = f"{source}, on the device" if has_kernels(recording) else "none: work on the device was not timed"
     return recording.spread(own_us, np.nan), source
 
 

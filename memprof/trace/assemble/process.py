@@ -8,19 +8,30 @@ from typing import Any
 
 from memprof.trace.assemble import texts
 from memprof.trace.assemble.describe import build_manifest, read_speed
+from memprof.trace.assemble.device_events import allocator_events
+from memprof.trace.assemble.device_samples import device_samples
+from memprof.trace.assemble.failures import failure_table, kept_for_backward
+from memprof.trace.assemble.history import segment_table
+from memprof.trace.assemble.light.process import assemble_light, is_light
 from memprof.trace.assemble.links import saved_for_backward
 from memprof.trace.assemble.operators import durations, module_calls, operator_table, partners_by_step
-from memprof.trace.assemble.recording import open_recording
+from memprof.trace.assemble.optimizers import optimizer_table
+from memprof.trace.assemble.recording import Recording, open_recordings
+from memprof.trace.assemble.roofline import DRY_RUN, roofline, with_roofline
 from memprof.trace.assemble.steps import step_table
-from memprof.trace.assemble.storages import allocator_events, memory_samples, memory_tables, workspace_bytes
+from memprof.trace.assemble.storages import memory_samples, memory_tables, workspace_bytes
 from memprof.trace.manifest import Manifest
 from memprof.trace.schema import (
     AllocatorEvents,
+    DeviceMemory,
     Memory,
     ModuleCalls,
     Modules,
     Ops,
+    Optimizers,
+    OutOfMemory,
     Saved,
+    Segments,
     Stacks,
     Steps,
     Storages,
@@ -32,7 +43,7 @@ from memprof.trace.schema import (
 def assemble_process(
     folder: Path, launch: Mapping[str, Any], exit_record: Mapping[str, Any] | None
 ) -> tuple[Manifest, dict[type[Table], Table]] | None:
-    """Assembles one process's recording; None when it recorded no operator.
+    """Assembles one process's recording of the device it used most; None when it recorded no operator.
 
     Args:
         folder: The process's folder in the spool.
@@ -42,31 +53,75 @@ def assemble_process(
     Raises:
         OSError: The recording cannot be read.
     """
-    recording = open_recording(folder)
-    if recording is None:
-        return None
+    return next(iter(assemble_devices(folder, launch, exit_record)), None)
+
+
+def assemble_devices(
+    folder: Path, launch: Mapping[str, Any], exit_record: Mapping[str, Any] | None
+) -> list[tuple[Manifest, dict[type[Table], Table]]]:
+    """Assembles one process's recording: once for each device whose memory it used, that with most bytes first.
+
+    Every device has all the operators, and the storages in its own memory; those elsewhere have 0 allocated bytes.
+
+    Args:
+        folder: The process's folder in the spool.
+        launch: What the parent wrote when it started the job.
+        exit_record: What the parent wrote when the job had ended; None while it runs.
+
+    Raises:
+        OSError: The recording cannot be read.
+    """
+    if is_light(folder):
+        light = assemble_light(folder, launch, exit_record)
+        return [] if light is None else [light]
+    recordings = open_recordings(folder)
+    devices = tuple(recording.heard.device for recording in recordings)
+    return [_assemble(folder, recording, devices, launch, exit_record) for recording in recordings]
+
+
+def _assemble(
+    folder: Path,
+    recording: Recording,
+    devices: tuple[str, ...],
+    launch: Mapping[str, Any],
+    exit_record: Mapping[str, Any] | None,
+) -> tuple[Manifest, dict[type[Table], Table]]:
     modules = texts.module_table(recording.spool)
     calls = module_calls(recording)
     stacks, stack_rows = texts.stack_table(recording.spool, recording.raw["stack"])
     ops = operator_table(recording, modules, calls, stack_rows)
     partners = partners_by_step(recording)
-    duration_us, op_times = durations(recording, partners)
+    speed = read_speed(folder, exit_record)
+    is_dry = recording.epoch.source == DRY_RUN
+    duration_us, op_times = roofline(recording, ops, speed) if is_dry else durations(recording, partners)
     memory = memory_tables(recording, modules, ops, partners)
     ops = ops.replace(duration_us=duration_us, workspace_bytes=workspace_bytes(memory.storages, memory.counter))
     steps = step_table(recording.spool, ops.step, recording.is_real)
+    steps = with_roofline(steps, ops) if is_dry else steps
+    failures, stacks = failure_table(recording, ops, stacks, exit_record)
     tables: dict[type[Table], Table] = {
         Modules: modules,
         ModuleCalls: calls.table,
         Steps: steps,
         Ops: ops,
-        Storages: memory.storages,
+        Storages: kept_for_backward(memory.storages, failures, ops),
         Uses: memory.uses,
         Saved: saved_for_backward(memory.uses, memory.storages, ops),
         Memory: memory_samples(recording, memory.counter),
         AllocatorEvents: allocator_events(recording),
+        Segments: segment_table(recording.spool, recording.epoch, recording.heard.device),
+        DeviceMemory: device_samples(recording.spool),
+        OutOfMemory: failures,
+        Optimizers: optimizer_table(recording.spool),
         Stacks: stacks,
     }
-    notes = (*recording.spool.records.get("notes", []), *memory.notes)
-    speed = read_speed(folder, exit_record)
+    notes = (*recording.spool.records.get("notes", []), *memory.notes, *_device_notes(recording.heard.device, devices))
     manifest = build_manifest(recording, launch, exit_record, steps, ops, modules, op_times, notes, speed)
     return manifest, tables
+
+
+def _device_notes(device: str, devices: tuple[str, ...]) -> list[str]:
+    if len(devices) == 1:
+        return []
+    others = ", ".join(name for name in devices if name != device)
+    return [f"the process used several devices: this is {device}; {others} stand beside it as ranks of their own."]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from memprof.trace.assemble import texts
-from memprof.trace.assemble.events import own_events
+from memprof.trace.assemble.heard import Heard, devices_of, hear, within
 from memprof.trace.assemble.steps import Epoch, choose_epoch, last_heard_ns, number_steps
 from memprof.trace.assemble.timeline import Timeline, merge
 from memprof.trace.schema import NONE, Bools, Ints
@@ -23,10 +23,10 @@ class Recording:
     Attributes:
         spool: The raw streams.
         epoch: The part that is told.
+        heard: What was heard of the memory of the device that is told.
         is_cut_off: The process ended without closing the recording.
         raw: Columns of the raw operators told. Shape (raw,) each.
         timeline: Rows and events in one order.
-        totals: The allocator's own count after each event; -1 where it told none. Shape (events,).
         names: Interned names.
         tensors: Interned shapes and types.
         raw_step: Step of each raw operator.
@@ -38,10 +38,10 @@ class Recording:
 
     spool: Spool
     epoch: Epoch
+    heard: Heard
     is_cut_off: bool
     raw: dict[str, Ints]
     timeline: Timeline
-    totals: Ints
     names: list[str]
     tensors: texts.TensorKinds
     raw_step: Ints
@@ -70,17 +70,32 @@ class Recording:
 
     def in_epoch(self, stream: str) -> dict[str, Ints]:
         """Returns the columns of a stream with times, cut to the part that is told."""
-        return _within(self.spool.columns(stream), self.epoch)
+        return within(self.spool.columns(stream), self.epoch)
 
 
-def open_recording(folder: Path) -> Recording | None:
-    """Reads a process's recording; None when it holds no operator.
+def open_recordings(folder: Path) -> list[Recording]:
+    """Reads a process's recording: once for each device that was used, the fullest first; none without an operator.
 
     Raises:
         OSError: It cannot be read.
     """
     spool = read_spool(folder)
     epoch = choose_epoch(spool)
+    devices = [] if epoch is None else devices_of(spool, epoch)
+    found = [_open(spool, epoch, device) for device in devices]
+    return [recording for recording in found if recording is not None]
+
+
+def open_recording(folder: Path) -> Recording | None:
+    """Reads a process's recording of the device it used most; None when it holds no operator.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    return next(iter(open_recordings(folder)), None)
+
+
+def _open(spool: Spool, epoch: Epoch | None, device: str) -> Recording | None:
     if epoch is None or not spool.records.get("start"):
         return None
     is_cut_off = not spool.records.get("end")
@@ -91,22 +106,18 @@ def open_recording(folder: Path) -> Recording | None:
     if end <= epoch.first_op:
         return None
     raw = {name: values[epoch.first_op : end] for name, values in columns.items()}
-    events = _within(spool.columns("events"), epoch)
-    alive = _within(spool.columns("alive"), epoch)["address"]
-    is_own = own_events(events["time_ns"], events["address"], events["size_bytes"], events["total"], alive)
-    is_own &= events["size_bytes"] != 0  # else a mark: everything up to here was heard
-    events = {name: values[is_own] for name, values in events.items()}
-    timeline = merge(raw["start_ns"], raw["end_ns"], events["time_ns"], events["address"], events["size_bytes"])
+    heard = hear(spool, epoch, device)
+    timeline = merge(raw["start_ns"], raw["end_ns"], heard.time_ns, heard.address, heard.size_bytes)
     is_real = timeline.raw_op != NONE
     position = np.cumsum(is_real)
     last = len(raw["start_ns"]) - 1
     return Recording(
         spool=spool,
         epoch=epoch,
+        heard=heard,
         is_cut_off=is_cut_off,
         raw=raw,
         timeline=timeline,
-        totals=events["total"],
         names=texts.listed(spool, "names"),
         tensors=texts.tensor_kinds(spool),
         raw_step=number_steps(spool, epoch)[: last + 1],
@@ -115,9 +126,3 @@ def open_recording(folder: Path) -> Recording | None:
         before=np.clip(position - 1, 0, last),
         after=np.clip(np.where(is_real, position - 1, position), 0, last),
     )
-
-
-def _within(columns: dict[str, Ints], epoch: Epoch) -> dict[str, Ints]:
-    moment = columns["enter_ns"] if "enter_ns" in columns else columns["time_ns"]
-    is_inside = (moment >= epoch.start_ns) & (moment < epoch.end_ns)
-    return {name: values[is_inside] for name, values in columns.items()}

@@ -9,16 +9,20 @@ import numpy as np
 from memprof.trace.assemble import texts
 from memprof.trace.assemble.artefacts import Mergers, find_mergers, merge_lives, wrapped_twice
 from memprof.trace.assemble.categories import Facts, Lifetimes, categorize
+from memprof.trace.assemble.device_counters import active_peaks, requested_bytes, reserved_peaks
 from memprof.trace.assemble.elsewhere import NAME, Elsewhere, account
 from memprof.trace.assemble.foreign import Foreign, find_foreign
+from memprof.trace.assemble.heard import CPU
 from memprof.trace.assemble.lives import Counter, Lives, count, pair
 from memprof.trace.assemble.recording import Recording
+from memprof.trace.assemble.roofline import DRY_RUN
 from memprof.trace.assemble.timeline import NEVER
 from memprof.trace.assemble.times import Partners
+from memprof.trace.assemble.unheard import end_unheard
+from memprof.trace.assemble.workspaces import name_workspaces
 from memprof.trace.schema import (
     NONE,
     ROLES,
-    AllocatorEvents,
     Bools,
     Ints,
     Memory,
@@ -28,7 +32,7 @@ from memprof.trace.schema import (
     Texts,
     Uses,
 )
-from memprof.trace.spool import BACKWARD, FLAG_RECOMPUTE, READ, WRITE
+from memprof.trace.spool import BACKWARD, FLAG_RECOMPUTE, FLAG_VIEW, READ, WRITE
 
 #: Autograd's own accumulation of gradients, where no timed step tells whether it runs in place.
 _ACCUMULATION = "aten.add.Tensor"
@@ -73,8 +77,10 @@ def memory_tables(recording: Recording, modules: Modules, ops: Ops, partners: di
         partners: What the timed step says of the operators, by step.
     """
     timeline = recording.timeline
-    alive = recording.in_epoch("alive")
-    lives = pair(timeline, alive["address"], alive["size_bytes"])
+    heard = recording.heard
+    lives = pair(timeline, heard.alive_address, heard.alive_bytes)
+    if _has_totals(recording):
+        lives = end_unheard(timeline, lives, heard.total)
     touches = _touches(recording, lives)
     elsewhere = _elsewhere(recording, lives)
     is_repeated = wrapped_twice(timeline, lives, _own_start(recording))
@@ -114,12 +120,12 @@ def memory_tables(recording: Recording, modules: Modules, ops: Ops, partners: di
     sizes = lives.size_bytes[kept]
     created = np.concatenate([born[kept], recording.rows_of(foreign.first), elsewhere.created])
     freed = np.concatenate([died[kept], recording.rows_of(foreign.last), elsewhere.freed])
-    requested = np.concatenate([sizes, foreign.size_bytes, elsewhere.size_bytes])
+    asked = requested_bytes(heard, lives)[kept]
+    requested = np.concatenate([np.where(asked == NONE, sizes, asked), foreign.size_bytes, elsewhere.size_bytes])
     allocated = np.concatenate([sizes, np.zeros_like(foreign.size_bytes), elsewhere.size_bytes])
 
     uses = _unique_uses(recording.row_of_raw[touches.raw_op], storage, touches.role)
-    reading = uses.take(uses.role != "write")
-    lifetimes = Lifetimes(created, reading.op_id, reading.storage_id, ops.phase, ops.is_recompute)
+    lifetimes = Lifetimes.of(created, uses, ops)
     category = categorize(facts, lifetimes)
     tensor, module, name = _attributes(facts, touches, storage, created, ops)
     names = texts.look_up(recording.names, name)
@@ -127,8 +133,11 @@ def memory_tables(recording: Recording, modules: Modules, ops: Ops, partners: di
     names[is_elsewhere] = NAME
     category[is_elsewhere] = "unknown"
     module[is_elsewhere] = NONE
+    is_own = np.arange(len(created)) < len(kept)
     device = texts.look_up(recording.tensors.device, tensor)
-    device[device == ""] = "cpu"
+    device[is_own | is_elsewhere | (device == "")] = heard.device
+    if heard.device != CPU:
+        name_workspaces(is_own, category, names, created, freed, uses.storage_id, ops)
     order = np.argsort(created, kind="stable")
     place = np.empty(len(order), dtype=np.int64)
     place[order] = np.arange(len(order))
@@ -166,25 +175,11 @@ def memory_samples(recording: Recording, counter: Counter) -> Memory:
     return Memory.of(
         op_id=np.arange(recording.rows),
         time_us=recording.timeline.start_ns / 1000,
-        device=np.full(recording.rows, "cpu", dtype=np.object_),
+        device=np.full(recording.rows, recording.heard.device, dtype=np.object_),
         allocated_bytes=counter.peak,
-        active_bytes=counter.peak,
+        active_bytes=active_peaks(recording.heard, recording.timeline, counter.peak),
+        reserved_bytes=reserved_peaks(recording.heard, recording.timeline),
         host_rss_bytes=rss,
-    )
-
-
-def allocator_events(recording: Recording) -> AllocatorEvents:
-    """Makes the table of the allocator's events, as they were heard."""
-    timeline = recording.timeline
-    total = len(timeline.event_bytes)
-    return AllocatorEvents.of(
-        index=np.arange(total),
-        time_us=timeline.event_time_ns / 1000,
-        device=np.full(total, "cpu", dtype=np.object_),
-        action=np.where(timeline.event_bytes > 0, "alloc", "free").astype(np.object_),
-        address=timeline.event_address,
-        size_bytes=np.abs(timeline.event_bytes),
-        op_id=timeline.event_op,
     )
 
 
@@ -207,6 +202,8 @@ def _mergers(recording: Recording, lives: Lives, touches: _Touches, partners: di
     candidates = np.flatnonzero(in_backward & (names == _ACCUMULATION))
     runs_in_place = np.zeros(recording.raw_count, dtype=np.bool_)
     runs_in_place[candidates] = _is_sum_of_gradients(recording, lives, touches, candidates)
+    if recording.epoch.source == DRY_RUN:
+        runs_in_place[candidates] &= ~_was_viewed(recording, touches, candidates)
     for step, found in partners.items():
         inside = np.flatnonzero(recording.raw_step == step)
         is_told = ~np.isnan(found.duration_us)
@@ -241,6 +238,24 @@ def _is_sum_of_gradients(recording: Recording, lives: Lives, touches: _Touches, 
     return is_sum
 
 
+def _was_viewed(recording: Recording, touches: _Touches, raw_op: Ints) -> Bools:
+    """Tells where the first term of a sum was looked at through a view, which autograd then keeps: it adds anew.
+
+    No timed step of a dry run can tell.
+    """
+    first = _first_life(touches, raw_op, READ)
+    is_view = (recording.raw["flags"][touches.raw_op] & FLAG_VIEW) != 0
+    viewing = np.flatnonzero(is_view & (touches.role == READ) & (touches.life != NONE))
+    order = np.lexsort((touches.raw_op[viewing], touches.life[viewing]))
+    life, op = touches.life[viewing][order], touches.raw_op[viewing][order]
+    place = np.searchsorted(life, first)
+    inside = np.minimum(place, max(len(life) - 1, 0))
+    if not len(life):
+        return np.zeros(len(raw_op), dtype=np.bool_)
+    found: Bools = (first != NONE) & (life[inside] == first) & (op[inside] < raw_op)
+    return found
+
+
 def _first_life(touches: _Touches, raw_ops: Ints, role: int) -> Ints:
     """Returns the life that each operator touches first in a role; NONE where there is none."""
     rows = np.flatnonzero(touches.role == role)
@@ -257,11 +272,19 @@ def _own_start(recording: Recording) -> Ints:
 
 
 def _elsewhere(recording: Recording, lives: Lives) -> Elsewhere:
-    is_late = recording.spool.records["start"][0]["is_late"]
-    totals = recording.totals
-    if recording.epoch.source != "native" or is_late or not len(totals) or totals[0] < 0:
+    totals = recording.heard.total
+    if not _has_totals(recording):
         return Elsewhere.nothing(len(totals), recording.rows)
     return account(recording.timeline, lives, totals)
+
+
+def _has_totals(recording: Recording) -> bool:
+    """Whether the allocator told its own count with every event, and all that it counts is known."""
+    is_late = recording.spool.records["start"][0]["is_late"]
+    totals = recording.heard.total
+    # On a device everything in use is known from its allocator, whenever the recorder came.
+    is_incomplete = is_late and recording.heard.device == CPU
+    return recording.epoch.source == "native" and not is_incomplete and len(totals) > 0 and bool(totals[0] >= 0)
 
 
 def _notes(elsewhere: Elsewhere) -> tuple[str, ...]:

@@ -33,10 +33,12 @@ class Partners:
     """The timed step's side of each operator of a recorded step. Shape (ops,) each.
 
     Attributes:
+        timed_row: Its row there; NONE without a partner.
         duration_us: Its time there, parts included; NaN without a partner.
         runs_in_place: Without the recorder the operator's in-place form runs.
     """
 
+    timed_row: Ints
     duration_us: Floats
     runs_in_place: Bools
 
@@ -69,13 +71,14 @@ def find_partners(
     found = np.flatnonzero(partner != NONE)
     if ((partner == NONE) & is_work).sum() > _TOLERATED_MISSING * max(is_work.sum(), 1):
         return None
+    timed_row = np.full(len(names), NONE, dtype=np.int64)
     duration_us = np.full(len(names), np.nan)
     runs_in_place = np.zeros(len(names), dtype=np.bool_)
     for i in found:
-        timed = kept[partner[i]]
+        timed = timed_row[i] = kept[partner[i]]
         duration_us[i] = duration_ns[timed] / 1000
         runs_in_place[i] = timed_names[timed] == names[i] + "_"
-    return Partners(duration_us, runs_in_place)
+    return Partners(timed_row, duration_us, runs_in_place)
 
 
 def _functional(name: str) -> str:

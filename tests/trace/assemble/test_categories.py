@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from memprof.trace.assemble.categories import Facts, Lifetimes, categorize
-from memprof.trace.schema import NONE
+from memprof.trace.schema import NONE, Ops, Uses
 from memprof.trace.spool import ACTIVATION, BUFFER, GRADIENT, HELD, INPUT, OPTIMIZER_STATE, PARAMETER
 
 #: The operators of every test here: two of each phase, and two that repeat forward inside backward.
@@ -33,12 +33,14 @@ def categories(*storages: Made) -> list[str]:
     use_op, use_storage = np.array(uses, dtype=np.int64).reshape(-1, 2).T
     storage, code, family = np.array(facts, dtype=np.int64).reshape(-1, 3).T
     none = np.full(len(facts), NONE)
-    lifetimes = Lifetimes(
-        created_op=np.array([NONE if s.by is None else s.by for s in storages], dtype=np.int64),
-        use_op=use_op,
-        use_storage=use_storage,
-        phase=np.array(PHASES, dtype=np.object_),
-        is_recompute=np.array([number >= REPEAT for number in range(len(PHASES))]),
+    lifetimes = Lifetimes.of(
+        np.array([NONE if s.by is None else s.by for s in storages], dtype=np.int64),
+        Uses.of(op_id=use_op, storage_id=use_storage, role=["read"] * len(uses)),
+        Ops.of(
+            op_id=range(len(PHASES)),
+            phase=PHASES,
+            is_recompute=[number >= REPEAT for number in range(len(PHASES))],
+        ),
     )
     return list(categorize(Facts(storage, code, none, none, none, family), lifetimes))
 
@@ -145,3 +147,34 @@ def test_what_looks_like_a_parameter_is_no_input() -> None:
 def test_nothing_to_categorize() -> None:
     """A recording without memory has no categories."""
     assert categories() == []
+
+
+def test_buffers_of_collectives_are_told_from_activations_that_are_summed_over_ranks() -> None:
+    """A buffer is empty at first, or older than the step; what an operator computed stays what it is.
+
+    Forward: empty makes 0, which is gathered and copied into 1 (resized outside of operators); mm makes 2, which is
+    summed over ranks in place. Backward reads 1 and 2, and sums 3, which is older: a bucket. mm makes the gradient 4,
+    copied into 5 to be scattered.
+    """
+    names = ["aten.empty.memory_format", "c10d._allgather_base_.default", "fsdp.split_with_sizes_copy.default"]
+    names += ["aten.mm.default", "c10d.allreduce_.default", "aten.mm.default", "c10d.allreduce_.default"]
+    names += [
+        "aten.mm.default",
+        "aten.empty.memory_format",
+        "fsdp.chunk_cat.default",
+        "c10d._reduce_scatter_base_.default",
+    ]
+    ops = Ops.of(
+        op_id=range(len(names)),
+        name=names,
+        phase=["forward"] * 5 + ["backward"] * 6,
+        kind=["collective" if name.startswith("c10d") else "compute" for name in names],
+    )
+    uses = [(0, 0, "write"), (1, 0, "mutate"), (2, 0, "read"), (2, 1, "mutate"), (3, 1, "read"), (3, 2, "write")]
+    uses += [(4, 2, "mutate"), (5, 1, "read"), (5, 2, "read"), (6, 3, "mutate"), (7, 4, "write"), (8, 5, "write")]
+    uses += [(9, 4, "read"), (9, 5, "mutate"), (10, 5, "read")]
+    op, storage, role = zip(*uses, strict=True)
+    lifetimes = Lifetimes.of(np.array([0, 1, 3, NONE, 7, 8]), Uses.of(op_id=op, storage_id=storage, role=role), ops)
+    nothing = np.empty(0, dtype=np.int64)
+    found = categorize(Facts(nothing, nothing, nothing, nothing, nothing, nothing), lifetimes)
+    assert list(found) == ["collective", "collective", "activation", "collective", "gradient", "collective"]

@@ -8,9 +8,10 @@ The file stays in the repository for good: every later version must open it (tes
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from memprof.trace.manifest import Backend, Capture, Machine, Manifest, Window
-from memprof.trace.schema import SCHEMA_VERSION, HostMemory, Segments
+from memprof.trace.schema import SCHEMA_VERSION, TABLES, HostMemory, Segments, Table
 from memprof.trace.store import write_trace
 from tests.building import Module, Op, Storage, Tables, make_tables
 
@@ -60,7 +61,17 @@ def golden_tables() -> Tables:
     tables[Segments] = Segments.of(
         device=["cuda:0"], address=[4096], total_size_bytes=[2**21], segment_type=["small"], is_expandable=[True]
     )
-    return tables
+    return {kind: tables[kind] if len(tables.get(kind, ())) else _one_row(kind) for kind in TABLES}
+
+
+def _one_row(kind: type[Table]) -> Table:
+    """A row of values that no column takes for another's, in tables that training steps do not fill."""
+    values: dict[str, Any] = {"id": 1, "float": 1.5, "bool": True}
+    row = {}
+    for place, column in enumerate(kind.columns()):
+        text = column.values[-1] if column.values else f"{column.name} text"
+        row[column.name] = [values.get(column.kind, 1000 + place if column.kind == "int" else text)]
+    return kind.of(**row)
 
 
 def golden_manifest(rank: int) -> Manifest:

@@ -1,0 +1,185 @@
+"""Reads the ranks of a recording side by side through Dask, on this machine's cores or on a cluster of others.
+
+For what the summaries in a recording do not answer (``analysis.ranks`` does without any of this), and for recordings
+whose tables together are larger than one machine's memory. Every task opens the recording by itself and holds one rank
+at a time, so all workers must reach it: on a shared file system, or at an address such as ``s3://bucket/run.memprof``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from memprof.errors import UsageError
+from memprof.replay.live import live_bytes
+from memprof.trace.rank_summary import join_summaries, summarise_rank
+from memprof.trace.schema import Table
+from memprof.trace.store import Trace
+
+if TYPE_CHECKING:
+    import dask.dataframe
+    import pandas as pd
+
+T = TypeVar("T")
+
+#: What one task reads: of each file, ranks as they are numbered in the trace and in the file.
+_Part = dict[str, list[tuple[int, int]]]
+
+#: Ranks that one task reads: enough that listing the recording's entries does not weigh.
+PER_TASK = 32
+
+
+def map_ranks(
+    path: str | Path,
+    function: Callable[[Trace], T],
+    *,
+    ranks: Sequence[int] | None = None,
+    scheduler: str | None = None,
+    per_task: int = PER_TASK,
+) -> dict[int, T]:
+    """Calls a function with every rank of a recording, many at a time.
+
+    Args:
+        path: The recording, a folder of them, or an address.
+        function: What to do with a rank: takes its trace, returns what is to be kept of it.
+        ranks: The ranks; all where left out.
+        scheduler: One of Dask's: ``threads``, ``processes``, ``synchronous``. Where left out, the client of
+            ``dask.distributed`` that is connected, or else threads.
+        per_task: Ranks that one task reads.
+
+    Returns:
+        What the function returned, by rank.
+
+    Raises:
+        BadInputError: The recording, or a table of it, cannot be read.
+        UsageError: Dask is not installed, or there is no such rank.
+    """
+    delayed, compute = _dask()
+    tasks = [delayed(_read_ranks)(part, function) for part in _parts(Trace.open(path), ranks, per_task)]
+    options = {} if scheduler is None else {"scheduler": scheduler}
+    found = {rank: result for part in compute(*tasks, **options) for rank, result in part}
+    return {rank: found[rank] for rank in sorted(found)}
+
+
+def read_frame(
+    path: str | Path, kind: type[Table], columns: Sequence[str] = (), *, per_task: int = PER_TASK
+) -> dask.dataframe.DataFrame:
+    """Returns a table of all ranks as a Dask dataframe, with the rank as its first column; nothing is read yet.
+
+    Args:
+        path: The recording, a folder of them, or an address.
+        kind: The table.
+        columns: Its columns; all where left out.
+        per_task: Ranks in one partition.
+
+    Raises:
+        BadInputError: The recording cannot be read.
+        UsageError: Dask is not installed.
+    """
+    _dask()
+    import dask.dataframe
+
+    names = list(columns) or [column.name for column in kind.columns()]
+    parts = _parts(Trace.open(path), None, per_task)
+    return dask.dataframe.from_map(  # type: ignore[no-any-return, attr-defined, no-untyped-call, unused-ignore]
+        _read_frames, parts, kind=kind, names=names, meta=_frame(kind.empty(), names, NO_RANK)
+    )
+
+
+def summarise_ranks(path: str | Path, *, scheduler: str | None = None) -> dict[type[Table], Table]:
+    """Sums up the ranks of a recording that does not tell them apart by itself, as those of older versions.
+
+    Returns:
+        The tables of ``RANK_TABLES``, as ``Trace.summary`` gives them.
+    """
+    found = map_ranks(path, _summary_of, scheduler=scheduler)
+    return join_summaries(found[rank] for rank in sorted(found))
+
+
+def peak_curve(trace: Trace, stretches: int) -> list[int]:
+    """Returns the most bytes alive in each of equally long stretches of a rank's steady step.
+
+    Args:
+        trace: The rank.
+        stretches: How many; a step of fewer operators has one for each.
+    """
+    highest = live_bytes(trace.steady_step()).during
+    count = min(stretches, len(highest))
+    starts = (np.arange(count) * len(highest)) // max(count, 1)
+    return np.maximum.reduceat(highest, starts).tolist() if count else []
+
+
+#: The rank in a frame without rows.
+NO_RANK = -1
+
+
+class _Reader:
+    """A trace as ``summarise_rank`` reads it, nothing kept."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+
+    def read(self, kind: type[Any], /) -> Any:
+        return self._trace.table(kind)
+
+
+def _summary_of(trace: Trace) -> dict[type[Table], Table]:
+    return summarise_rank(trace.manifest, _Reader(trace))
+
+
+def _parts(trace: Trace, ranks: Sequence[int] | None, per_task: int) -> list[_Part]:
+    """Deals ranks out to tasks, those of one file together: a task lists the entries of few files.
+
+    Raises:
+        UsageError: There is no such rank.
+    """
+    chosen = trace.ranks if ranks is None else tuple(trace.fresh(rank).rank for rank in ranks)
+    placed = sorted((str(path), number, rank) for rank in chosen for path, number in (trace.origin(rank),))
+    parts = []
+    for first in range(0, len(placed), per_task):
+        part: _Part = {}
+        for path, number, rank in placed[first : first + per_task]:
+            part.setdefault(path, []).append((rank, number))
+        parts.append(part)
+    return parts
+
+
+def _traces(part: _Part) -> Iterator[tuple[int, Trace]]:
+    for path, ranks in part.items():
+        trace = Trace.open(path)
+        for rank, number in ranks:
+            # A trace keeps the tables it has read: each rank's is a fresh one, and goes before the next.
+            yield rank, trace.fresh(number)
+
+
+def _read_ranks(part: _Part, function: Callable[[Trace], T]) -> list[tuple[int, T]]:
+    return [(rank, function(trace)) for rank, trace in _traces(part)]
+
+
+def _read_frames(part: _Part, kind: type[Table], names: list[str]) -> pd.DataFrame:
+    import pandas as pd
+
+    return pd.concat([_frame(trace.table(kind), names, rank) for rank, trace in _traces(part)], ignore_index=True)
+
+
+def _frame(table: Table, names: list[str], rank: int) -> pd.DataFrame:
+    import pandas as pd
+
+    columns = {name: getattr(table, name) for name in names}
+    frame = pd.DataFrame({"rank": np.full(len(table), rank, dtype=np.int64), **columns})
+    texts = [column.name for column in table.columns() if column.kind == "text" and column.name in columns]
+    return frame.astype(dict.fromkeys(texts, "string"))
+
+
+def _dask() -> tuple[Any, Any]:
+    try:
+        from dask.base import compute
+        from dask.delayed import delayed
+    except ImportError as error:
+        raise UsageError(
+            "Reading many ranks side by side needs Dask: pip install 'torch-memprof[distributed]'"
+        ) from error
+    return delayed, compute

@@ -1,0 +1,99 @@
+"""How much memory a process may still take from its host: of the limit that is nearest."""
+
+from __future__ import annotations
+
+import resource
+from dataclasses import dataclass
+from pathlib import Path
+
+_PROC = Path("/proc")
+_CGROUPS = Path("/sys/fs/cgroup")
+#: A cgroup without a limit holds a number near the largest there is, or the word max.
+_UNLIMITED = 1 << 60
+
+
+@dataclass(frozen=True)
+class HostLimit:
+    """One limit on a process's memory.
+
+    Attributes:
+        total_bytes: The limit.
+        free_bytes: What is left of it.
+    """
+
+    total_bytes: int
+    free_bytes: int
+
+
+def nearest_limit(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> HostLimit | None:
+    """Returns the limit of which the least is left: the process's own, its cgroup's, or the machine's memory.
+
+    Args:
+        proc: Where the system shows its processes.
+        cgroups: Where it shows its control groups.
+
+    Returns:
+        The limit, None where the system tells none.
+    """
+    limits = [limit for limit in (_own(proc), cgroup_limit(proc, cgroups), machine_memory(proc)) if limit is not None]
+    return min(limits, key=lambda limit: limit.free_bytes, default=None)
+
+
+def machine_memory(proc: Path = _PROC) -> HostLimit | None:
+    """Returns the machine's memory and what of it can be had without swapping, None where the system tells neither."""
+    known = {}
+    for line in _read(proc / "meminfo").splitlines():
+        name, _, rest = line.partition(":")
+        number = rest.split()[0] if rest.split() else ""
+        if number.isdecimal():
+            known[name] = int(number) * 1024
+    if "MemTotal" not in known or "MemAvailable" not in known:
+        return None
+    return HostLimit(known["MemTotal"], known["MemAvailable"])
+
+
+def cgroup_limit(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> HostLimit | None:
+    """Returns the limit of this process's control group (a container's, a batch job's), None where it has none.
+
+    A group inside another has the other's limit too; the one of which the least is left counts.
+    """
+    limits = []
+    for line in _read(proc / "self" / "cgroup").splitlines():
+        _, controllers, path = [*line.split(":", 2), "", ""][:3]
+        # Version 2 has one tree for everything; version 1 has one for memory.
+        is_memory = "memory" in controllers.split(",")
+        if controllers and not is_memory:
+            continue
+        root = cgroups / "memory" if is_memory else cgroups
+        names = ("memory.limit_in_bytes", "memory.usage_in_bytes") if is_memory else ("memory.max", "memory.current")
+        folder = root / path.strip("/")
+        # In a container the path is that of the host, and the group's own files stand at the root.
+        for group in [folder, *folder.parents]:
+            if not group.is_relative_to(root):
+                break
+            total, used = (_number(group / name) for name in names)
+            if total is not None and used is not None and total < _UNLIMITED:
+                limits.append(HostLimit(total, max(0, total - used)))
+    return min(limits, key=lambda limit: limit.free_bytes, default=None)
+
+
+def _own(proc: Path) -> HostLimit | None:
+    """Returns what ``ulimit -v`` leaves of the address space."""
+    total = resource.getrlimit(resource.RLIMIT_AS)[0]
+    pages = _read(proc / "self" / "statm").split()
+    if total == resource.RLIM_INFINITY or not pages:
+        return None
+    return HostLimit(total, max(0, total - int(pages[0]) * resource.getpagesize()))
+
+
+def _number(path: Path) -> int | None:
+    text = _read(path).strip()
+    return int(text) if text.isdecimal() else None
+
+
+def _read(path: Path) -> str:
+    """Reads a file of the system's; "" where it is not there or not ours to read."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,95 @@
+"""Describes the devices a job uses, and samples how full each is as a whole."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+
+from memprof.recorder.device.driver import Driver, driver_version
+from memprof.recorder.log import RawLog
+
+_cuda: Any = torch.cuda  # not annotated in torch
+
+
+class Devices:
+    """The devices of this process that torch's allocators have taken memory on."""
+
+    def __init__(self, log: RawLog) -> None:
+        """Shares the recorder's log; asks nothing yet."""
+        self._log = log
+        self._driver = Driver()
+        self._described: dict[int, str] = {}  # uuid by device index
+
+    def sample(self) -> None:
+        """Logs how full each device is; a device met for the first time is described, too.
+
+        Does nothing where no device is in use, and while a CUDA graph is captured, which such questions would spoil.
+        """
+        if _cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
+            for index in range(torch.cuda.device_count()):
+                reserved = torch.cuda.memory_reserved(index)
+                if reserved:
+                    self._sample_cuda(index, reserved)
+        elif is_mps_in_use():
+            self._sample_mps()
+
+    def _sample_cuda(self, index: int, reserved: int) -> None:
+        name = f"cuda:{index}"
+        if index not in self._described:
+            record = describe_cuda(index)
+            self._described[index] = record["uuid"]
+            self._log.record("device", record)
+        free, total = torch.cuda.mem_get_info(index)
+        process = self._driver.process_bytes(self._described[index]) if self._described[index] else -1
+        self._add(name, total, total - free, process, reserved, _pinned_bytes())
+
+    def _sample_mps(self) -> None:
+        used, total = torch.mps.driver_allocated_memory(), torch.mps.recommended_max_memory()
+        if -1 not in self._described:
+            self._described[-1] = ""
+            self._log.record("device", {"device": "mps:0", "kind": "mps", "name": "MPS", "capacity_bytes": total})
+        self._add("mps:0", total, used, used, used, -1)
+
+    def _add(self, device: str, total: int, used: int, process: int, reserved: int, pinned: int) -> None:
+        number = self._log.intern("devices", device)
+        self._log.device_memory.extend((time.time_ns(), number, total, used, process, reserved, pinned))
+
+
+def describe_cuda(index: int) -> dict[str, Any]:
+    """Returns what the manifest tells of a CUDA device (or one of ROCm, which has CUDA's name in torch)."""
+    properties = torch.cuda.get_device_properties(index)
+    uuid = str(getattr(properties, "uuid", ""))
+    is_rocm = torch.version.hip is not None
+    return {
+        "device": f"cuda:{index}",
+        "kind": "rocm" if is_rocm else "cuda",
+        "name": properties.name,
+        "capacity_bytes": properties.total_memory,
+        "uuid": f"GPU-{uuid}" if uuid and not uuid.startswith(("GPU-", "MIG-")) else uuid,
+        "compute": f"{properties.major}.{properties.minor}",
+        "driver": "" if is_rocm else driver_version(),
+        "cuda": str(torch.version.hip if is_rocm else torch.version.cuda or ""),
+        "allocator": _cuda.get_allocator_backend(),
+    }
+
+
+def is_mps_in_use() -> bool:
+    """Whether this is a Mac whose device torch has taken memory on."""
+    return torch.backends.mps.is_available() and torch.mps.driver_allocated_memory() > 0
+
+
+def unheard_device() -> str:
+    """Returns the type of device whose allocator reports to no profiler, such as mps; "" where there is none.
+
+    CUDA's, ROCm's and XPU's allocators report what they do. Storages of others are followed one by one.
+    """
+    found = torch.accelerator.current_accelerator() if hasattr(torch, "accelerator") else None
+    return found.type if found is not None and found.type not in ("cpu", "cuda", "xpu") else ""
+
+
+def _pinned_bytes() -> int:
+    """Returns the host memory that torch holds pinned; -1 where this torch does not count it."""
+    count = getattr(torch.cuda, "host_memory_stats", None)
+    return int(count().get("allocated_bytes.current", -1)) if count is not None else -1

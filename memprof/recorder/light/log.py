@@ -1,0 +1,87 @@
+"""The raw log of a light recording: what is told of the whole run, and a ring of files for the rest."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from array import array
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from memprof.recorder.log import RawLog
+from memprof.trace.spool import LIGHT_FOLDER, RING_PREFIX, RING_STREAMS, SpoolWriter
+
+#: Files of the ring that are kept: the one that is written, and the one before.
+_KEPT = 2
+
+
+class LightLog(RawLog):
+    """Sends the streams of the ring to a file of their own, which `turn` exchanges; all others go to the main file.
+
+    Texts are in the main file, so that the numbers of every file of the ring mean the same.
+
+    Attributes:
+        main_folder: Where the main file is.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Opens the main file.
+
+        Args:
+            folder: Spool folder of this process.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        self.main_folder = folder / LIGHT_FOLDER
+        super().__init__(SpoolWriter(self.main_folder))
+        self._folder = folder
+        self._turns = 0
+        self._ring: SpoolWriter | None = None
+
+    def turn(self) -> None:
+        """Begins the next file of the ring, and removes the oldest.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        self.flush()
+        if self._ring is not None:
+            self._ring.close()
+        if self._turns >= _KEPT:
+            shutil.rmtree(self._folder / f"{RING_PREFIX}{self._turns - _KEPT}", ignore_errors=True)
+        self._ring = SpoolWriter(self._folder / f"{RING_PREFIX}{self._turns}")
+        self._turns += 1
+
+    def record_in_ring(self, stream: str, record: Any) -> None:
+        """Writes one record at once to the ring's file, after everything logged before it.
+
+        Raises:
+            OSError: The spool cannot be written.
+        """
+        self.flush()
+        if self._ring is not None:
+            self._ring.write_record(stream, record)
+
+    def flush(self) -> None:
+        """Hands all buffered rows to the operating system.
+
+        Raises:
+            OSError: The spool cannot be written.
+        """
+        rows = {stream: getattr(self, stream) for stream in RING_STREAMS}
+        taken = {stream: array("q", values) for stream, values in rows.items() if values}
+        for values in rows.values():
+            values.clear()
+        super().flush()  # texts first: no number without its text
+        if self._ring is not None:
+            for stream, values in taken.items():
+                self._ring.write_rows(stream, values)
+        self.flushed_ns = time.time_ns()
+
+    def close(self, records: Iterable[tuple[str, Any]] = ()) -> None:
+        """Flushes, writes last records and closes both files."""
+        super().close(records)
+        if self._ring is not None:
+            self._ring.close()

@@ -1,0 +1,377 @@
+"""A whole run under way: counts at every module call and update, and stretches of it heard in full."""
+
+from __future__ import annotations
+
+import threading
+import time
+from bisect import bisect_right
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from memprof.recorder.failures import FailureLog
+from memprof.recorder.inventory import Inventory, owned_span
+from memprof.recorder.light.budget import Budget
+from memprof.recorder.light.count import AllocatorCount
+from memprof.recorder.light.device import CudaHistory
+from memprof.recorder.light.events import LightEvents
+from memprof.recorder.light.log import LightLog
+from memprof.recorder.light.peaks import HEARD_ALL, TOLD, Peaks
+from memprof.recorder.machine import describe_process
+from memprof.recorder.out_of_memory import listen_to_allocator
+from memprof.recorder.registry import ModuleRegistry
+from memprof.recorder.remarks import RemarkReader
+from memprof.recorder.rounds import OptimizerRounds
+from memprof.recorder.window import Window
+from memprof.trace.spool import BACKWARD, FLAG_CALL_RECOMPUTE, FORWARD, OPTIMIZER, OTHER
+
+_FLUSH_NS = 1_000_000_000
+#: Steps of a stretch: the second one begins as most do, with the gradients of the one before.
+_STRETCH_STEPS = 2
+#: With a device's history, the ring of places is turned after so many.
+_MOST_MARKS = 200_000
+
+_cuda: Any = torch.cuda  # not annotated in torch
+_time_ns = time.time_ns
+_sequence_number = torch._C._autograd._get_sequence_nr
+_graph_task = torch._C._current_graph_task_id
+
+
+class LightCall(NamedTuple):
+    """A module call under way: its number, module and phase, when it began, and the call around it."""
+
+    number: int
+    module: int
+    phase: int
+    enter_ns: int
+    parent: int
+
+
+class LightObservation:
+    """Follows one thread, the one that made it, from its first step to its end.
+
+    Attributes:
+        failed_at: Phase and module of the innermost call that an error left, None where none did.
+    """
+
+    def __init__(
+        self, folder: Path, rounds: OptimizerRounds, count: AllocatorCount, *, is_late: bool, can_hear: bool
+    ) -> None:
+        """Opens the recording.
+
+        Args:
+            folder: Spool folder of this process.
+            rounds: The job's optimizers.
+            count: The CPU allocator's count.
+            is_late: Tensors were made before the allocator's table was switched on.
+            can_hear: That table is there, so that native events are complete.
+
+        Raises:
+            OSError: The spool cannot be written.
+        """
+        self.thread = threading.get_ident()
+        self.failed_at: tuple[int, int] | None = None
+        self._rounds = rounds
+        self._count = count
+        self._can_hear = can_hear and LightEvents.is_available()
+        self._log = log = LightLog(folder)
+        start = describe_process(Window(0, 1), is_late=is_late)
+        log.record("start", {**start, "window": {"skip": 0, "steps": 0, "stop": False}, "can_count": count.is_found})
+        self._remarks = RemarkReader()
+        self._registry = ModuleRegistry(log)
+        self._tensors: dict[Any, int] = {}
+        self._inventory = Inventory(log, self._registry, self._tensor_number)
+        self._failures = FailureLog(log.main_folder, log, self._registry, rounds)
+        self._events = LightEvents(log, self._hear)
+        self._device: CudaHistory | None = None
+        self._budget = Budget()
+        self._peaks = Peaks(log)
+        self._calls: list[LightCall] = []
+        self._call_count = 0
+        self._phase, self._module = OTHER, -1
+        self._step_start_ns = 0
+        self._step_first_call = 0
+        self._stretch_left = 0
+        self._stretch_events = 0
+        self._stated_holders = 0
+        # Marks since the session began, to place what was heard: moments, counters, and where the job was.
+        self._mark_ns: list[int] = []
+        self._mark_sequence: list[int] = []
+        self._mark_place: list[tuple[int, int]] = []
+        self._last_node = (-1, -1)  # the mark under which a node of backward ran last, and its module
+        self._registry.scan()
+
+    @property
+    def step(self) -> int:
+        """The step under way."""
+        return self._peaks.step
+
+    @property
+    def is_outside(self) -> bool:
+        """Whether no module call is under way."""
+        return not self._calls
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether the step under way has called a model."""
+        return self._call_count > self._step_first_call
+
+    def is_mine(self) -> bool:
+        """Whether this is the observed thread."""
+        return threading.get_ident() == self.thread
+
+    # -- steps --------------------------------------------------------------------------------------------------
+
+    def begin_step(self, step: int) -> None:
+        """Begins a step, and with it a stretch of listening where its turn has come."""
+        for remark in self._remarks.fresh():
+            self._log.record(*remark)
+        listen_to_allocator()
+        if self._device is None and _cuda.is_initialized():
+            self._end_stretch()
+            self._device = CudaHistory.start(self._log)
+        self._peaks.begin_step(step)
+        self._step_first_call = self._call_count
+        self._phase, self._module = OTHER, -1
+        if self._events.is_running:
+            self._state_models()
+        elif self._device is None and self._can_hear and self._budget.may_listen():
+            self._begin_stretch()
+        self._step_start_ns = _time_ns()
+        self._sample()
+        self._mark()
+
+    def end_step(self) -> None:
+        """Ends the step under way."""
+        end_ns = _time_ns()
+        self._sample()
+        if self._events.is_running:
+            since = time.monotonic_ns()
+            with torch._C.DisableTorchFunction():
+                for optimizer in self._rounds.alive():
+                    self._inventory.optimizer_state(optimizer)
+            self._stretch_events += self._events.cut()
+            self._peaks.how = HEARD_ALL
+            self._budget.spend(since, self._stretch_events)
+        self._write(end_ns, is_complete=True)
+        if self._events.is_running:
+            self._log.record_in_ring("steps", {"step": self.step, "start_ns": self._step_start_ns, "end_ns": end_ns})
+            self._stretch_left -= 1
+            if not self._stretch_left:
+                self._end_stretch()
+        elif self._device is not None and len(self._mark_ns) > _MOST_MARKS:
+            self._forget_marks()
+            self._log.turn()
+        if end_ns - self._log.flushed_ns > _FLUSH_NS:
+            self._log.flush()
+
+    def close(self, reason: str, *, is_failed: bool) -> None:
+        """Ends the recording for good, where it is.
+
+        Args:
+            reason: Why it ends.
+            is_failed: The job ends with an error, inside the step under way although that may have done nothing yet.
+        """
+        if self._events.is_running and self.is_mine() and _graph_task() == -1:
+            self._end_stretch()
+            self._peaks.how = HEARD_ALL
+        if self._device is not None:
+            self._device.finish()
+        if is_failed or self.has_calls or self._rounds.updates or not self.step:
+            self._sample()
+            self._write(_time_ns(), is_complete=False)
+        self._failures.note_optimizers()
+        end = {"reason": reason, "time_ns": _time_ns(), "failed_at": self.failed_at}
+        self._log.close([*self._remarks.fresh(), ("end", end)])
+
+    def end_with(self, error: BaseException) -> None:
+        """Notes that the job ends with an out-of-memory error."""
+        self._failures.end_with(error, self.step, -1, is_open=True)
+
+    def give_up(self, fault: str) -> None:
+        """Ends a recording that failed."""
+        self.abandon()
+        self._log.abort(fault)
+
+    def abandon(self) -> None:
+        """Drops the session: the recording failed, or this is a forked child."""
+        if self.is_mine() and _graph_task() == -1:
+            self._events.abandon()
+
+    def step_aside(self) -> None:
+        """Makes way for the job's own profiler: two sessions on one thread steal each other's events."""
+        if self._events.is_running and _graph_task() == -1:
+            self._end_stretch()
+            self._log.record("notes", f"the job's own profiler started in step {self.step}: it was not listened to on")
+
+    # -- what the job does --------------------------------------------------------------------------------------
+
+    def enter(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LightCall:
+        """Notes that a module is called."""
+        number = self._registry.number(module)
+        if _graph_task() != -1:
+            phase = BACKWARD
+        else:
+            phase = FORWARD if torch.is_grad_enabled() or not self._rounds.has_optimizers else OTHER
+        if not self._calls:
+            self.failed_at = None
+            if self._events.is_running and phase != BACKWARD:
+                with torch._C.DisableTorchFunction():
+                    self._inventory.inputs(args, kwargs)
+        if self._events.is_running and self._registry.holders != self._stated_holders:
+            self._state_models()
+        call = LightCall(self._call_count, number, phase, _time_ns(), self._calls[-1].number if self._calls else -1)
+        self._call_count += 1
+        self._calls.append(call)
+        self._move(phase, number)
+        return call
+
+    def leave(self, call: LightCall, error: BaseException | None) -> None:
+        """Notes that a module call is over, and with it those inside that ended without saying so."""
+        if call not in self._calls:
+            return
+        if error is not None and self.failed_at is None:
+            self.failed_at = (self._phase, self._module)
+        while self._calls.pop() is not call:
+            pass
+        around = self._calls[-1] if self._calls else None
+        now = _time_ns()
+        if self._events.is_running:
+            flags = FLAG_CALL_RECOMPUTE if call.phase == BACKWARD else 0
+            self._log.calls.extend((call.number, call.module, call.parent, 0, 0, call.enter_ns, now, flags))
+        self._move(call.phase if around is None else around.phase, -1 if around is None else around.module)
+        if now - self._log.flushed_ns > _FLUSH_NS:
+            self._write(now, is_complete=False)
+            if self._events.is_running and _graph_task() == -1:
+                since = time.monotonic_ns()
+                events = self._events.cut()
+                self._stretch_events += events
+                self._budget.spend(since, self._stretch_events)
+            self._log.flush()
+
+    def begin_update(self, optimizer: Any) -> None:
+        """Notes that an optimizer is about to update; backward is over by then, or the update is part of it."""
+        if self._phase == FORWARD:
+            self._phase, self._module = BACKWARD, -1
+        self._move(OPTIMIZER, -1)
+        if self._events.is_running:
+            with torch._C.DisableTorchFunction():
+                self._inventory.gradients(optimizer)
+
+    def end_update(self) -> None:
+        """Notes that an optimizer has updated."""
+        self._move(OTHER, -1)
+
+    # -- inside -------------------------------------------------------------------------------------------------
+
+    def _move(self, phase: int, module: int) -> None:
+        """Counts for the place that the job leaves, and notes the one it comes to."""
+        self._sample()
+        self._phase, self._module = phase, module
+        self._mark()
+
+    def _sample(self) -> None:
+        if self._device is None:
+            self._peaks.see(self._count.read(), self._phase, self._module)
+        elif self._module == -1:  # asking a device's allocator takes 20 µs: not for every module
+            told = self._device.read()
+            self._peaks.see(told.allocated_bytes, self._phase, self._module)
+            self._peaks.reserved_bytes = max(self._peaks.reserved_bytes, told.reserved_bytes)
+            if told.new_peak_bytes:
+                self._peaks.see(told.new_peak_bytes, self._phase, self._module)
+                self._peaks.how = TOLD
+
+    def _mark(self) -> None:
+        if self._events.is_running or self._device is not None:
+            now, sequence = _time_ns(), _sequence_number()
+            call = self._calls[-1].number if self._calls else -1
+            self._log.marks.extend((now, self._module, self._phase, call, sequence))
+            self._mark_ns.append(now)
+            self._mark_sequence.append(sequence)
+            self._mark_place.append((self._phase, self._module))
+
+    def _hear(self, moment_ns: int, total: int, node: int) -> None:
+        """Takes the count that an allocation told, for the place where it happened."""
+        here = max(bisect_right(self._mark_ns, moment_ns) - 1, 0)
+        phase, module = self._mark_place[here] if self._mark_place else (OTHER, -1)
+        if node != -1 and module == -1:  # else a module runs again inside backward
+            phase = BACKWARD
+            if node >= 0:
+                maker = bisect_right(self._mark_sequence, node) - 1
+                module = self._mark_place[maker][1] if maker >= 0 else -1
+                self._last_node = (here, module)
+        if module == -1 and self._last_node[0] == here:  # autograd's own work on what the node returned
+            phase, module = BACKWARD, self._last_node[1]
+        if total > 0:
+            self._peaks.see(total, phase, module)
+
+    def _begin_stretch(self) -> None:
+        since = time.monotonic_ns()
+        if not self._events.start():
+            return
+        self._log.turn()
+        self._log.record_in_ring("begin", {"step": self.step, "time_ns": _time_ns()})
+        self._forget_marks()
+        self._stretch_left, self._stretch_events = _STRETCH_STEPS, 0
+        with torch._C.DisableTorchFunction():
+            spans = {owned_span(tensor) for tensor in self._known_tensors()} - {(0, 0)}
+            for address, size in spans:
+                self._log.alive.extend((_time_ns(), address, size))
+            for optimizer in self._rounds.alive():
+                self._inventory.optimizer_state(optimizer)
+        self._state_models()
+        self._budget.spend(since, 0)
+
+    def _end_stretch(self) -> None:
+        if self._events.is_running:
+            since = time.monotonic_ns()
+            self._events.stop()
+            self._log.flush()
+            self._forget_marks()
+            self._budget.spend(since, 0)
+
+    def _forget_marks(self) -> None:
+        self._mark_ns.clear()
+        self._mark_sequence.clear()
+        self._mark_place.clear()
+        self._last_node = (-1, -1)
+
+    def _known_tensors(self) -> list[torch.Tensor]:
+        """Lists what models and optimizers hold; the rest of what is alive is known by its sum alone."""
+        found: list[torch.Tensor] = []
+        for root in self._registry.roots():
+            for parameter in root.parameters():
+                found.append(parameter)
+                if parameter.is_leaf and parameter.grad is not None:
+                    found.append(parameter.grad)
+            found += root.buffers()
+        for optimizer in self._rounds.alive():
+            for state in optimizer.state.values():
+                values = state.values() if isinstance(state, dict) else ()
+                found += [value for value in values if isinstance(value, torch.Tensor)]
+        return found
+
+    def _state_models(self) -> None:
+        self._stated_holders = self._registry.holders
+        with torch._C.DisableTorchFunction():
+            self._inventory.models()
+
+    def _tensor_number(self, tensor: torch.Tensor) -> int:
+        key = (tensor.dtype, tensor.shape, tensor.device)
+        number = self._tensors.get(key)
+        if number is None:
+            shape = "x".join(str(int(size)) for size in tensor.shape)
+            record = [shape, str(tensor.dtype).removeprefix("torch."), str(tensor.device)]
+            number = self._tensors[key] = self._log.intern("tensors", tuple(record), record)
+        return number
+
+    def _write(self, now_ns: int, *, is_complete: bool) -> None:
+        self._peaks.write(
+            self._step_start_ns,
+            now_ns,
+            updates=self._rounds.updates,
+            is_complete=is_complete,
+            phase_now=self._phase,
+            module_now=self._module,
+        )

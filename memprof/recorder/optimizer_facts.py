@@ -1,0 +1,75 @@
+"""Says what an optimizer is: its class, its settings, the shapes of its parameters and the bytes of its state."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+_DEPTH = 6
+
+
+def describe_optimizer(optimizer: Any, number: int, updates: int) -> dict[str, Any]:
+    """Returns a record of the ``optimizers`` stream.
+
+    Args:
+        optimizer: The optimizer.
+        number: Its place among those of the job.
+        updates: How often it has updated.
+    """
+    kind = type(optimizer)
+    # torch wraps `step`, and gives the wrapper the name of what it wraps: that of a class of torch's own where a
+    # class of the job's inherits it unchanged.
+    step = kind.step
+    groups = [_describe_group(group) for group in optimizer.param_groups]
+    return {
+        "number": number,
+        "name": f"{kind.__module__}.{kind.__qualname__}",
+        "algorithm": f"{step.__module__}.{step.__qualname__.rpartition('.')[0]}",
+        "groups": groups,
+        "state_bytes": sum(_own_part(tensor).nbytes for tensor in _tensors(list(optimizer.state.values()), _DEPTH)),
+        "scalar_bytes": torch.get_default_dtype().itemsize if torch.get_default_dtype() == torch.float64 else 4,
+        "updates": updates,
+    }
+
+
+def _describe_group(group: dict[str, Any]) -> dict[str, Any]:
+    settings = {
+        name: list(value) if isinstance(value, (list, tuple)) else value
+        for name, value in group.items()
+        if isinstance(value, (bool, int, float, str)) or value is None or _is_numbers(value)
+    }
+    shapes = Counter(
+        (tuple(_own_part(parameter).shape), parameter.element_size())
+        for parameter in group["params"]
+        # Of one whose shape is not known yet, nothing can be said.
+        if parameter.requires_grad and not isinstance(parameter, torch.nn.parameter.UninitializedParameter)
+    )
+    return {
+        "settings": settings,
+        # [sizes, bytes of an element, how many parameters]
+        "parameters": [[list(shape), size, times] for (shape, size), times in shapes.items()],
+    }
+
+
+def _own_part(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns this rank's part of a sharded tensor (DTensor), and others as they are."""
+    part: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
+    return part
+
+
+def _is_numbers(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and all(type(part) in (int, float) for part in value)
+
+
+def _tensors(value: Any, depth: int) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif depth and isinstance(value, dict):
+        for item in value.values():
+            yield from _tensors(item, depth - 1)
+    elif depth and isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _tensors(item, depth - 1)

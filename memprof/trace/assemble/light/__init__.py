@@ -1,0 +1,1 @@
+"""Assembles light recordings: the whole run in counts, its last stretch in full."""

@@ -1,0 +1,138 @@
+"""Writes the manifest of a lightly recorded process."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from memprof.trace.assemble.describe import read_speed
+from memprof.trace.assemble.light.run import Run
+from memprof.trace.manifest import Backend, Capture, Machine, Manifest, Window
+from memprof.trace.schema import NONE, SCHEMA_VERSION, Modules, Steps, Table
+from memprof.trace.spool import Spool
+
+_NO_OPERATORS = "operators: rows are module calls, backward nodes and updates, and no operator's cost is known"
+
+CPU_LIGHT = Backend(
+    name="cpu-light",
+    sees=(
+        "every allocation of torch's CPU allocator on the training thread, in the stretch of steps that is told",
+        "the allocator's count of all threads, at each module call and update of the whole run",
+    ),
+    blind_spots=(
+        _NO_OPERATORS,
+        "what came and went inside a module call or in backward, in steps that were only counted",
+        "allocations on other threads of the job, but for their sum",
+        "Python stacks of allocations",
+        "memory that torch's allocator does not own (numpy, shared memory, libraries' own workspaces)",
+    ),
+)
+
+CUDA_LIGHT = Backend(
+    name="cuda-light",
+    sees=(
+        "the last entries of CUDA's memory history with their Python stacks, and all that was in use at its end",
+        "the allocator's count at each model call and update of the whole run, and its highest count",
+    ),
+    blind_spots=(
+        _NO_OPERATORS,
+        "allocations before the history's first entry, one by one",
+        "which module backward belongs to",
+        "memory that torch's CUDA allocator does not own (NCCL, cuBLAS handles, the CUDA context)",
+        "a job that is killed takes its CUDA history with it: only counts are left",
+    ),
+)
+
+
+def light_manifest(
+    folder: Path,
+    main: Spool,
+    run: Run,
+    tables: Mapping[type[Table], Table],
+    launch: Mapping[str, Any],
+    exit_record: Mapping[str, Any] | None,
+) -> Manifest:
+    """Builds the manifest.
+
+    Args:
+        folder: The process's folder in the spool.
+        main: What is told of the whole run.
+        run: Its steps.
+        tables: The tables made so far.
+        launch: What the parent wrote when it started the job.
+        exit_record: What the parent wrote at its end; None while it runs.
+    """
+    start = main.records["start"][0]
+    machine = start["machine"]
+    modules = cast(Modules, tables[Modules])
+    is_cuda = run.device != "cpu"
+    return Manifest(
+        schema_version=SCHEMA_VERSION,
+        memprof_version=start["memprof_version"],
+        torch_version=start["torch_version"],
+        python_version=start["python_version"],
+        created_us=start["time_ns"] / 1000,
+        command=tuple(str(part) for part in launch.get("command", start["argv"])),
+        target=str(launch.get("target", start["argv"][0] if start["argv"] else "")),
+        machine=Machine(
+            device_name=machine["device_name"],
+            device_kind="cuda" if is_cuda else machine["device_kind"],
+            cores=machine["cores"],
+            memory_bytes=machine["memory_bytes"],
+            capacity_bytes=int(machine.get("capacity_bytes", machine["memory_bytes"])),
+            os=machine["os"],
+            allocator_settings=machine.get("allocator_settings", ""),
+            speed=read_speed(folder, exit_record),
+        ),
+        rank=start["rank"],
+        world_size=start["world_size"],
+        pid=start["pid"],
+        plan=next(reversed(main.records.get("plan", [])), None),
+        backend=CUDA_LIGHT if is_cuda else CPU_LIGHT,
+        capture=_capture(main, exit_record, run, modules),
+        window=Window(steps=len(run)),
+        op_times="none",
+        notes=tuple(_notes(main, tables)),
+    )
+
+
+def _capture(main: Spool, exit_record: Mapping[str, Any] | None, run: Run, modules: Modules) -> Capture:
+    end = next(iter(main.records.get("end", [])), None)
+    status = None if exit_record is None else exit_record.get("returncode")
+    faults = main.records.get("faults", [])
+    if end is not None and not faults and not status:
+        return Capture(is_complete=True, reason=end["reason"], exit_status=status)
+    place = run.place_at_end(modules, None if end is None else end["failed_at"])
+    if faults:
+        reason = f"the recorder failed: {faults[0].strip().splitlines()[-1]}"
+    elif exit_record is None:
+        reason = "the job is still running"
+    elif isinstance(status, int) and status < 0:
+        reason = f"the job was killed by {_signal_name(-status)}"
+    elif end is not None:
+        reason = end["reason"]
+    else:
+        reason = "the job ended without leaving Python in order"
+    return Capture(is_complete=False, ends_at=place, reason=reason, exit_status=status)
+
+
+def _notes(main: Spool, tables: Mapping[type[Table], Table]) -> list[str]:
+    steps = cast(Steps, tables[Steps])
+    told = steps.step[steps.first_op_id != NONE]
+    notes = []
+    if len(told) > 1:
+        notes.append(f"every allocation is told of steps {int(told[0])} to {int(told[-1])}; of the others, counts")
+    elif len(told):
+        notes.append(f"every allocation is told of step {int(told[0])}; of the others, counts")
+    if not main.records["start"][0].get("can_count", True):
+        notes.append("this torch does not let its CPU count be read: steps that were not heard have no highest count")
+    return [*notes, *main.records.get("notes", [])]
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

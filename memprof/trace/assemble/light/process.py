@@ -1,0 +1,97 @@
+"""Assembles the tables and the manifest of one lightly recorded process."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from memprof.trace.assemble import texts
+from memprof.trace.assemble.elsewhere import NAME
+from memprof.trace.assemble.light.describe import light_manifest
+from memprof.trace.assemble.light.device import assemble_device, find_snapshot
+from memprof.trace.assemble.light.run import join_steps, module_peaks, read_run
+from memprof.trace.assemble.light.stretch import choose_stretch, write_ordinary
+from memprof.trace.manifest import Manifest
+from memprof.trace.schema import NONE, ModulePeaks, Modules, Ops, StepPeaks, Steps, Storages, Table
+from memprof.trace.spool import LIGHT_FOLDER, Spool, read_spool
+
+#: What memory is called that was there before the stretch and that no model or optimizer holds.
+_OLDER = "older than the stretch, held by no model and no optimizer"
+
+#: Makes tables of an ordinary raw recording.
+Assembled = tuple[Manifest, dict[type[Table], Table]]
+
+
+def is_light(folder: Path) -> bool:
+    """Whether a process was recorded lightly."""
+    return (folder / LIGHT_FOLDER).is_dir()
+
+
+def assemble_light(
+    folder: Path, launch: Mapping[str, Any], exit_record: Mapping[str, Any] | None
+) -> tuple[Manifest, dict[type[Table], Table]] | None:
+    """Assembles one process's light recording; None when it recorded nothing.
+
+    Args:
+        folder: The process's folder in the spool.
+        launch: What the parent wrote when it started the job.
+        exit_record: What the parent wrote when the job had ended; None while it runs.
+
+    Raises:
+        OSError: The recording cannot be read.
+        BadInputError: The snapshot of a device's history is damaged.
+    """
+    main = read_spool(folder / LIGHT_FOLDER)
+    if not main.records.get("start") or not len(main.rows["step_peaks"]):
+        return None
+    snapshot = find_snapshot(folder / LIGHT_FOLDER, main)
+    device = str(main.records.get("counted_device", ["cpu"])[-1])
+    modules = texts.module_table(main)
+    tables: dict[type[Table], Table] = {Modules: modules}
+    if snapshot is not None:
+        found, device = assemble_device(snapshot, folder, main)
+        tables |= found
+    elif device == "cpu":
+        tables |= _stretch_tables(folder, main, launch, exit_record)
+    run = read_run(main, device)
+    told = cast(Steps, tables.get(Steps, Steps.empty()))
+    tables[Steps] = join_steps(run.steps(), told)
+    tables[StepPeaks] = run.step_peaks()
+    tables[ModulePeaks] = module_peaks(main, device)
+    return light_manifest(folder, main, run, tables, launch, exit_record), tables
+
+
+def _stretch_tables(
+    folder: Path, main: Spool, launch: Mapping[str, Any], exit_record: Mapping[str, Any] | None
+) -> dict[type[Table], Table]:
+    stretch = choose_stretch(folder)
+    if stretch is None:
+        return {}
+    # At use: it imports this module in turn.
+    from memprof.trace.assemble.process import assemble_process
+
+    with tempfile.TemporaryDirectory(prefix="memprof-stretch-") as ordinary:
+        write_ordinary(Path(ordinary), main, stretch)
+        found = assemble_process(Path(ordinary), launch, exit_record)
+    if found is None:
+        return {}
+    tables = found[1]
+    return {**tables, Storages: _categorised(cast(Storages, tables[Storages]), cast(Ops, tables[Ops]))}
+
+
+def _categorised(storages: Storages, ops: Ops) -> Storages:
+    """Tells activations by their lives, since uses are not recorded: made in forward and given back in backward."""
+    category, name = storages.category.copy(), storages.name.copy()
+    has_both = (storages.created_op_id != NONE) & (storages.freed_op_id != NONE)
+    born, died = storages.created_op_id[has_both], storages.freed_op_id[has_both]
+    is_kept = (ops.phase[born] == "forward") & (ops.phase[died] != "forward")
+    rows = np.flatnonzero(has_both)[is_kept]
+    rows = rows[category[rows] == "temporary"]
+    category[rows] = "activation"
+    is_older = (storages.created_op_id == NONE) & (name == NAME)
+    name[is_older] = _OLDER
+    return storages.replace(category=category, name=name)

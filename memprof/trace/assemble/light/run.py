@@ -1,0 +1,108 @@
+"""The whole run of a light recording: its steps, their highest counts, and those of every module."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from memprof.trace.schema import NONE, PEAK_SOURCES, PHASES, Bools, Ints, ModulePeaks, Modules, StepPeaks, Steps
+from memprof.trace.spool import Spool
+
+
+@dataclass(frozen=True)
+class Run:
+    """All steps of a run.
+
+    Attributes:
+        columns: The last row of each step, by column of the ``step_peaks`` stream. Shape (steps,).
+        device: The device that was counted.
+    """
+
+    columns: dict[str, Ints]
+    device: str
+
+    def __len__(self) -> int:
+        """Returns the number of steps."""
+        return len(self.columns["step"])
+
+    def steps(self) -> Steps:
+        """Lists the steps, all without operators."""
+        columns = self.columns
+        none = np.full(len(self), NONE, dtype=np.int64)
+        return Steps.of(
+            step=columns["step"],
+            kind=np.full(len(self), "plain", dtype=np.object_),
+            start_us=columns["start_ns"] / 1000,
+            duration_us=(columns["end_ns"] - columns["start_ns"]) / 1000,
+            micro_batches=np.zeros(len(self), dtype=np.int64),
+            optimizer_updates=columns["updates"],
+            first_op_id=none,
+            last_op_id=none,
+            is_complete=columns["is_complete"] != 0,
+        )
+
+    def step_peaks(self) -> StepPeaks:
+        """Lists the highest count of each step."""
+        columns = self.columns
+        return StepPeaks.of(
+            step=columns["step"],
+            device=np.full(len(self), self.device, dtype=np.object_),
+            phase=np.array(PHASES, dtype=np.object_)[columns["phase"]],
+            module_id=columns["module"],
+            allocated_bytes=columns["allocated_bytes"],
+            reserved_bytes=columns["reserved_bytes"],
+            how=np.array(PEAK_SOURCES, dtype=np.object_)[columns["how"]],
+        )
+
+    def place_at_end(self, modules: Modules, failed_at: list[int] | None) -> str:
+        """Says where the run was when it ended, such as ``step 812, backward of layers.3``."""
+        if not len(self):
+            return ""
+        phase, module = failed_at or (int(self.columns["phase_now"][-1]), int(self.columns["module_now"][-1]))
+        where = f" of {modules.name[module] or modules.type[module]}" if module != NONE else ""
+        return f"step {int(self.columns['step'][-1])}, {PHASES[phase]}{where}"
+
+
+def read_run(main: Spool, device: str) -> Run:
+    """Reads the steps of a run."""
+    columns = main.columns("step_peaks")
+    # Of several rows of a step the last one counts.
+    is_last = np.ones(len(columns["step"]), dtype=np.bool_)
+    is_last[:-1] = columns["step"][1:] != columns["step"][:-1]
+    return Run({name: values[is_last] for name, values in columns.items()}, device)
+
+
+def module_peaks(main: Spool, device: str) -> ModulePeaks:
+    """Lists the highest count of each phase and module, with the step it was reached in first."""
+    columns = main.columns("module_peaks")
+    order = np.lexsort((columns["step"], -columns["allocated_bytes"], columns["module"], columns["phase"]))
+    ordered = {name: values[order] for name, values in columns.items()}
+    is_first = np.ones(len(order), dtype=np.bool_)
+    is_first[1:] = (np.diff(ordered["phase"]) != 0) | (np.diff(ordered["module"]) != 0)
+    kept = {name: values[is_first] for name, values in ordered.items()}
+    return ModulePeaks.of(
+        module_id=kept["module"],
+        phase=np.array(PHASES, dtype=np.object_)[kept["phase"]],
+        step=kept["step"],
+        device=np.full(len(kept["step"]), device, dtype=np.object_),
+        allocated_bytes=kept["allocated_bytes"],
+    )
+
+
+def join_steps(run: Steps, told: Steps) -> Steps:
+    """Puts the steps that are told in full into those of the run, in place of their counts alone."""
+    is_told: Bools = np.isin(run.step, told.step)
+    kept = run.take(~is_told)
+    rows = np.searchsorted(run.step, told.step)
+    updates = np.where(
+        np.isin(told.step, run.step), run.optimizer_updates[np.minimum(rows, len(run) - 1)], told.optimizer_updates
+    )
+    told = told.replace(optimizer_updates=updates)
+    joined = Steps.of(
+        **{
+            column.name: np.concatenate((getattr(kept, column.name), getattr(told, column.name)))
+            for column in Steps.columns()
+        }
+    )
+    return joined.take(np.argsort(joined.step, kind="stable"))

@@ -1,0 +1,153 @@
+"""Tells a stretch of a light recording as an ordinary raw recording, whose operators are regions."""
+
+from __future__ import annotations
+
+from array import array
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from memprof.trace.assemble import texts
+from memprof.trace.assemble.light.regions import Region, cut_regions
+from memprof.trace.schema import NONE, Ints
+from memprof.trace.spool import COLUMNS, FLAG_RECOMPUTE, RING_PREFIX, Spool, SpoolWriter, read_spool
+
+#: Streams of records that are the whole run's and go with the stretch as they are.
+_KEPT = ("modules", "names", "tensors", "stacks", "notes", "plan", "out_of_memory", "optimizers", "fatal", "faults")
+
+
+def choose_stretch(folder: Path) -> Spool | None:
+    """Returns the last stretch that holds a whole step, or else the last of all; None where there is none.
+
+    Raises:
+        OSError: A file of the ring cannot be read.
+    """
+    numbered = sorted(
+        (int(path.name.removeprefix(RING_PREFIX)), path)
+        for path in folder.glob(f"{RING_PREFIX}*")
+        if path.name.removeprefix(RING_PREFIX).isdecimal()
+    )
+    found = [spool for _, path in reversed(numbered) if len((spool := read_spool(path)).rows["marks"])]
+    found = [spool for spool in found if len(spool.rows["events"])]
+    return next((spool for spool in found if spool.records.get("steps")), found[0] if found else None)
+
+
+def write_ordinary(folder: Path, main: Spool, stretch: Spool) -> None:
+    """Writes a stretch as a raw recording of the usual kind.
+
+    Args:
+        folder: Where to; it must be empty.
+        main: What is told of the whole run.
+        stretch: The stretch.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    begin = stretch.records["begin"][0]
+    ended = stretch.records.get("steps", [])
+    heard_ns = int(stretch.columns("events")["time_ns"].max())
+    regions = cut_regions(stretch, heard_ns)
+    starts = np.array([region.start_ns for region in regions], dtype=np.int64)
+    steps = _steps(begin, ended, starts)
+    # What follows the last step, where nothing but the script's way to the next one does, is told of no step.
+    regions = regions[: steps[-1]["end_op"]] if steps else regions
+    names = texts.listed(main, "names")
+    fresh: dict[str, int] = {}
+    types = [record[2] for record in texts.listed(main, "modules")]
+    writer = SpoolWriter(folder)
+    start = main.records["start"][0]
+    writer.write_record("start", {**start, "window": {"skip": 0, "steps": max(len(ended), 1), "stop": False}})
+    for stream in _KEPT:
+        for record in main.records.get(stream, []):
+            writer.write_record(stream, record)
+    writer.write_record("epochs", {"op": 0, "time_ns": begin["time_ns"], "source": "native"})
+    rows: list[int] = []
+    ends = {step["step"]: step["end_ns"] for step in steps}
+    for region, of_step in zip(regions, _step_of(steps, len(regions)), strict=True):
+        name = region.name(names, types)
+        number = fresh.setdefault(name, len(names) + len(fresh))
+        # What the recorder does between two steps is no time of the job's.
+        last_ns = max(ends.get(of_step, region.end_ns), region.start_ns)
+        rows += _operator(region, number, min(region.end_ns, last_ns))
+    writer.write_record("names", list(fresh))
+    writer.write_rows("operators", array("q", rows))
+    for stream in ("alive", "facts", "events"):
+        rows_of = stretch.rows[stream]
+        writer.write_rows(stream, _flat(rows_of[rows_of[:, 0] <= regions[-1].end_ns]))
+    writer.write_rows("calls", _flat(_calls(stretch, starts)))
+    for step in steps:
+        writer.write_record("steps", step)
+    if len(ended) == len(steps):
+        writer.write_record("end", {"reason": "the stretch is over", "time_ns": heard_ns})
+    writer.close()
+
+
+def _steps(begin: dict[str, Any], ended: list[dict[str, Any]], starts: Ints) -> list[dict[str, Any]]:
+    """Returns the records of the steps, with that of a last one that is not whole."""
+    records = []
+    first = 0
+    for position, step in enumerate(ended):
+        # What the recorder does between two steps is the earlier one's.
+        following = ended[position + 1]["start_ns"] if position + 1 < len(ended) else step["end_ns"]
+        end = int(np.searchsorted(starts, following, side="left"))
+        records.append(_step(step["step"], step["start_ns"], step["end_ns"], first, end, is_complete=True))
+        first = end
+    if first < len(starts) - 1:  # more than the script's way to the next step
+        last = ended[-1]["step"] + 1 if ended else begin["step"]
+        records.append(_step(last, int(starts[first]), int(starts[-1]), first, len(starts), is_complete=False))
+    return records
+
+
+def _step(number: int, start_ns: int, end_ns: int, first: int, end: int, *, is_complete: bool) -> dict[str, Any]:
+    return {
+        "step": number,
+        "kind": "recorded",
+        "start_ns": start_ns,
+        "end_ns": end_ns,
+        "paused_ns": 0,
+        "first_op": first,
+        "end_op": end,
+        "updates": 1,
+        "members": 1,
+        "micro_batches": 0,
+        "is_complete": is_complete,
+    }
+
+
+def _step_of(steps: list[dict[str, Any]], regions: int) -> list[int]:
+    found = [NONE] * regions
+    for step in steps:
+        found[step["first_op"] : step["end_op"]] = [step["step"]] * (step["end_op"] - step["first_op"])
+    return found
+
+
+def _operator(region: Region, name: int, end_ns: int) -> list[int]:
+    values = dict.fromkeys(COLUMNS["operators"], 0)
+    values |= {
+        "start_ns": region.start_ns,
+        "end_ns": end_ns,
+        "name": name,
+        "node_sequence": NONE,
+        "module": region.module,
+        "phase": region.phase,
+        "flags": FLAG_RECOMPUTE if region.is_recompute else 0,
+        "call": region.call,
+        "stack": NONE,
+    }
+    return list(values.values())
+
+
+def _calls(stretch: Spool, starts: Ints) -> Ints:
+    """Returns the module calls with the regions they began and ended before, which the job does not number."""
+    rows = stretch.rows["calls"].copy()
+    place = {name: i for i, name in enumerate(COLUMNS["calls"])}
+    rows[:, place["first_op"]] = np.searchsorted(starts, rows[:, place["enter_ns"]], side="left")
+    rows[:, place["end_op"]] = np.searchsorted(starts, rows[:, place["exit_ns"]], side="left")
+    return rows
+
+
+def _flat(rows: Ints) -> array[int]:
+    flat = array("q")
+    flat.frombytes(np.ascontiguousarray(rows, dtype=np.int64).tobytes())
+    return flat

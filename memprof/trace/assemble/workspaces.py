@@ -1,0 +1,50 @@
+"""Names memory on a device that no tensor holds: workspaces that libraries keep from one call to the next."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from memprof.trace.schema import NONE, Bools, Ints, Ops, Texts
+
+#: Libraries by the operators that run on them; torch keeps cuBLAS's workspace for each thread and stream
+#: (aten/src/ATen/cuda/CUDABlas.cpp, CublasHandlePool.cpp), and cuDNN's within the operator.
+_LIBRARIES = (
+    (
+        re.compile(r"^aten\.(?:_?addmm|mm|bmm|baddbmm|addbmm|addmv|linear|_scaled_mm|_grouped_mm|matmul|mv|dot)"),
+        "cuBLAS",
+    ),
+    (re.compile(r"conv|cudnn|_thnn_fused_lstm|miopen"), "cuDNN"),
+    (re.compile(r"fft"), "cuFFT"),
+    (re.compile(r"linalg|cholesky|lu_|svd|qr|eig|triangular"), "cuSOLVER"),
+)
+
+
+def name_workspaces(
+    is_own: Bools, category: Texts, names: Texts, created: Ints, freed: Ints, used: Ints, ops: Ops
+) -> None:
+    """Puts what no operator ever touches, and nobody stated, under workspaces; changes categories and names in place.
+
+    Args:
+        is_own: Storages of the device's allocator. Shape (storages,).
+        category: Their categories.
+        names: Their names.
+        created: Row that made each; NONE where older.
+        freed: Row behind which each was freed; NONE where it stays.
+        used: Storages that operators touch. Shape (uses,).
+        ops: The operators.
+    """
+    is_touched = np.zeros(len(created), dtype=np.bool_)
+    is_touched[used] = True
+    is_nobodys = is_own & ~is_touched & (names == "") & np.isin(category, ("temporary", "unknown"))
+    # What lives from one operator into another, and is of no tensor. Memory taken between operators is autograd's.
+    is_made = is_nobodys & (created != NONE) & ((freed == NONE) | (freed > created))
+    is_made[is_made] = ops.kind[created[is_made]] != "allocation"
+    for row in np.flatnonzero(is_made).tolist():
+        operator = str(ops.name[created[row]])
+        library = next((library for pattern, library in _LIBRARIES if pattern.search(operator)), "")
+        category[row] = "workspace"
+        names[row] = f"{library} workspace" if library else f"workspace of {operator}"
+    is_older = is_nobodys & (created == NONE)
+    names[is_older] = np.where(freed[is_older] == NONE, "held by no Python object", "")

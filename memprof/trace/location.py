@@ -1,0 +1,73 @@
+"""Where a trace lies: a path of this machine, or an address that fsspec opens, such as ``s3://bucket/run.memprof``."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from memprof.errors import BadInputError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+#: An address: a protocol of more than one letter, which is a drive of Windows, then ``://``.
+_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(?:::[^/]*)?://")
+
+_EXTRA = "pip install 'torch-memprof[remote]'"
+
+
+def is_address(text: str | Path) -> bool:
+    """Tells an address from a path."""
+    return _ADDRESS.match(str(text)) is not None
+
+
+def located(text: str | Path) -> Path:
+    """Returns a path for what a user named.
+
+    Args:
+        text: A path, or an address of a file system that fsspec knows.
+
+    Returns:
+        The path; of an address, an object that is used like one.
+
+    Raises:
+        UsageError: It is an address, and what opens it is not installed.
+        BadInputError: It is an address that cannot be reached.
+    """
+    if isinstance(text, Path) or not is_address(text):
+        return Path(text)
+    path = _remote_path(text)
+    # What a file system raises where it cannot be reached is its own: each has other libraries below it.
+    attempt(text, path.exists)
+    return path
+
+
+def attempt(text: str | Path, act: Callable[[], Any]) -> Any:
+    """Does something with an address, whose file system may raise anything.
+
+    Raises:
+        BadInputError: It raised something else than an OSError, or its package is missing.
+    """
+    try:
+        return act()
+    except OSError as error:
+        raise BadInputError(f"{text} cannot be reached: {error.strerror or error}.") from error
+    except ImportError as error:
+        raise UsageError(f"{text} cannot be opened: {str(error).rstrip('.')}.") from error
+    except Exception as error:
+        detail = str(error).strip().splitlines() or [""]
+        raise BadInputError(f"{text} cannot be reached: {type(error).__name__}: {detail[0]}".rstrip(": ")) from error
+
+
+def _remote_path(text: str) -> Path:
+    try:
+        from upath import UPath  # of the extra [remote], for those who use it
+    except ImportError as error:
+        raise UsageError(f"{text} is an address, which needs fsspec: {_EXTRA}") from error
+    try:
+        return cast(Path, UPath(text))
+    except ImportError as error:
+        raise UsageError(f"{text} cannot be opened: {str(error).rstrip('.')}.") from error
+    except ValueError as error:
+        raise UsageError(f"{text} is no address that fsspec knows: {error}") from error

@@ -1,0 +1,42 @@
+"""Chooses the step that stands for all others of a recording."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+
+from memprof.trace.cut import cuttable_steps
+from memprof.trace.schema import Ints, Ops, Steps
+
+
+def find_steady_step(steps: Steps, ops: Ops) -> int | None:
+    """Finds the last of the steps that run the operators most recorded steps run.
+
+    Complete steps go before those the recording ends in, and recorded ones before the warm-up.
+
+    Args:
+        steps: Every step seen.
+        ops: The operators recorded.
+
+    Returns:
+        The step's number in the job; None where no step has operators.
+    """
+    for kind in ("recorded", "warm_up"):
+        for is_complete in (True, False):
+            rows = np.flatnonzero(cuttable_steps(steps) & (steps.kind == kind) & (steps.is_complete == is_complete))
+            if len(rows):
+                return int(steps.step[_last_of_most(steps, rows, ops)])
+    return None
+
+
+def _last_of_most(steps: Steps, rows: Ints, ops: Ops) -> int:
+    """Returns the last of the rows whose operators' names are the most frequent sequence; the later on a tie."""
+    codes: dict[str, int] = {}
+    names = np.array([codes.setdefault(name, len(codes)) for name in ops.name.tolist()], dtype=np.int64)
+    sequences = {
+        int(row): names[(ops.op_id >= steps.first_op_id[row]) & (ops.op_id <= steps.last_op_id[row])].tobytes()
+        for row in rows[np.argsort(steps.step[rows])]
+    }
+    counts = Counter(sequences.values())
+    return max(enumerate(sequences), key=lambda place: (counts[sequences[place[1]]], place[0]))[1]

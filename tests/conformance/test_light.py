@@ -1,0 +1,42 @@
+"""The promise of conformance holds for ``memprof record --light`` as well."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conformance import running
+from tests.conformance.test_conformance import CASES, Case
+
+_LIGHT = (sys.executable, "-P", "-m", "memprof.cli.main", "record", "-q", "-o", "run.memprof", "--light")
+#: Where a light recording does something of its own inside the job: hooks, sessions, threads, forks, its end.
+_NAMES = (
+    "compiles.py",
+    "fails_in_backward.py",
+    "forks.py",
+    "holds_references.py",
+    "interrupted.py",
+    "own_modes.py",
+    "own_profiler.py",
+    "process_state.py",
+    "runs_out_of_memory.py late",
+    "runs_out_of_memory.py retried",
+    "trains_in_thread.py",
+    "warns_in_step.py",
+)
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in CASES if any(name in " ".join(case.words) for name in _NAMES)], ids=str
+)
+def test_behaves_as_without_memprof(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exit status or signal, stdout, stderr and files are those of the plain run, byte for byte."""
+    monkeypatch.setattr(running, "MEMPROF", _LIGHT)
+    without, under = running.run_both(
+        tmp_path, case.words, stdin=case.stdin, environment=case.environment, descriptor=case.descriptor
+    )
+    assert under.stderr.decode(errors="replace") == without.stderr.decode(errors="replace")
+    assert under.stdout.decode(errors="replace") == without.stdout.decode(errors="replace")
+    assert under == without

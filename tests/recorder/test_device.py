@@ -1,0 +1,146 @@
+"""What the recorder reads off a device: snapshots recorded by others, NVML's answers, Kineto's device events."""
+
+from __future__ import annotations
+
+import ctypes
+import ctypes.util
+import json
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from memprof.recorder.device.driver import Driver, ProcessInfo, bytes_of, driver_version
+from memprof.recorder.device.history import fresh_entries
+from memprof.recorder.device.kernels import device_time_ns
+from memprof.recorder.device.sampling import Devices
+from memprof.recorder.device.snapshot import block_rows, history_rows, largest_free_block, segment_records
+from memprof.recorder.sources import MemorySources
+from memprof.trace.importers.facts import read_facts
+from memprof.trace.importers.safe_pickle import load_plain
+from memprof.trace.importers.sniff import read_input
+from memprof.trace.schema import ACTIONS
+from tests.recorder.conftest import Logged
+
+_FOLDER = Path(__file__).parents[2].parent / "shared" / "data" / "snapshots"
+_FILES = sorted(_FOLDER.glob("*.pickle"))
+
+
+@pytest.mark.skipif(not _FILES, reason="the folder of snapshots recorded by others is not there")
+@pytest.mark.parametrize("path", _FILES, ids=lambda path: path.stem[:40])
+def test_snapshots_of_others_are_read_in_full(path: Path) -> None:
+    """Entries by action, blocks in use and segments are those that the importer, which is tested apart, finds."""
+    loaded: Any = load_plain(read_input(path)[1])
+    segments = loaded if isinstance(loaded, list) else loaded["segments"]
+    traces = [] if isinstance(loaded, list) else loaded.get("device_traces", [])
+    for facts in read_facts(path):
+        number = int(facts.device.partition(":")[2])
+        pools: dict[tuple[int, int], int] = {}
+        rows = list(history_rows(traces[number] if number < len(traces) else [], number, pools))
+        assert Counter(ACTIONS[row[2]] for row in rows) == facts.actions
+        assert {row[1] for row in rows} <= {number}
+        own = [segment for segment in segments if segment.get("device", 0) == number]
+        if any("address" not in block for segment in own for block in segment["blocks"]) or not own:
+            continue  # of a torch older than any that memprof records
+        blocks = [block for block in block_rows(own) if block[0] == number]
+        assert sum(block[2] for block in blocks) == facts.end_active_bytes
+        assert sum(block[2] for block in blocks if not block[5]) == facts.end_allocated_bytes
+        assert sum(block[3] for block in blocks if not block[5]) == facts.end_requested_bytes
+        records = segment_records(own)
+        assert len(records) == facts.segments
+        assert sum(record["total_size"] for record in records) == facts.end_reserved_bytes
+        json.dumps(records)
+        free = [b["size"] for s in own for b in s["blocks"] if b["state"] == "inactive"]
+        assert largest_free_block(own, number) == max(free, default=0)
+
+
+def test_pools_are_numbered_as_they_are_met() -> None:
+    """The default pool is 0, whichever comes first."""
+    pools: dict[tuple[int, int], int] = {}
+    entries = [
+        {"action": "alloc", "addr": 8, "size": 4, "stream": 0, "time_us": 7, "pool_id": (2, 1)},
+        {"action": "free_requested", "addr": 8, "size": 4, "stream": 0, "time_us": 8, "pool_id": (0, 0)},
+        {"action": "oom", "device_free": 11, "size": 4, "stream": 0, "time_us": 9},
+        {"action": "something new", "addr": 1},
+    ]
+    assert list(history_rows(entries, 1, pools)) == [
+        (7, 1, ACTIONS.index("alloc"), 8, 4, 0, 1),
+        (8, 1, ACTIONS.index("free_requested"), 8, 4, 0, 0),
+        (9, 1, ACTIONS.index("oom"), 11, 4, 0, 0),
+    ]
+
+
+def test_entries_are_logged_once() -> None:
+    """What was seen last is found again in a history that only keeps its latest entries, or all is new."""
+    entries = [{"action": "alloc", "addr": place, "size": 8, "time_us": place // 2} for place in range(9)]
+    last = ("alloc", 5, 8, 2)
+    assert fresh_entries(entries, None) == entries
+    assert fresh_entries(entries, last) == entries[6:]
+    assert fresh_entries(entries[4:], last) == entries[6:]
+    assert fresh_entries(entries[6:], last) == entries[6:]
+    assert fresh_entries([], last) == []
+
+
+def test_the_memory_of_one_process_is_found() -> None:
+    """Of several processes, and of one that is listed twice; unknown where the driver does not tell."""
+    processes = [ProcessInfo(7, 100, 0, 0), ProcessInfo(8, 2**64 - 1, 0, 0), ProcessInfo(7, 20, 0, 0)]
+    assert bytes_of(processes, 7) == 120
+    assert bytes_of(processes, 8) == -1
+    assert bytes_of(processes, 9) == -1
+    # As the header lays it out on 64 bits: a number of 4 bytes, 4 to align, 8 bytes, and two numbers of 4.
+    assert ctypes.sizeof(ProcessInfo) == 24
+    raw = (9).to_bytes(4, "little") + bytes(4) + (2**40).to_bytes(8, "little") + bytes(8)
+    assert bytes_of([ProcessInfo.from_buffer_copy(raw)], 9) == 2**40
+
+
+def test_without_the_library_nothing_is_told() -> None:
+    """A machine without NVIDIA's driver has no NVML."""
+    if ctypes.util.find_library("nvidia-ml"):
+        pytest.skip("this machine has NVIDIA's driver")
+    assert Driver().process_bytes("GPU-0") == -1
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023", "535.104.05"),
+        ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build", "580.65.06"),
+        ("GCC version: 12.3.0", ""),
+    ],
+)
+def test_driver_version(text: str, version: str) -> None:
+    """Of the closed and of the open kernel module."""
+    assert driver_version(text) == version
+
+
+def test_work_on_a_device_is_charged_to_the_operator_that_started_it() -> None:
+    """Events of the processor, and those that nobody started, count for nobody."""
+
+    def event(kind: str, linked: int, duration_ns: int) -> SimpleNamespace:
+        return SimpleNamespace(
+            device_type=lambda: SimpleNamespace(name=kind),
+            linked_correlation_id=lambda: linked,
+            duration_ns=lambda: duration_ns,
+        )
+
+    events = [event("CUDA", 3, 40), event("CUDA", 3, 2), event("CPU", 3, 900), event("CUDA", 0, 5), event("CUDA", 4, 1)]
+    assert device_time_ns(SimpleNamespace(events=lambda: events)) == {3: 42, 4: 1}
+
+
+def test_a_processor_alone_has_no_devices(log: Logged) -> None:
+    """Nothing is sampled, described or started, and CUDA is not set up by asking."""
+    import torch
+
+    if torch.cuda.is_available() or torch.backends.mps.is_available():
+        pytest.skip("this machine has a device")
+    Devices(log).sample()
+    sources = MemorySources(log, can_hear=True)
+    sources.start()
+    assert sources.is_native
+    assert sources.on_output is None
+    assert sources.remember is None
+    sources.stop()
+    assert not log.rows("device_memory")
+    assert not log.rows("device_alive")

@@ -1,0 +1,204 @@
+"""Which errors say that memory ran out, what is read off them, and what a recording keeps of them."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import memprof
+from memprof.recorder.out_of_memory import (
+    describe_failure,
+    find_out_of_memory,
+    is_out_of_memory,
+    listen_to_allocator,
+    place_of_failure,
+)
+from memprof.trace.schema import Ops, Optimizers, OutOfMemory
+from memprof.trace.spool import FORWARD, OPTIMIZER
+from memprof.trace.store import Trace
+
+#: More bytes than any process can address: torch asks the system for them, and is refused.
+TOO_MANY = 1 << 50
+
+
+def raised_by_torch() -> RuntimeError:
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(TOO_MANY, dtype=torch.uint8)
+    return caught.value
+
+
+def raised_by_numpy() -> MemoryError:
+    with pytest.raises(MemoryError) as caught:
+        np.ones(TOO_MANY, dtype=np.uint8)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:75] . not enough memory: you tried to allocate 8 bytes."),
+        RuntimeError("unable to mmap 4096 bytes from file </torch_1>: Cannot allocate memory (12)"),
+        RuntimeError("MPS backend out of memory (MPS allocated: 1.00 GB). Tried to allocate 256 bytes on shared pool."),
+        RuntimeError("CUDA error: out of memory"),
+        MemoryError(),
+    ],
+    ids=["cuda", "windows", "mapped", "mps", "driver", "python"],
+)
+def test_errors_that_say_so(error: BaseException) -> None:
+    """Every wording that torch has for it is known, as are torch's own type and Python's."""
+    assert is_out_of_memory(error)
+
+
+def test_real_errors_say_so() -> None:
+    """The errors that torch and numpy raise on this machine are known, with the bytes that were asked for."""
+    for error in (raised_by_torch(), raised_by_numpy()):
+        assert is_out_of_memory(error)
+    assert describe_failure(raised_by_torch(), None)["requested_bytes"] == TOO_MANY
+    assert describe_failure(raised_by_numpy(), None)["requested_bytes"] == TOO_MANY
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("mat1 and mat2 cannot be multiplied"), ValueError("Cannot allocate memory"), KeyError(1)]
+)
+def test_other_errors_do_not(error: BaseException) -> None:
+    """What fails for another reason is none, whatever it says."""
+    assert not is_out_of_memory(error)
+
+
+def test_device_and_size_of_a_device_error() -> None:
+    """The size is read with its unit, the device with its number; what CUDA is not there to tell is unknown."""
+    text = (
+        "CUDA out of memory. Tried to allocate 20.50 MiB. GPU 1 has a total capacity of 23.54 GiB of which 11.00 MiB "
+        "is free. Including non-PyTorch memory, this process has 23.52 GiB memory in use."
+    )
+    record = describe_failure(torch.OutOfMemoryError(text + "\nSee documentation"), None)
+    assert (record["device"], record["requested_bytes"]) == ("cuda:1", 41 << 19)
+    assert record["message"] == text
+    if not torch.cuda.is_available():
+        listen_to_allocator()  # without CUDA there is nobody to listen to
+        assert record["reserved_bytes"] is None
+
+
+def test_found_behind_another_error() -> None:
+    """It is found as the cause of what ended the job, or as what was being handled; not where that was cut off."""
+    first = MemoryError("first")
+    caused, handling, cut = ValueError(), ValueError(), ValueError()
+    caused.__cause__ = first
+    handling.__context__ = first
+    cut.__context__, cut.__suppress_context__ = first, True
+    assert find_out_of_memory(caused) is first
+    assert find_out_of_memory(handling) is first
+    assert find_out_of_memory(cut) is None
+    assert find_out_of_memory(None) is None
+
+
+class Greedy(torch.nn.Module):
+    """Asks for too much when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 4)
+        self.is_greedy = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.layer(x)
+        return x + torch.ones(TOO_MANY, dtype=torch.uint8) if self.is_greedy else x
+
+
+def test_place_by_the_traceback() -> None:
+    """A traceback tells the phase, the innermost module and the line, innermost frame first."""
+    model = Greedy()
+    model.is_greedy = True
+    with pytest.raises(RuntimeError) as caught:
+        model(torch.ones(1, 4))
+    place = place_of_failure(caught.value)
+    assert place["phase"] == FORWARD
+    assert place["module"] is model
+    assert place["frames"][0].endswith(":forward")
+    assert "test_out_of_memory.py" in place["frames"][0]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def closure() -> float:
+        raise MemoryError
+
+    with pytest.raises(MemoryError) as during:
+        optimizer.step(closure)
+    assert place_of_failure(during.value)["phase"] == OPTIMIZER
+
+
+def test_job_that_catches_it(tmp_path: Path) -> None:
+    """A request that fails and is caught is one row, with operator, module and size; nothing of it is kept alive."""
+    model = Greedy()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    witnesses = []
+    with memprof.record(tmp_path / "run.memprof", skip=0, steps=2):
+        for step in range(4):
+            model.is_greedy = step == 1
+            x = torch.ones(2, 4)
+            try:
+                model(x).sum().backward()
+            except RuntimeError:
+                witnesses.append(weakref.ref(x))
+            del x
+            gc.collect()
+            if model.is_greedy:
+                assert witnesses[0]() is None
+                model.is_greedy = False
+                model(torch.ones(1, 4)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert len(witnesses) == 1
+    trace = Trace.open(tmp_path / "run.memprof")
+    failures, ops = trace.table(OutOfMemory), trace.table(Ops)
+    assert len(failures) == 1
+    assert failures.requested_bytes[0] == TOO_MANY
+    assert failures.is_caught[0]
+    assert (failures.step[0], failures.phase[0], failures.name[0]) == (1, "forward", "aten.ones.default")
+    assert ops.name[failures.op_id[0]] == "aten.ones.default"
+    assert failures.free_bytes[0] <= failures.total_bytes[0]
+    for number in trace.recorded_steps:
+        trace.step(number).check()
+    optimizers = trace.table(Optimizers)
+    assert optimizers.name.tolist() == ["torch.optim.adam.Adam"]
+    assert optimizers.parameters[0] == 2
+    # exp_avg and exp_avg_sq of 20 elements, and a step of 4 bytes for each of two parameters.
+    assert optimizers.state_bytes[0] == optimizers.full_state_bytes[0] == 2 * 80 + 2 * 4
+
+
+def test_error_that_ends_the_block(tmp_path: Path) -> None:
+    """The error that ends a recorded block goes on, and the recording tells that it ended it."""
+    model = Greedy()
+    torch.optim.SGD(model.parameters(), lr=0.1)
+    model.is_greedy = True
+    with (
+        pytest.raises(RuntimeError, match="DefaultCPUAllocator"),
+        memprof.record(tmp_path / "run.memprof", skip=0, steps=1),
+    ):
+        model(torch.ones(2, 4))
+    failures = Trace.open(tmp_path / "run.memprof").table(OutOfMemory)
+    assert failures.is_caught.tolist() == [False]
+    assert failures.step.tolist() == [0]
+
+
+def test_error_outside_operators(tmp_path: Path) -> None:
+    """What Python or numpy could not get is told too, by the traceback."""
+    model = Greedy()
+
+    def train() -> None:
+        with memprof.record(tmp_path / "run.memprof", skip=0, steps=1):
+            model(torch.ones(2, 4)).sum().backward()
+            np.ones(TOO_MANY, dtype=np.uint8)
+
+    with pytest.raises(MemoryError):
+        train()
+    trace = Trace.open(tmp_path / "run.memprof")
+    failures = trace.table(OutOfMemory)
+    assert (failures.name.tolist(), failures.is_caught.tolist()) == ([""], [False])
+    assert failures.requested_bytes.tolist() == [TOO_MANY]
+    assert failures.op_id[0] == len(trace.table(Ops)) - 1

@@ -1,0 +1,68 @@
+"""How much memory a process may still take, by the files in which a system says it."""
+
+from __future__ import annotations
+
+import resource
+from pathlib import Path
+
+import pytest
+
+from memprof.machines.host_limits import HostLimit, cgroup_limit, machine_memory, nearest_limit
+
+
+@pytest.fixture
+def proc(tmp_path: Path) -> Path:
+    """A machine with 8 GiB, of which 6 GiB can be had, and a process of 1 GiB of address space."""
+    folder = tmp_path / "proc"
+    (folder / "self").mkdir(parents=True)
+    (folder / "meminfo").write_text("MemTotal: 8388608 kB\nMemAvailable: 6291456 kB\nHugePages_Total: 0\n")
+    (folder / "self" / "statm").write_text(f"{(1 << 30) // resource.getpagesize()} 1 1 1 0 1 0\n")
+    (folder / "self" / "cgroup").write_text("0::/outer/job\n")
+    return folder
+
+
+def test_machine_without_other_limits(proc: Path, tmp_path: Path) -> None:
+    """Where nothing else limits a process, the machine's memory does."""
+    assert machine_memory(proc) == HostLimit(8 << 30, 6 << 30)
+    assert cgroup_limit(proc, tmp_path / "none") is None
+    assert nearest_limit(proc, tmp_path / "none") == HostLimit(8 << 30, 6 << 30)
+
+
+def test_group_inside_a_group(proc: Path, tmp_path: Path) -> None:
+    """A group has the limits of those around it: the one of which the least is left counts."""
+    groups = tmp_path / "cgroup"
+    job = groups / "outer" / "job"
+    job.mkdir(parents=True)
+    (job / "memory.max").write_text("max\n")
+    (job / "memory.current").write_text("100\n")
+    (groups / "outer" / "memory.max").write_text(f"{4 << 30}\n")
+    (groups / "outer" / "memory.current").write_text(f"{3 << 30}\n")
+    assert cgroup_limit(proc, groups) == HostLimit(4 << 30, 1 << 30)
+    assert nearest_limit(proc, groups) == HostLimit(4 << 30, 1 << 30)
+
+
+def test_container_sees_its_group_at_the_root(proc: Path, tmp_path: Path) -> None:
+    """In a container the path is the host's; the group's own files stand at the root. More used than allowed is 0."""
+    groups = tmp_path / "cgroup"
+    groups.mkdir()
+    (groups / "memory.max").write_text("1000\n")
+    (groups / "memory.current").write_text("1001\n")
+    assert cgroup_limit(proc, groups) == HostLimit(1000, 0)
+
+
+def test_first_version_of_groups(proc: Path, tmp_path: Path) -> None:
+    """Version 1 has a tree for memory, and a number near the largest where there is no limit."""
+    (proc / "self" / "cgroup").write_text("5:cpu:/job\n4:memory,hugetlb:/job\n")
+    group = tmp_path / "cgroup" / "memory" / "job"
+    group.mkdir(parents=True)
+    (group / "memory.limit_in_bytes").write_text("9223372036854771712\n")
+    (group / "memory.usage_in_bytes").write_text("5\n")
+    assert cgroup_limit(proc, tmp_path / "cgroup") is None
+    (group / "memory.limit_in_bytes").write_text("2000\n")
+    assert cgroup_limit(proc, tmp_path / "cgroup") == HostLimit(2000, 1995)
+
+
+def test_nothing_told(tmp_path: Path) -> None:
+    """A system without these files tells nothing, and nothing is guessed."""
+    assert machine_memory(tmp_path) is None
+    assert nearest_limit(tmp_path, tmp_path) is None

@@ -1,0 +1,62 @@
+"""Lives whose end was not heard, found in the allocator's count."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from memprof.trace.assemble.elsewhere import account
+from memprof.trace.assemble.lives import Lives, count, pair
+from memprof.trace.assemble.timeline import NEVER, Timeline, merge
+from memprof.trace.assemble.unheard import end_unheard
+
+KIB = 1024
+Event = tuple[int, int, int]
+
+
+def recorded(events: list[Event]) -> tuple[Timeline, Lives, np.ndarray]:
+    """One operator of 10 ns for each event, which is heard in its middle.
+
+    Args:
+        events: Address, bytes (negative for a free) and the allocator's count after each.
+    """
+    start = np.arange(len(events), dtype=np.int64) * 10
+    address, size, total = np.array(events, dtype=np.int64).T
+    timeline = merge(start, start + 9, start + 5, address, size)
+    none = np.empty(0, dtype=np.int64)
+    return timeline, pair(timeline, none, none), total
+
+
+def test_a_life_ends_where_the_count_falls_by_its_size() -> None:
+    """Two blocks of 4 and 6 KiB are taken; when 1 KiB is taken next, the count has fallen by 6 KiB."""
+    events = [(100, 4 * KIB, 4 * KIB), (200, 6 * KIB, 10 * KIB), (300, KIB, 5 * KIB), (100, -4 * KIB, KIB)]
+    timeline, lives, totals = recorded(events)
+    assert lives.died.tolist() == [3, NEVER, NEVER]
+    lives = end_unheard(timeline, lives, totals)
+    assert lives.died.tolist() == [3, 2, NEVER]
+
+
+def test_two_lives_end_at_once() -> None:
+    """The count falls by 3 + 6 KiB: no block of 9 KiB is there, but those two are."""
+    events = [(1, 3 * KIB, 3 * KIB), (2, 5 * KIB, 8 * KIB), (3, 6 * KIB, 14 * KIB), (4, KIB, 6 * KIB)]
+    timeline, lives, totals = recorded(events)
+    assert end_unheard(timeline, lives, totals).died.tolist() == [3, NEVER, 3, NEVER]
+
+
+def test_a_fall_that_is_no_block_ends_nothing() -> None:
+    """The count falls by 2 KiB that another thread had taken before: both blocks live on."""
+    events = [(1, 3 * KIB, 3 * KIB), (2, 5 * KIB, 8 * KIB), (3, KIB, 7 * KIB)]
+    timeline, lives, totals = recorded(events)
+    assert end_unheard(timeline, lives, totals).died.tolist() == [NEVER] * 3
+
+
+def test_the_counter_is_the_allocators() -> None:
+    """Whether the next event is a taking or a free: the counter follows the allocator's own."""
+    for last in ((300, KIB, 5 * KIB), (100, -4 * KIB, 0)):
+        events = [(100, 4 * KIB, 4 * KIB), (200, 6 * KIB, 10 * KIB), last, (400, 2 * KIB, last[2] + 2 * KIB)]
+        timeline, lives, totals = recorded(events)
+        lives = end_unheard(timeline, lives, totals)
+        elsewhere = account(timeline, lives, totals)
+        assert not len(elsewhere.size_bytes)
+        nothing = np.zeros(len(events), dtype=np.bool_)
+        counter = count(timeline, lives, 0, nothing, elsewhere.change, elsewhere.relief)
+        assert counter.peak[-1] == last[2] + 2 * KIB
