@@ -47,4 +47,4 @@ def threads_of(ranks: int, environment: Mapping[str, str]) -> dict[str, str]:
     """Returns the variable by which ranks share the cores, which torchrun would set to 1 and say so at length."""
     if ranks == 1 or "OMP_NUM_THREADS" in environment:
         return {}
-    return {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // ranks))}
+    return {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // ranks))}

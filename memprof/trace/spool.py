@@ -120,6 +120,9 @@ SNAPSHOT_AT_END, SNAPSHOT_AT_FAILURE = "snapshot-end.pickle", "snapshot-failure.
 #: An `events` row (without its time) that is no event: everything up to its time has been heard.
 HEARD = (0, 0, -1)
 
+#: Source of the memory events of a dry run, and name of its backend: nothing was computed.
+DRY_RUN = "dry-run"
+
 #: Added to the `sequence` of operators that another thread's counter numbers (a device's backward that repeats a
 #: forward), and to the `node_sequence` of nodes that were made there.
 OTHER_THREAD = 2**40

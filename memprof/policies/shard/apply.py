@@ -1,27 +1,139 @@
-"""Refuses to shard a running job: so far memprof predicts it only."""
+"""Divides an unmodified training job over the ranks that torchrun has started."""
 
 from __future__ import annotations
 
-from typing import NoReturn
+import os
+from typing import TYPE_CHECKING
+
+import torch
 
 from memprof.errors import PolicyError
-from memprof.policies.job import Job
-from memprof.policies.shard.policy import Shard
+from memprof.policies.shard.averaging import Averaging
+from memprof.policies.shard.feed import RankFeed, feed_from_start, take_prepared
+from memprof.policies.shard.full import check_units, shard_fully, units_of
+from memprof.policies.shard.ranks import choose_device, join_ranks, start_alike
+from memprof.policies.shard.same_data import SENTENCE, draws_alike
+from memprof.policies.shard.states import DividedUpdates, check_elementwise
+
+if TYPE_CHECKING:
+    from memprof.policies.job import Job
+    from memprof.policies.shard.policy import Shard
+
+#: Wrappers and parameters of jobs that are distributed already.
+_DISTRIBUTED = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "FSDPModule", "DTensor")
 
 
-def apply_shard(job: Job, policy: Shard) -> NoReturn:
-    """Refuses, and changes nothing.
+def start_shard(policy: Shard) -> None:
+    """Leaves the process its rank's device, and its DataLoaders their part of the data.
 
     Raises:
-        PolicyError: Always.
+        PolicyError: There are fewer devices than ranks.
     """
-    instead = (
-        "torch.nn.parallel.DistributedDataParallel",
-        "DistributedDataParallel with torch.distributed.optim.ZeroRedundancyOptimizer",
-        "DeepSpeed's ZeRO stage 2",
-        "torch.distributed.fsdp.fully_shard",
-    )[policy.stage]
-    raise PolicyError(
-        f"shard can be predicted but not applied yet; to shard the job, write {instead} into it and start it with "
-        "torchrun, and take shard out of the plan that 'memprof record' applies."
-    )
+    if policy.world_size == 1 or os.environ.get("WORLD_SIZE") != str(policy.world_size):
+        return  # a process beside the ranks, as torchrun itself; or apply says what is wrong
+    choose_device()
+    feed_from_start(_feed(policy))
+
+
+def apply_shard(job: Job, policy: Shard) -> None:
+    """Divides the job; of a single rank there is nothing to divide.
+
+    Raises:
+        PolicyError: The ranks are not there, or the model or an optimizer cannot be divided; nothing has been changed.
+    """
+    if policy.world_size == 1:
+        job.notes.append("shard has one rank: there is nothing to divide, and the job runs as it is.")
+        return
+    names = units_of(job.model, policy.units) if policy.stage >= 2 else []
+    _check(job, policy, names)
+    rank = join_ranks(job, policy.world_size)
+    feed = take_prepared()
+    if feed is None:
+        feed = _feed(policy, rank)
+        feed.install()
+    job.on_undo(feed.remove)
+    start_alike(job.model)
+    left = 0
+    if policy.stage >= 2:
+        left = shard_fully(job, policy, names)
+    else:
+        averaging = Averaging(job.model, policy.bucket_mib)
+        averaging.install()
+        job.on_undo(averaging.remove)
+        if policy.stage == 1:
+            for optimizer in job.optimizers:
+                DividedUpdates(optimizer, policy, rank).install(job)
+    job.notes += _notes(job, policy, names, left)
+    if draws_alike(job.device) and not feed.divided:
+        job.notes.append(SENTENCE)
+
+
+def _feed(policy: Shard, rank: int | None = None) -> RankFeed:
+    own = int(os.environ.get("RANK", "0")) if rank is None else rank
+    return RankFeed(rank=own, ranks=policy.world_size, is_split=policy.batch == "split")
+
+
+def _check(job: Job, policy: Shard, names: list[str]) -> None:
+    """Refuses what cannot be divided.
+
+    Raises:
+        PolicyError: The sentence says what, and what to do.
+    """
+    tensors = [*job.model.parameters(), *job.model.modules()]
+    found = {kind.__name__ for each in tensors for kind in type(each).__mro__} & set(_DISTRIBUTED)
+    if found:
+        raise PolicyError(
+            f"The job is distributed already ({', '.join(sorted(found))} is in its model); take shard out of the plan."
+        )
+    trained = [(name, each) for name, each in job.model.named_parameters() if each.requires_grad]
+    if any(each.is_meta for _, each in trained) or len({each.device for _, each in trained}) > 1:
+        raise PolicyError("shard needs a model whose parameters are all on one device, and this one's are not.")
+    for name, module in job.model.named_modules():
+        if getattr(module, "sparse", False) and isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)):
+            title = name or type(module).__name__
+            raise PolicyError(
+                f"Module {title} makes sparse gradients, which are not summed over ranks; write sparse=False."
+            )
+    if policy.stage >= 1 and not job.optimizers:
+        raise PolicyError(
+            "shard finds no optimizer whose state to divide; make it before the model is first called, or give it: "
+            "memprof.apply(plan, model, optimizer)."
+        )
+    if policy.stage >= 1 and any(optimizer.state for optimizer in job.optimizers):
+        raise PolicyError(
+            "An optimizer has state already, whole; apply shard before its first update, and before it loads a state."
+        )
+    if policy.stage >= 1 and any(isinstance(optimizer, torch.optim.LBFGS) for optimizer in job.optimizers):
+        raise PolicyError("LBFGS treats all parameters as one vector, which cannot be divided; use stage 0.")
+    if policy.stage == 1:
+        check_elementwise(job.optimizers)
+    if policy.stage >= 2:
+        check_units(job.model, names)
+
+
+def _notes(job: Job, policy: Shard, names: list[str], left: int) -> list[str]:
+    """Says what changes for the user."""
+    ranks = policy.world_size
+    notes = []
+    if policy.batch == "split":
+        notes.append(f"Each of the {ranks} ranks trains on its part of every batch that a DataLoader hands out.")
+    else:
+        notes.append(
+            f"Each of the {ranks} ranks trains on whole batches: an update is over {ranks} times the samples, and a "
+            f"DataLoader's epoch has 1/{ranks} of the steps."
+        )
+    notes.append("Each rank runs the whole script: what it prints and saves is done once a rank.")
+    if policy.stage >= 2:
+        units = f"{len(names)} units and the rest of the model" if names else "the model as one unit"
+        notes.append(
+            f"Parameters are divided and gathered by {units}; they are DTensors between steps. model.state_dict() "
+            "gathers whole tensors, on all ranks; an optimizer's state_dict() holds this rank's part."
+        )
+    elif policy.stage == 1:
+        notes.append("An optimizer's state_dict() holds this rank's part.")
+    if left:
+        notes.append(f"{left} tuples hold parameters as they were before: what is done with them has no effect.")
+    norms = sum(isinstance(each, torch.nn.modules.batchnorm._BatchNorm) for each in job.model.modules())
+    if norms:
+        notes.append(f"{norms} BatchNorm layers take statistics of each rank's own samples.")
+    return notes

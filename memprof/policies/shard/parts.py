@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import numpy as np
 
-from memprof.replay.rounding import rounded_on_cuda
+from memprof.policies.shard.filling import fill_buckets
 from memprof.trace.schema import NONE, Bools, Ints, Storages
 from memprof.trace.step import Step
 
-_MIB = 1 << 20
-#: DDP makes its first bucket this large, so that sending begins early (torch.distributed._DEFAULT_FIRST_BUCKET_BYTES).
-_FIRST_BUCKET_BYTES = _MIB
 
+def largest_parts(storages: Storages, ranks: int) -> Ints:
+    """Returns the bytes of the largest rank's part of each storage: its first dimension divided, rounded up.
 
-def largest_parts(storages: Storages, ranks: int, *, is_cuda: bool) -> Ints:
-    """Returns the bytes of the largest rank's part of each storage: its first dimension divided, rounded up."""
+    They are those asked for, before the allocator rounds.
+    """
     texts, shape_of = np.unique(storages.shape.astype(str), return_inverse=True)
     first = np.array([int(text.partition("x")[0]) if text else 1 for text in texts])[shape_of]
+    # A gradient may have been made in another shape, such as 1x64 of a bias: it has its parameter's.
+    is_parameter, is_gradient = storages.category == "parameter", storages.category == "gradient"
+    first_of = dict(zip(storages.name[is_parameter].tolist(), first[is_parameter].tolist(), strict=True))
+    names = storages.name[is_gradient].tolist()
+    first[is_gradient] = [first_of.get(name, own) for name, own in zip(names, first[is_gradient].tolist(), strict=True)]
     rows = -(-np.maximum(first, 1) // ranks)
     # A storage without a shape, such as a step counter, is not divided.
     parts: Ints = storages.requested_bytes * rows // np.maximum(first, 1)
-    return rounded_on_cuda(parts) if is_cuda else parts
+    return parts
 
 
 def complete_at(step: Step, is_made: Bools) -> Ints:
@@ -54,12 +58,4 @@ def buckets(kept_at: Ints, requested_bytes: Ints, bucket_mib: int) -> list[Ints]
     """
     made = np.flatnonzero(kept_at != NONE)
     made = made[np.argsort(kept_at[made], kind="stable")]
-    found: list[list[int]] = []
-    room = 0
-    for row, bytes_ in zip(made.tolist(), requested_bytes[made].tolist(), strict=True):
-        if room <= 0:
-            room = bucket_mib * _MIB if found else min(_FIRST_BUCKET_BYTES, bucket_mib * _MIB)
-            found.append([])
-        found[-1].append(row)
-        room -= bytes_
-    return [np.array(bucket) for bucket in found]
+    return [np.array(bucket) for bucket in fill_buckets(made.tolist(), requested_bytes[made].tolist(), bucket_mib)]

@@ -12,32 +12,39 @@ if TYPE_CHECKING:
     from memprof.policies.job import Job
     from memprof.trace.step import Step
 
+#: What a rank may train on.
+BATCHES = ("keep", "split")
+
 
 @dataclass(frozen=True)
 class Shard(Policy):
-    """Divides parameters, gradients and optimizer state over ranks, each with the recorded batch.
+    """Divides parameters, gradients and optimizer state over ranks.
 
     Attributes:
-        stage: What is divided. 0: nothing, gradients are averaged (DDP); 1: optimizer state; 2: gradients too; 3:
-            parameters too (FSDP).
+        stage: What is divided. 0: nothing, gradients are averaged (DDP); 1: optimizer state; 2: gradients too, and
+            parameters between steps (FSDP that keeps what it gathered until backward is through with it); 3:
+            parameters at all times (FSDP).
         world_size: Number of ranks.
+        batch: What a rank trains on. keep: batches as large as the recorded one, each rank other ones; split: its
+            part of each batch, so that an update is over the samples it was over on one rank.
         reshard_after_forward: In stage 3, drop a unit's parameters after its forward and gather them again for
             backward; the unit of the root module keeps them.
-        units: Patterns of the modules gathered as one in stage 3; by default the layers in module lists. What is in
-            none of them belongs to the root's unit.
-        bucket_mib: Gradients sent at once in stages 0 to 2, in MiB; the first bucket is 1 MiB as in DDP.
+        units: Patterns of the modules gathered as one in stages 2 and 3; by default the layers in module lists. What
+            is in none of them belongs to the root's unit.
+        bucket_mib: Gradients sent at once in stages 0 and 1, in MiB; the first bucket is 1 MiB as in DDP.
         link_gigabytes_per_second: What a rank can send to the next of the ring, in 10^9 bytes a second.
         link_latency_us: What one message of the ring takes besides.
     """
 
     name: ClassVar[str] = "shard"
-    flag_help: ClassVar[str] = "Predict one rank of a sharded job: ddp, zero1, zero2 or fsdp, and the number of ranks."
+    flag_help: ClassVar[str] = "Divide the job over ranks: ddp, zero1, zero2 or fsdp (or stage 0 to 3), and how many."
     flag_example: ClassVar[str] = "fsdp:8"
-    numerics: ClassVar[str] = "none"
+    numerics: ClassVar[str] = "rounding"
     source: ClassVar[str] = "modelled"
 
     stage: int = 3
     world_size: int = 1
+    batch: str = "keep"
     reshard_after_forward: bool = True
     units: tuple[str, ...] = ()
     bucket_mib: int = 25
@@ -56,6 +63,8 @@ class Shard(Policy):
             raise PolicyError(
                 f"shard needs a world size of at least 1 rank, not {self.world_size!r}; write world_size = 8."
             )
+        if self.batch not in BATCHES:
+            raise PolicyError(f"shard has no batch {self.batch!r}; write batch = 'keep' or batch = 'split'.")
         if type(self.bucket_mib) is not int or self.bucket_mib < 1:
             raise PolicyError(f"shard needs buckets of at least 1 MiB, not {self.bucket_mib!r}; write bucket_mib = 25.")
         if not self.link_gigabytes_per_second > 0:
@@ -71,18 +80,20 @@ class Shard(Policy):
 
     @classmethod
     def from_flag(cls, text: str) -> Self:
-        """Reads ``--shard fsdp:8``, also ddp, zero1, zero2, zero3 and a stage's number.
+        """Reads ``--shard fsdp:8``, also ddp, zero1, zero2, zero3 and a stage's number, and ``fsdp:8:split``.
 
         Raises:
             PolicyError: It is none of these.
         """
-        strategy, _, ranks = text.strip().lower().partition(":")
+        strategy, _, rest = text.strip().lower().partition(":")
+        ranks, _, batch = rest.partition(":")
         stages = {"ddp": 0, "0": 0, "zero1": 1, "1": 1, "zero2": 2, "2": 2, "zero3": 3, "fsdp": 3, "3": 3}
         try:
-            return cls(stage=stages[strategy], world_size=int(ranks))
+            return cls(stage=stages[strategy], world_size=int(ranks), batch=batch or BATCHES[0])
         except (KeyError, ValueError):
             raise PolicyError(
-                f"--shard takes ddp, zero1, zero2 or fsdp and a number of ranks, not {text!r}; write --shard fsdp:8."
+                f"--shard takes ddp, zero1, zero2 or fsdp and a number of ranks, not {text!r}; write --shard fsdp:8, "
+                "or --shard fsdp --world-size 8."
             ) from None
 
     def transform(self, step: Step) -> Step:
@@ -91,8 +102,15 @@ class Shard(Policy):
 
         return transform_shard(step, self)
 
+    def start(self) -> None:
+        """Leaves the process its rank's device and data; see Policy.start."""
+        if self.world_size > 1:
+            from memprof.policies.shard.apply import start_shard
+
+            start_shard(self)
+
     def apply(self, job: Job) -> None:
-        """Refuses: it only predicts so far; see Policy.apply."""
+        """Divides the job over the ranks that torchrun has started; see Policy.apply."""
         from memprof.policies.shard.apply import apply_shard
 
         apply_shard(job, self)
@@ -101,4 +119,5 @@ class Shard(Policy):
         """Says what is divided over how many ranks."""
         what = ("ddp", "zero1", "zero2", "fsdp")[self.stage]
         kept = " without resharding" if self.stage == 3 and not self.reshard_after_forward else ""
-        return f"shard {what}{kept} over {self.world_size} rank{'s' * (self.world_size != 1)}"
+        split = ", each with its part of the batch" if self.batch == "split" else ""
+        return f"shard {what}{kept} over {self.world_size} rank{'s' * (self.world_size != 1)}{split}"

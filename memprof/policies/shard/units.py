@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from memprof.policies.patterns import match_modules, outermost
+from memprof.policies.shard.layers import choose_units
 from memprof.trace.schema import NONE, Ints
 from memprof.trace.step import Step
 
@@ -43,8 +43,8 @@ def find_units(step: Step, patterns: tuple[str, ...]) -> Units:
     """
     modules, storages, ops, uses = step.modules, step.storages, step.ops, step.uses
     names = [str(name) for name in modules.name]
-    chosen = outermost(match_modules(patterns, names)) if patterns else _layers(step, names)
-    number_of = {name: number for number, name in enumerate((name for name in chosen if name), start=1)}
+    chosen = choose_units(patterns, names, modules.type.tolist(), modules.parent_id.tolist())
+    number_of = {name: number for number, name in enumerate(chosen, start=1)}
     of_module = np.full(len(modules) + 1, ROOT, dtype=np.int64)  # the last is that of what is outside of modules
     for row, (name, parent) in enumerate(zip(names, modules.parent_id.tolist(), strict=True)):
         of_module[row] = number_of.get(name, of_module[parent] if parent != NONE else ROOT)
@@ -65,21 +65,7 @@ def find_units(step: Step, patterns: tuple[str, ...]) -> Units:
         last = np.full(count, NONE, dtype=np.int64)
         np.minimum.at(first, unit[inside], op[inside])
         np.maximum.at(last, unit[inside], op[inside])
+        # The root is at work as long as anything in it is.
+        first[ROOT], last[ROOT] = first.min(), last.max()
         spans += [np.where(last == NONE, NONE, first), last]
     return Units(count, of_storage, *spans)
-
-
-def _layers(step: Step, names: list[str]) -> list[str]:
-    """Returns the modules that are numbered in a list, the outermost; a single operation such as ReLU is none."""
-    modules = step.modules
-    has_children = np.zeros(len(modules) + 1, dtype=np.bool_)
-    has_children[modules.parent_id] = True
-    is_list = np.append(modules.type == "ModuleList", False)
-    layers = [
-        name
-        for row, name in enumerate(names)
-        if name.rpartition(".")[2].isdigit()
-        and modules.type[row] != "ModuleList"
-        and (has_children[row] or is_list[modules.parent_id[row]])
-    ]
-    return outermost(layers)

@@ -1,0 +1,90 @@
+"""How many devices a job needs: one rank's peak under every way to shard, over 2 to 1,024 ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from memprof.errors import PolicyError
+from memprof.machines.catalogue import Accelerator
+from memprof.policies.shard.policy import Shard
+from memprof.replay.live import live_bytes
+from memprof.trace.step import Step
+
+WORLD_SIZES = tuple(2**power for power in range(1, 11))
+
+
+@dataclass(frozen=True)
+class OneRank:
+    """What one rank of many holds, and how long its step takes.
+
+    Attributes:
+        policy: How the job is divided.
+        peak_allocated_bytes: The highest rank's peak.
+        step_time_us: Its step, with what of the collectives does not hide.
+        exposed_us: How much longer that is than on one rank.
+    """
+
+    policy: Shard
+    peak_allocated_bytes: int
+    step_time_us: float
+    exposed_us: float
+
+
+@dataclass(frozen=True)
+class Devices:
+    """One rank's step under every way to shard.
+
+    Attributes:
+        budget_bytes: What a device has.
+        alone_bytes: Peak on one device.
+        alone_us: Step time on one device.
+        ranks: Every way, by number of ranks and then stage.
+        refused: Why a way is not possible, each sentence once.
+    """
+
+    budget_bytes: int
+    alone_bytes: int
+    alone_us: float
+    ranks: tuple[OneRank, ...]
+    refused: tuple[str, ...]
+
+    @property
+    def needed(self) -> OneRank | None:
+        """The fastest way of those with the fewest devices that fit; None where none does."""
+        fitting = [each for each in self.ranks if each.peak_allocated_bytes <= self.budget_bytes]
+        return min(fitting, key=lambda each: (each.policy.world_size, each.step_time_us), default=None)
+
+    @property
+    def fits_alone(self) -> bool:
+        """Whether one device is enough."""
+        return self.alone_bytes <= self.budget_bytes
+
+
+def devices_needed(
+    step: Step, budget_bytes: int, machine: Accelerator | None = None, *, batch: str = "keep"
+) -> Devices:
+    """Predicts one rank under ddp and the three stages, over 2 to 1,024 ranks.
+
+    Args:
+        step: The recorded step, of one rank that had everything.
+        budget_bytes: What a device has.
+        machine: The device, whose catalogued links the collectives take; None for usual ones.
+        batch: What a rank trains on, as in Shard.
+    """
+    link = Shard.link_gigabytes_per_second
+    if machine is not None and machine.peer_bytes_per_us:
+        link = machine.peer_bytes_per_us / 1e3
+    found: list[OneRank] = []
+    refused: dict[str, None] = {}
+    for world_size in WORLD_SIZES:
+        for stage in range(4):
+            policy = Shard(stage, world_size, batch=batch, link_gigabytes_per_second=link)
+            try:
+                rank = policy.transform(step)
+            except PolicyError as error:
+                refused[str(error)] = None
+                continue
+            peak = int(live_bytes(rank).during.max(initial=0))
+            found.append(OneRank(policy, peak, rank.duration_us, max(0.0, rank.duration_us - step.duration_us)))
+    alone = int(live_bytes(step).during.max(initial=0))
+    return Devices(budget_bytes, alone, step.duration_us, tuple(found), tuple(refused))

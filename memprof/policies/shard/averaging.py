@@ -1,0 +1,190 @@
+"""Averages gradients over ranks, in buckets that are sent while backward goes on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from memprof.policies.shard.filling import fill_buckets
+
+
+@dataclass(eq=False)
+class _Bucket:
+    """Gradients that are sent as one.
+
+    Attributes:
+        members: Numbers of its parameters.
+        offsets: Where each one's gradient begins, in elements.
+        size: Elements of all.
+        buffer: Their gradients, while any of them is there.
+        missing: Members whose gradient has not come in this backward.
+    """
+
+    members: list[int]
+    offsets: list[int]
+    size: int
+    buffer: torch.Tensor | None = None
+    missing: set[int] = field(default_factory=set)
+
+
+class Averaging:
+    """Sums the gradients of all ranks, divided by their number.
+
+    A gradient moves into its bucket when it is complete, and is a view of it from then on. A bucket is sent when all
+    of its gradients are there, in one order on all ranks. A parameter without a gradient on every rank has none
+    afterwards; one that has a gradient on some counts as zero on the others.
+
+    torch's DistributedDataParallel does the same from outside the model, which a script that calls the model itself
+    would pass by, and ends the job where a parameter is not used.
+
+    Source: Li et al. 2020, "PyTorch Distributed: experiences on accelerating data parallel training", for buckets in
+    the order in which gradients come.
+    """
+
+    def __init__(self, model: torch.nn.Module, bucket_mib: int) -> None:
+        """Finds the parameters; nothing is averaged before `install`."""
+        self._parameters = [each for each in model.parameters() if each.requires_grad]
+        self._number = {id(each): number for number, each in enumerate(self._parameters)}
+        self._bucket_mib = bucket_mib
+        self._buckets: list[_Bucket] = []
+        self._bucket_of: dict[int, tuple[_Bucket, int]] = {}
+        self._arrived: list[int] = []
+        self._is_under_way = False
+        self._sent = 0
+        self._work: list[Any] = []
+        self._handles: list[Any] = []
+
+    def install(self) -> None:
+        """Begins to average."""
+        parameters: list[Any] = self._parameters  # torch's method is not annotated
+        self._handles = [each.register_post_accumulate_grad_hook(self._take) for each in parameters]
+
+    def remove(self) -> None:
+        """Leaves gradients to each rank again."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def _take(self, parameter: torch.Tensor) -> None:
+        """Moves a complete gradient into its bucket, and sends what is full."""
+        if not self._is_under_way:
+            self._begin()
+        number = self._number[id(parameter)]
+        self._arrived.append(number)
+        if self._buckets:
+            bucket, _ = self._bucket_of[number]
+            self._move(number)
+            bucket.missing.discard(number)
+            self._send_full()
+
+    def _begin(self) -> None:
+        self._is_under_way = True
+        self._arrived.clear()
+        self._sent = 0
+        for bucket in self._buckets:
+            bucket.missing = set(bucket.members)
+        engine: Any = torch.autograd.Variable._execution_engine
+        engine.queue_callback(self._finish)
+
+    def _finish(self) -> None:
+        """Sends what is left when backward is over, and waits for all."""
+        self._is_under_way = False
+        if not self._buckets:
+            self._make_buckets()
+            for bucket in self._buckets:
+                bucket.missing = set(bucket.members)
+        for bucket in self._buckets[self._sent :]:
+            for number in bucket.members:
+                if number in bucket.missing:
+                    self._move(number)
+            self._send(bucket)
+        for work in self._work:
+            work.wait()
+        self._work.clear()
+        # Last on all ranks: what is sent must be sent in one order.
+        is_used = torch.zeros(len(self._parameters), dtype=torch.int32)
+        is_used[self._arrived] = 1
+        is_used = is_used.to(self._parameters[0].device)
+        dist.all_reduce(is_used)
+        for number in torch.nonzero(is_used).flatten().tolist():
+            parameter = self._parameters[number]
+            if parameter.grad is None:  # another rank had one
+                bucket, offset = self._bucket_of[number]
+                assert bucket.buffer is not None
+                parameter.grad = _view(bucket.buffer, parameter, offset)
+        for bucket in self._buckets:
+            bucket.buffer = None  # the gradients hold it
+
+    def _make_buckets(self) -> None:
+        """Groups parameters in the order in which rank 0's gradients came; those that did not come are the last."""
+        came = set(self._arrived)
+        rest = [number for number in reversed(range(len(self._parameters))) if number not in came]
+        order = torch.tensor([*self._arrived, *rest], device=self._parameters[0].device)
+        dist.broadcast(order, 0)
+        numbers = order.tolist()
+        kinds = list(dict.fromkeys((each.dtype, each.device) for each in self._parameters))
+        for kind in kinds:
+            own = [n for n in numbers if (self._parameters[n].dtype, self._parameters[n].device) == kind]
+            for members in fill_buckets(own, [self._parameters[n].nbytes for n in own], self._bucket_mib):
+                offsets, size = [], 0
+                for number in members:
+                    offsets.append(size)
+                    size += self._parameters[number].numel()
+                self._buckets.append(_Bucket(members, offsets, size))
+        # The same order on all ranks: that of the last member, which is when a bucket is full.
+        place = {number: place for place, number in enumerate(numbers)}
+        self._buckets.sort(key=lambda bucket: max(place[number] for number in bucket.members))
+        self._bucket_of = {
+            number: (bucket, offset)
+            for bucket in self._buckets
+            for number, offset in zip(bucket.members, bucket.offsets, strict=True)
+        }
+
+    def _move(self, number: int) -> None:
+        """Makes a parameter's gradient a view of its bucket; where there is none, its place there is zero."""
+        parameter = self._parameters[number]
+        bucket, offset = self._bucket_of[number]
+        if bucket.buffer is None:
+            bucket.buffer = self._buffer_of(bucket)
+        view = _view(bucket.buffer, parameter, offset)
+        gradient = parameter.grad
+        if gradient is None:
+            view.zero_()
+        elif gradient.data_ptr() != view.data_ptr():
+            view.copy_(gradient)
+            parameter.grad = view
+
+    def _buffer_of(self, bucket: _Bucket) -> torch.Tensor:
+        """Returns the buffer that gradients of the bucket lie in already, or a new one."""
+        first = self._parameters[bucket.members[0]]
+        for number, offset in zip(bucket.members, bucket.offsets, strict=True):
+            gradient = self._parameters[number].grad
+            if gradient is not None and gradient.untyped_storage().nbytes() == bucket.size * gradient.element_size():
+                flat = torch.as_strided(gradient.detach(), (bucket.size,), (1,), 0)
+                if gradient.storage_offset() == offset:
+                    return flat
+        return torch.empty(bucket.size, dtype=first.dtype, device=first.device)
+
+    def _send_full(self) -> None:
+        while self._sent < len(self._buckets) and not self._buckets[self._sent].missing:
+            self._send(self._buckets[self._sent])
+            self._sent += 1
+
+    def _send(self, bucket: _Bucket) -> None:
+        assert bucket.buffer is not None
+        bucket.buffer.div_(dist.get_world_size())
+        self._work.append(dist.all_reduce(bucket.buffer, async_op=True))
+
+
+def _view(buffer: torch.Tensor, parameter: torch.Tensor, offset: int) -> torch.Tensor:
+    """Returns a parameter's place in a buffer, in the order of dimensions in which the parameter lies."""
+    lies = parameter.stride()
+    order = sorted(range(len(lies)), key=lambda dim: lies[dim], reverse=True)
+    strides, step = [0] * len(lies), 1
+    for dim in reversed(order):
+        strides[dim] = step
+        step *= parameter.size(dim)
+    return buffer.as_strided(parameter.shape, strides, offset)

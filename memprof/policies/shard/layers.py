@@ -1,0 +1,36 @@
+"""Chooses the modules whose parameters are gathered as one, by their names alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from memprof.policies.patterns import match_modules, outermost
+
+
+def choose_units(
+    patterns: tuple[str, ...], names: Sequence[str], types: Sequence[str], parents: Sequence[int]
+) -> list[str]:
+    """Returns the units of a model, none of which lies in another; the root's own, "", is not among them.
+
+    Args:
+        patterns: Patterns of the modules; none for the layers: the modules that are numbered in a list or a sequence,
+            the outermost, but for a single operation such as ReLU in a sequence.
+        names: Names of all modules.
+        types: Their types.
+        parents: Row of the module that holds each, -1 for a root.
+
+    Raises:
+        PolicyError: A pattern matches no module.
+    """
+    if patterns:
+        return [name for name in outermost(match_modules(patterns, names)) if name]
+    has_children = {parent for parent in parents if parent >= 0}
+    return outermost(
+        [
+            name
+            for row, (name, kind, parent) in enumerate(zip(names, types, parents, strict=True))
+            if name.rpartition(".")[2].isdigit()
+            and kind != "ModuleList"
+            and (row in has_children or (parent >= 0 and types[parent] == "ModuleList"))
+        ]
+    )

@@ -1,0 +1,48 @@
+"""Finds who holds a model's parameters besides the model, and hands them those that take their place."""
+
+from __future__ import annotations
+
+import gc
+from collections import OrderedDict, defaultdict
+from typing import Any
+
+import torch
+
+_DICTIONARIES = (dict, OrderedDict, defaultdict)
+
+#: Old and new parameter, by the id of the old one, which is alive as long as this is.
+Exchange = dict[int, tuple[torch.Tensor, torch.Tensor]]
+
+
+def exchange_everywhere(exchange: Exchange) -> int:
+    """Replaces parameters in every list, and in every value of a dictionary, that holds them.
+
+    So are the groups of optimizers, what a script keeps to clip gradients of, and its variables.
+
+    Args:
+        exchange: What to replace by what.
+
+    Returns:
+        How many places still hold an old one and cannot be changed, such as tuples.
+    """
+    old = [pair[0] for pair in exchange.values()]
+    own = {id(old), id(exchange), *(id(pair) for pair in exchange.values())}
+    left = 0
+    for holder in gc.get_referrers(*old):
+        if id(holder) in own:
+            continue
+        if type(holder) is list:
+            holder[:] = [_exchanged(exchange, each) for each in holder]
+        elif type(holder) in _DICTIONARIES:
+            for key, value in list(holder.items()):
+                new = _exchanged(exchange, value)
+                if new is not value:
+                    holder[key] = new
+        elif type(holder) is tuple:
+            left += 1
+    return left
+
+
+def _exchanged(exchange: Exchange, value: Any) -> Any:
+    pair = exchange.get(id(value))
+    return pair[1] if pair is not None and pair[0] is value else value

@@ -1,0 +1,25 @@
+"""Notices when all ranks draw the same data, which is work done many times over."""
+
+from __future__ import annotations
+
+import random
+import zlib
+
+import torch
+import torch.distributed as dist
+
+SENTENCE = (
+    "All ranks draw the same random numbers, and no DataLoader has fed the model: where the script draws its batches "
+    "itself, all ranks train on the same ones. Read from a DataLoader, whose batches are divided, or add the "
+    "environment's RANK to the seed."
+)
+
+
+def draws_alike(device: torch.device) -> bool:
+    """Whether torch and Python will draw the same numbers on all ranks from here on."""
+    state = bytes(torch.get_rng_state().tolist()) + repr(random.getstate()).encode()
+    own = zlib.crc32(state)
+    low, high = (torch.tensor(own, dtype=torch.int64, device=device) for _ in range(2))
+    dist.all_reduce(low, dist.ReduceOp.MIN)
+    dist.all_reduce(high, dist.ReduceOp.MAX)
+    return bool(low == high)

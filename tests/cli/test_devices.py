@@ -1,0 +1,88 @@
+"""`memprof suggest --devices`: how many devices a job needs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from memprof.analysis.devices import WORLD_SIZES, devices_needed
+from memprof.cli.main import main
+from memprof.machines.catalogue import find_machine
+from memprof.policies.plan_file import read_plan
+from memprof.policies.shard.policy import Shard
+from memprof.replay.live import live_bytes
+from memprof.trace.step import Step
+from memprof.trace.store import Trace
+
+TRACE = Path(__file__).parents[2] / "sample_traces" / "gpt" / "run.memprof"
+
+
+@pytest.fixture(scope="module")
+def step() -> Step:
+    return Trace.open(TRACE).steady_step()
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str, status: int = 0) -> tuple[str, str]:
+    assert main(["suggest", str(TRACE), *words]) == status
+    return capsys.readouterr()
+
+
+def peak_of(step: Step, stage: int, ranks: int) -> int:
+    return int(live_bytes(Shard(stage, ranks).transform(step)).during.max())
+
+
+def test_the_fewest_devices_that_fit_are_needed(step: Step) -> None:
+    """At fsdp's own peak over 4 ranks, 4 are needed: over 2 nothing is as low. Every size has four ways."""
+    budget = peak_of(step, 3, 4)
+    assert min(peak_of(step, stage, 2) for stage in range(4)) > budget
+    found = devices_needed(step, budget)
+    assert found.needed is not None
+    assert found.needed.policy.world_size == 4
+    assert found.needed.peak_allocated_bytes <= budget
+    assert not found.fits_alone
+    assert [each.policy.world_size for each in found.ranks] == [size for size in WORLD_SIZES for _ in range(4)]
+
+
+def test_one_device_may_be_enough_and_no_number_either(step: Step) -> None:
+    """The recorded peak fits one device; one byte fits none."""
+    peak = int(live_bytes(step).during.max())
+    assert devices_needed(step, peak).fits_alone
+    assert devices_needed(step, 1).needed is None
+
+
+def test_a_slower_link_takes_longer(step: Step) -> None:
+    """A catalogued machine's links are those of the plan."""
+    machine = find_machine("A100 80GB")
+    policy = devices_needed(step, 1, machine).ranks[0].policy
+    assert policy.link_gigabytes_per_second == machine.peer_bytes_per_us / 1e3
+
+
+def test_the_page_says_how_many_and_writes_the_plan(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, step: Step
+) -> None:
+    """The verdict first; the plan has its prediction; 4 is the exit code where nothing is enough."""
+    budget, plan = peak_of(step, 3, 4), tmp_path / "plan.toml"
+    out, _ = run(capsys, "--budget", str(budget), "--devices", "--write", str(plan))
+    assert out.startswith("4 devices are needed: fsdp over 4 holds ")
+    assert f"memprof record --plan {plan}" in out
+    written = read_plan(plan)
+    assert written.prediction is not None
+    assert written.prediction.peak_allocated_bytes == budget
+    out, _ = run(capsys, "--budget", "1KiB", "--devices", status=4)
+    assert out.startswith("No number of devices is enough: ")
+
+
+def test_json_holds_every_way(capsys: pytest.CaptureFixture[str], step: Step) -> None:
+    """Bytes and microseconds, by strategy and ranks."""
+    found = json.loads(run(capsys, "--budget", str(peak_of(step, 3, 4)), "--devices", "--json")[0])
+    assert found["needed"]["world_size"] == 4
+    assert {each["strategy"] for each in found["ranks"]} == {"ddp", "zero1", "zero2", "fsdp"}
+    assert len(found["ranks"]) == 4 * len(WORLD_SIZES)
+
+
+def test_other_questions_are_refused_beside_it(capsys: pytest.CaptureFixture[str]) -> None:
+    """One question at a time."""
+    _, error = run(capsys, "--budget", "1GiB", "--devices", "--compare", status=2)
+    assert "--devices asks how many devices" in error
