@@ -213,7 +213,7 @@ def test_parent_killed_leaves_a_spool_that_opens(folder: Path) -> None:
         assert process.stdout.read().endswith(b"199\n")
     assert Trace.open("run.memprof.spool").recorded_steps == (2, 3, 4)
     launch = json.loads(Path("run.memprof.spool/launch.json").read_text())
-    assert launch["options"] == {"skip": 2, "steps": 3, "stop": False}
+    assert launch["options"] == {"skip": 2, "steps": 3, "stop": False, "light": False}
 
 
 def test_killed_job_keeps_what_was_recorded(folder: Path) -> None:

@@ -1,7 +1,9 @@
 """Trains through a second device, made in Python, whose part of backward the engine runs in a thread of its own."""
 
+import gc
 import sys
 import threading
+import time
 
 import torch
 from torch.utils._pytree import tree_map
@@ -103,3 +105,7 @@ for _ in range(7):
     print(loss.item())
 assert threads
 assert threading.get_ident() not in threads
+# The engine's thread lets go of Python objects after backward: not while Python ends, which would abort the process.
+del loss, model, optimizer
+gc.collect()
+time.sleep(0.5)
