@@ -30,6 +30,7 @@ from memprof.trace.schema import (
     Table,
     Uses,
 )
+from memprof.trace.spool import DRY_RUN
 from memprof.trace.step import Step
 from memprof.trace.store import Trace
 from memprof.version import __version__
@@ -150,7 +151,9 @@ def step_warnings(trace: Trace, step: Step) -> list[str]:
         warnings.append(f"{trace.path} was {was} under a plan already: what is predicted comes on top of it.")
     if (steps.kind[steps.step == step.number] == "warm_up").any():
         warnings.append(f"step {step.number} is a warm-up step: optimizer state may be missing or made only in it.")
-    if not has_untouched_step(trace) and manifest.backend.name != PREDICTED:
+    if manifest.backend.name == DRY_RUN:
+        warnings.append(f"{trace.path} is a dry run: nothing was measured, its times are the least that is possible.")
+    elif not has_untouched_step(trace) and manifest.backend.name != PREDICTED:
         warnings.append(
             f"{trace.path} has no step without the recorder, so step time is that of a recorded step, too long: let "
             "the job run two steps longer than the window."

@@ -13,6 +13,7 @@ from memprof.policies.plan_tables import plan_to_tables
 from memprof.policies.prediction import Prediction
 from memprof.trace.manifest import PREDICTED, Manifest
 from memprof.trace.schema import CATEGORIES, PHASES
+from memprof.trace.spool import DRY_RUN
 from memprof.trace.store import Trace
 from memprof.units import format_bytes, format_percent, format_us
 
@@ -199,7 +200,9 @@ def _warnings(plan: Plan, prediction: Prediction, measured: Trace, recorded: Tra
         warnings.append(f"{measured.path} was recorded under another plan.")
     if not manifest.capture.is_complete:
         warnings.append(f"{measured.path} is incomplete: {manifest.capture.reason or 'the recording ended early'}.")
-    if not has_untouched_step(measured):
+    if manifest.backend.name == DRY_RUN:
+        warnings.append(f"{measured.path} is a dry run: its memory is exact, its step time was not measured.")
+    elif not has_untouched_step(measured):
         warnings.append(
             f"{measured.path} has no step without the recorder, so step time was not measured: let the job run two "
             "steps longer than the window."

@@ -146,10 +146,10 @@ def record(
         plan = chosen_plan(plan_path, flags)
     except BadInputError as error:
         raise CannotStartError(str(error)) from None
-    if dry_run and ranks_of(plan) > 1:
-        raise CannotStartError(
-            "--dry-run runs one process, and --shard needs several: dry-run it alone, then memprof predict --shard."
-        )
+    if dry_run:
+        from memprof.launch.dry_plan import check_plan  # at use: policies are slow to import
+
+        check_plan(plan)
     target = on_ranks(target, ranks_of(plan), os.environ)
     address = output if output is not None and is_address(output) else ""
     settings = Settings(

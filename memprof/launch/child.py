@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memprof.launch.plan_marks import refuse
-from memprof.recorder.dry.run import DryRun
 from memprof.recorder.light.recorder import LightRecorder
 from memprof.recorder.native import NativeEvents
 from memprof.recorder.recorder import Recorder
@@ -18,6 +17,7 @@ from memprof.recorder.window import Window
 
 if TYPE_CHECKING:
     from memprof.launch.under_plan import UnderPlan
+    from memprof.recorder.dry.run import DryRun
 
 _recorder: Recorder | LightRecorder | None = None
 _plan: UnderPlan | None = None
@@ -49,9 +49,7 @@ def install(settings: dict[str, Any]) -> None:
         _plan = under_plan(settings["plan"], spool)
     try:
         NativeEvents.initialize()
-        dry = DryRun(lambda sentence: refuse(sentence, spool)) if is_dry else None
-        if dry is not None:
-            dry.install()
+        dry = _dry_run(spool) if is_dry else None
         _start(spool, window, dry)
     except Exception as error:
         if _plan is not None:
@@ -66,6 +64,14 @@ def install(settings: dict[str, Any]) -> None:
 def is_recording() -> bool:
     """Whether this process is recorded by `memprof record`."""
     return _recorder is not None
+
+
+def _dry_run(spool: Path) -> DryRun:
+    from memprof.recorder.dry.run import DryRun  # at use: it imports what a recorded job may never import
+
+    dry = DryRun(lambda sentence: refuse(sentence, spool))
+    dry.install()
+    return dry
 
 
 def _start(spool: Path, window: Window | None, dry: DryRun | None = None) -> None:

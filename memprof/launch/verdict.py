@@ -57,6 +57,7 @@ def describe_recording(result: PackResult, target: str) -> Verdict:
     from memprof.analysis.light import describe_highest
     from memprof.analysis.ranks import compare_ranks, job_notes
     from memprof.errors import BadInputError
+    from memprof.trace.spool import DRY_RUN
     from memprof.trace.store import Trace
 
     trace = Trace.open(result.path)
@@ -75,7 +76,7 @@ def describe_recording(result: PackResult, target: str) -> Verdict:
     did = f"recorded {what} of {target}{of_ranks}"
     if followed := describe_highest(trace):
         did = f"followed {target}{of_ranks}: {followed}. {what.capitalize()} in full"
-    is_dry = trace.manifest.backend.name == "dry-run"
+    is_dry = trace.manifest.backend.name == DRY_RUN
     if is_dry:
         did = f"dry-ran {what} of {target}{of_ranks}"
     sentence = f"{did}{finding}. {result.path} holds {size}."

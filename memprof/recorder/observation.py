@@ -8,11 +8,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import CodeType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from memprof.recorder.dry.run import DryRun
 from memprof.recorder.failures import FailureLog
 from memprof.recorder.inventory import Inventory
 from memprof.recorder.log import RawLog
@@ -27,6 +26,9 @@ from memprof.recorder.stacks import StackTable
 from memprof.recorder.timed import OperatorTimes, wait_for_device
 from memprof.recorder.window import Watch, Window
 from memprof.trace.spool import FLAG_CALL_RECOMPUTE, SpoolWriter
+
+if TYPE_CHECKING:
+    from memprof.recorder.dry.run import DryRun
 
 _FLUSH_NS = 1_000_000_000
 _RSS_NS = 20_000_000

@@ -9,11 +9,10 @@ import weakref
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from memprof.recorder.dry.run import DryRun
 from memprof.recorder.modules import ModuleCallObserver
 from memprof.recorder.native import AllocatorTable
 from memprof.recorder.observation import Observation
@@ -26,6 +25,9 @@ from memprof.recorder.rounds import OptimizerRounds
 from memprof.recorder.tracebacks import clean_uncaught, remove_own_frames
 from memprof.recorder.update_hooks import UpdateHooks
 from memprof.recorder.window import Watch, Window
+
+if TYPE_CHECKING:
+    from memprof.recorder.dry.run import DryRun
 
 #: A job without an optimizer and without backward has no steps: one window of this many operators.
 _ONE_WINDOW_OPS = 200_000

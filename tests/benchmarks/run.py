@@ -27,6 +27,7 @@ PAGE = ROOT / "docs" / "benchmarks.md"
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 NAMES = (
     "peak_exactness",
+    "dry_run",
     "unknown_share",
     "recording_cost",
     "after_window",

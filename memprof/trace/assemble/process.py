@@ -17,7 +17,7 @@ from memprof.trace.assemble.links import saved_for_backward
 from memprof.trace.assemble.operators import durations, module_calls, operator_table, partners_by_step
 from memprof.trace.assemble.optimizers import optimizer_table
 from memprof.trace.assemble.recording import Recording, open_recordings
-from memprof.trace.assemble.roofline import DRY_RUN, roofline, with_roofline
+from memprof.trace.assemble.roofline import roofline, with_roofline
 from memprof.trace.assemble.steps import step_table
 from memprof.trace.assemble.storages import memory_samples, memory_tables, workspace_bytes
 from memprof.trace.manifest import Manifest
@@ -38,6 +38,7 @@ from memprof.trace.schema import (
     Table,
     Uses,
 )
+from memprof.trace.spool import DRY_RUN
 
 
 def assemble_process(

@@ -15,7 +15,6 @@ from memprof.trace.assemble.foreign import Foreign, find_foreign
 from memprof.trace.assemble.heard import CPU
 from memprof.trace.assemble.lives import Counter, Lives, count, pair
 from memprof.trace.assemble.recording import Recording
-from memprof.trace.assemble.roofline import DRY_RUN
 from memprof.trace.assemble.timeline import NEVER
 from memprof.trace.assemble.times import Partners
 from memprof.trace.assemble.unheard import end_unheard
@@ -32,7 +31,7 @@ from memprof.trace.schema import (
     Texts,
     Uses,
 )
-from memprof.trace.spool import BACKWARD, FLAG_RECOMPUTE, FLAG_VIEW, READ, WRITE
+from memprof.trace.spool import BACKWARD, DRY_RUN, FLAG_RECOMPUTE, FLAG_VIEW, READ, WRITE
 
 #: Autograd's own accumulation of gradients, where no timed step tells whether it runs in place.
 _ACCUMULATION = "aten.add.Tensor"

@@ -1,0 +1,157 @@
+"""Answers what a job asks of values that nobody computed, and counts the questions by line."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+_aten = torch.ops.aten
+#: Attribute of a tensor without memory: what its values are taken to be.
+_VALUE = "_memprof_value"
+_TRUE = {_aten.isfinite, _aten.all, _aten._is_all_true}
+_FALSE = {_aten.any, _aten._is_any_true, _aten.isnan, _aten.isinf}
+_NOT = {_aten.logical_not, _aten.bitwise_not}
+#: Positions: the first is in range wherever there is one.
+_PLACES = {
+    _aten.argmax,
+    _aten.argmin,
+    _aten.argsort,
+    _aten.multinomial,
+    _aten.randint,
+    _aten.randperm,
+    _aten.random,
+    _aten.random_,
+}
+#: What they return holds values of what they are given.
+_SAME = {
+    _aten.alias,
+    _aten.clone,
+    _aten.detach,
+    _aten._to_copy,
+    _aten.index,
+    _aten.select,
+    _aten.slice,
+    _aten.squeeze,
+    _aten.unsqueeze,
+    _aten.view,
+    _aten._unsafe_view,
+    _aten.expand,
+    _aten.unbind,
+}
+_OWN = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent.parent))
+_SCALER = str(Path("amp", "grad_scaler.py"))
+#: Lines named in a note; there may be hundreds.
+_NAMED = 4
+
+
+class Answers:
+    """Harmless values: losses of 1, no overflow, comparisons that fail but where all of something is asked for."""
+
+    def __init__(self) -> None:
+        """Has answered nothing yet."""
+        self._values: Counter[str] = Counter()
+        self._bounds: Counter[str] = Counter()
+        self._left_out: Counter[str] = Counter()
+
+    def mark(self, func: Any, args: Any, result: FakeTensor) -> None:
+        """Notes what the values of an operator's result are taken to be, where it is not what its type says."""
+        packet = getattr(func, "overloadpacket", None)
+        if packet in _SAME:
+            known = getattr(args[0], _VALUE, None) if args else None
+            if known is not None:
+                setattr(result, _VALUE, known)
+        elif packet in _TRUE:
+            setattr(result, _VALUE, 1)
+        elif packet in _FALSE or packet in _PLACES:
+            setattr(result, _VALUE, 0)
+        elif packet in _NOT and result.dtype is torch.bool:
+            setattr(result, _VALUE, 0 if getattr(args[0], _VALUE, 0) else 1)
+
+    def value(self, tensor: torch.Tensor) -> Any:
+        """Answers what the one value of a tensor is."""
+        frame = sys._getframe(1)
+        self._values[_line(frame)] += 1
+        if _is_scaler(frame):
+            return 0.0  # no overflow was found: the optimizer steps
+        return _of_type(tensor.dtype, getattr(tensor, _VALUE, None))
+
+    def values(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Answers what the values of a tensor are, with a real one."""
+        self._values[_line(sys._getframe(1))] += 1
+        value = _of_type(tensor.dtype, getattr(tensor, _VALUE, None))
+        with torch._C._DisableTorchDispatch():
+            return torch.full(tensor.shape, value, dtype=tensor.dtype, device="cpu")
+
+    def equality(self) -> bool:
+        """Answers whether two tensors are equal: they are, as scripts that ask insist on."""
+        self._values[_line(sys._getframe(1))] += 1
+        return True
+
+    def count_bound(self, func: Any) -> None:
+        """Counts an operator whose result was taken to be as large as it can be."""
+        self._bounds[f"{func} at {_line(sys._getframe(1))}"] += 1
+
+    def count_left_out(self, what: str) -> None:
+        """Counts something that a dry run does not do, such as writing a checkpoint."""
+        self._left_out[what] += 1
+
+    def notes(self) -> list[str]:
+        """Says what was answered, in sentences for the reader of the trace."""
+        notes = []
+        if self._values:
+            notes.append(
+                f"values that nobody computed were asked for {_times(self._values)}, at {_places(self._values)}: "
+                "where the job's course depends on them, a real run may take another"
+            )
+        if self._bounds:
+            notes.append(
+                f"sizes that depend on values are upper bounds, {_times(self._bounds)}: {_places(self._bounds)}"
+            )
+        notes += [f"{what} ({_times(Counter({what: count}))})" for what, count in self._left_out.items()]
+        return notes
+
+
+def _of_type(dtype: torch.dtype, known: Any) -> Any:
+    if dtype is torch.bool:
+        return bool(known)
+    value = 1 if known is None else known
+    if dtype.is_complex:
+        return complex(value)
+    return float(value) if dtype.is_floating_point else value
+
+
+def _line(frame: FrameType | None) -> str:
+    """Names the innermost line that is neither torch's nor ours."""
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith(_OWN) and not name.startswith("<"):
+            return f"{Path(name).name}:{frame.f_lineno}"
+        frame = frame.f_back
+    return "torch"
+
+
+def _is_scaler(frame: FrameType | None) -> bool:
+    for _ in range(8):
+        if frame is None:
+            return False
+        if frame.f_code.co_filename.endswith(_SCALER):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _times(counts: Counter[str]) -> str:
+    total = counts.total()
+    return "once" if total == 1 else f"{total:,} times"
+
+
+def _places(counts: Counter[str]) -> str:
+    named = ", ".join(place for place, _ in counts.most_common(_NAMED))
+    more = len(counts) - _NAMED
+    return f"{named} and {more} more lines" if more > 1 else f"{named} and one more line" if more == 1 else named

@@ -1,0 +1,63 @@
+"""Returns results as large as they can be, for operators whose result's size depends on values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+_aten = torch.ops.aten
+
+
+def upper_bound(func: Any, args: Any, kwargs: Any) -> Any:
+    """Returns what an operator returns at most; None where no bound is known.
+
+    Args:
+        func: The operator.
+        args: Its arguments, of which tensors hold no values.
+        kwargs: Its keyword arguments.
+    """
+    bound = _BOUNDS.get(func)
+    return None if bound is None else bound(*args, **kwargs)
+
+
+def _nonzero(tensor: torch.Tensor) -> torch.Tensor:
+    # Its columns lie apart, as torch's own kernel lays them.
+    return torch.empty((tensor.dim(), tensor.numel()), dtype=torch.int64, device=tensor.device).t()
+
+
+def _masked_select(tensor: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    shape: torch.Size = torch.broadcast_shapes(tensor.shape, mask.shape)  # type: ignore[no-untyped-call]
+    return torch.empty((shape.numel(),), dtype=tensor.dtype, device=tensor.device)
+
+
+def _index(tensor: torch.Tensor, indices: Any) -> Any:
+    """Indexes with masks as if they let everything through: each stands for as many positions as it has elements."""
+    positions: list[torch.Tensor | None] = []
+    for index in indices:
+        if index is not None and index.dtype in (torch.bool, torch.uint8):
+            place = torch.empty((index.numel(),), dtype=torch.int64, device=index.device)
+            positions += [place] * index.dim()
+        else:
+            positions.append(index)
+    return _aten.index.Tensor(tensor, positions)
+
+
+def _unique2(
+    tensor: torch.Tensor, _is_sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
+) -> tuple[torch.Tensor, ...]:
+    def places(shape: Any) -> torch.Tensor:
+        return torch.empty(shape, dtype=torch.int64, device=tensor.device)
+
+    values = torch.empty((tensor.numel(),), dtype=tensor.dtype, device=tensor.device)
+    inverse = places(tensor.shape if return_inverse or return_counts else (0,))
+    return values, inverse, places((tensor.numel(),) if return_counts else (0,))
+
+
+_BOUNDS: dict[Any, Callable[..., Any]] = {
+    _aten.nonzero.default: _nonzero,
+    _aten.masked_select.default: _masked_select,
+    _aten.index.Tensor: _index,
+    _aten._unique2.default: _unique2,
+}

@@ -1,0 +1,152 @@
+"""Runs the operators of a dry run: on tensors without memory, and for real on the data that has met none of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+)
+
+from memprof.recorder.dry.answers import Answers
+from memprof.recorder.dry.bounds import upper_bound
+from memprof.recorder.dry.kernels import Kernels
+from memprof.recorder.dry.packed import sized_by_data
+
+_aten = torch.ops.aten
+_Tensor = torch.Tensor
+_LISTS = (list, tuple)
+_DATA = {_aten.arange, _aten.full, _aten.ones, _aten.randint, _aten.randperm, _aten.zeros}
+_MOST_DATA = 2**16
+#: What torch says of an operator made with `torch.library.custom_op` alone.
+_NO_FAKE = "no fake impl registered"
+
+
+class DryMode(FakeTensorMode):
+    """Gives every operator's outputs their shapes and types, and no memory.
+
+    Tensors made before the mode is on, those that loaders and ``torch.tensor`` fill, and small ones of whole numbers
+    hold data. Operators on them alone are run: the sizes of batches, lengths and masks are then as in a real run.
+    Where they meet a tensor without memory they lend it their shape.
+
+    Attributes:
+        extra_bytes: What the kernel of the operator run last held beyond its result.
+    """
+
+    def __init__(self, answers: Answers, kernels: Kernels, refuse: Callable[[str], NoReturn]) -> None:
+        """Makes the mode; `torch._C._set_dispatch_mode` or entering it puts it in force.
+
+        Args:
+            answers: What is answered where the job asks for values that nobody computes.
+            kernels: Finds what kernels take for themselves.
+            refuse: Ends the job with a sentence: an operator cannot be dry-run.
+        """
+        super().__init__(allow_non_fake_inputs=True)  # type: ignore[no-untyped-call]  # torch's is not annotated
+        self.allow_fallback_kernels = False  # it would take real memory, and run the operator
+        self.extra_bytes = 0
+        self._answers = answers
+        self._kernels = kernels
+        self._refuse = refuse
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Runs one operator."""
+        self.extra_bytes = 0
+        kwargs = kwargs or {}
+        has_fake, has_data = _kinds(args)
+        of_keywords = _kinds(tuple(kwargs.values())) if kwargs else (False, False)
+        has_fake, has_data = has_fake or of_keywords[0], has_data or of_keywords[1]
+        if has_data and not has_fake:
+            return func(*args, **kwargs)  # no mode is in force inside one
+        sized = sized_by_data(func)
+        if sized is not None:
+            with self:
+                return sized(*args, **kwargs)
+        if has_data:
+            args = _lent(args, self)
+            kwargs = {name: _lent(value, self) for name, value in kwargs.items()}
+        if func is _aten._local_scalar_dense.default:
+            return self._answers.value(args[0])
+        try:
+            result = super().__torch_dispatch__(func, types, args, kwargs)
+        except DynamicOutputShapeException:
+            with self:
+                result = upper_bound(func, args, kwargs)
+            if result is None:
+                self._refuse(_cannot(func, "the shape of what it returns depends on values"))
+            self._answers.count_bound(func)
+        except DataDependentOutputException:
+            if func is not _aten.equal.default:
+                self._refuse(_cannot(func, "what it returns depends on values"))
+            return self._answers.equality()
+        except (UnsupportedOperatorException, NotImplementedError) as error:
+            self._refuse(_without_kernel(func, error))
+        except RuntimeError as error:
+            if _NO_FAKE in str(error):
+                self._refuse(_without_kernel(func, None))
+            raise
+        result, self.extra_bytes = self._kernels.learn(func, args, kwargs, result, self._make)
+        if not has_fake and _is_data(func, result):
+            return func(*args, **kwargs)
+        if isinstance(result, FakeTensor):
+            self._answers.mark(func, args, result)
+        return result
+
+    def _make(self, shape: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
+        with torch.no_grad(), self:
+            return torch.empty_strided(shape, stride, dtype=dtype, device="cpu")
+
+
+def _kinds(values: Any) -> tuple[bool, bool]:
+    """Tells whether there are tensors without memory, and tensors with data, among an operator's arguments."""
+    has_fake = has_data = False
+    for value in values:
+        if isinstance(value, FakeTensor):
+            has_fake = True
+        elif isinstance(value, _Tensor):
+            has_data = True
+        elif isinstance(value, _LISTS):
+            inner = _kinds(value)
+            has_fake, has_data = has_fake or inner[0], has_data or inner[1]
+    return has_fake, has_data
+
+
+def _is_data(func: Any, result: Any) -> bool:
+    """Whether an operator makes numbers as loaders do: lengths, places and masks, on which sizes may depend."""
+    return (
+        getattr(func, "overloadpacket", None) in _DATA
+        and isinstance(result, FakeTensor)
+        and not (result.dtype.is_floating_point or result.dtype.is_complex)
+        and result.numel() <= _MOST_DATA
+        and result.device.type == "cpu"
+    )
+
+
+def _lent(value: Any, mode: DryMode) -> Any:
+    """Returns arguments in which tensors with data have given way to tensors of their shape."""
+    if isinstance(value, _LISTS):
+        return type(value)(_lent(item, mode) for item in value) if type(value) in _LISTS else value
+    if type(value) not in (_Tensor, torch.nn.Parameter) or value.layout is not torch.strided:
+        return value  # FakeTensorMode converts what is left
+    with torch.no_grad(), mode:
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+
+
+def _cannot(func: Any, reason: str) -> str:
+    return f"{func} cannot be dry-run: {reason}. Record a real run of it, or leave the operator out of the dry run."
+
+
+def _without_kernel(func: Any, error: BaseException | None) -> str:
+    name = str(getattr(func, "name", lambda: func)())
+    detail = (
+        "" if error is None or isinstance(error, UnsupportedOperatorException) else f" ({str(error).splitlines()[0]})"
+    )
+    return (
+        f"{name} cannot be dry-run: it does not say the shape of what it returns{detail}. "
+        f'Tell it with @torch.library.register_fake("{name}"), a function that returns tensors of that shape.'
+    )

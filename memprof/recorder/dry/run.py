@@ -1,0 +1,219 @@
+"""Turns a job into a dry run: from the first model on, its tensors have no memory."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from functools import partial, wraps
+from multiprocessing.reduction import ForkingPickler
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+from torch.optim import optimizer
+from torch.utils import _foreach_utils
+from torch.utils.data import DataLoader, dataloader
+
+from memprof.recorder.dry.answers import Answers
+from memprof.recorder.dry.spans import dry_owned_span, dry_span, dry_storage_span
+from memprof.trace.spool import DRY_RUN
+
+if TYPE_CHECKING:
+    from memprof.recorder.dry.kernels import Kernels
+    from memprof.recorder.dry.mode import DryMode
+    from memprof.recorder.inventory import Inventory
+    from memprof.recorder.log import RawLog
+    from memprof.recorder.operators import OperatorMode
+    from memprof.recorder.sources import MemorySources
+
+#: In place of an address: what a kernel takes for itself.
+_KERNEL = 1
+
+
+class DryRun:
+    """The dry run of this process: it begins where the job makes its first model or optimizer.
+
+    What it changes in torch stays changed: the process ends with the dry run.
+    """
+
+    def __init__(self, refuse: Callable[[str], NoReturn]) -> None:
+        """Changes nothing yet.
+
+        Args:
+            refuse: Ends the job with a sentence, which the parent says.
+        """
+        self._answers = Answers()
+        self._refuse = refuse
+        self._mode: DryMode | None = None
+        self._kernels: Kernels | None = None
+        self._sources: MemorySources | None = None
+        self._pid = os.getpid()
+
+    def install(self) -> None:
+        """Waits for the first model."""
+        for owner in (torch.nn.Module, torch.optim.Optimizer):
+            self._begin_at(owner)
+
+    def adopt(self, mode: OperatorMode, inventory: Inventory, sources: MemorySources) -> None:
+        """Has the parts of a recording see tensors without memory."""
+        from torch._subclasses.fake_tensor import FakeTensor
+
+        mode.fake_type, mode.span = FakeTensor, dry_span
+        inventory.storage_span, inventory.owned_span = dry_storage_span, dry_owned_span
+        sources.follow_only(DRY_RUN, dry_owned_span)
+        self._sources = sources
+
+    def around(self, log: RawLog, after_operator: Callable[[int, bool], None]) -> Callable[[int, bool], None]:
+        """Returns what is called after each operator: it logs first what the operator's kernel held for itself."""
+
+        def note(now_ns: int, is_backward: bool) -> None:
+            extra = self._mode.extra_bytes if self._mode is not None else 0
+            if extra:
+                # Its result is there already: of both together the kernel's highest is told.
+                log.events.extend((now_ns, _KERNEL, extra, -1, now_ns, _KERNEL, -extra, -1))
+            after_operator(now_ns, is_backward)
+
+        return note
+
+    def notes(self) -> list[str]:
+        """Says what a reader of the trace must know of the dry run."""
+        return [*self._answers.notes(), *(self._kernels.notes() if self._kernels is not None else ())]
+
+    def _begin_at(self, owner: Any) -> None:
+        original = owner.__init__
+
+        @wraps(original)
+        def begin(this: Any, *args: Any, **kwargs: Any) -> None:
+            owner.__init__ = original
+            self._begin()
+            original(this, *args, **kwargs)
+
+        owner.__init__ = begin
+
+    def _begin(self) -> None:
+        if self._mode is not None or os.getpid() != self._pid:
+            return  # under way, or in a data loader's worker
+        if threading.current_thread() is not threading.main_thread():
+            return
+        # At use: it takes a second, and a process of the job that makes no model has no need of it.
+        from memprof.recorder.dry.kernels import Kernels
+        from memprof.recorder.dry.mode import DryMode
+
+        self._kernels = Kernels()
+        self._mode = DryMode(self._answers, self._kernels, self._refuse)
+        self._mode.__enter__()
+        os.register_at_fork(after_in_child=self._leave)
+        self._show_no_values()
+        self._load_real_data()
+        self._leave_out()
+
+    def _leave(self) -> None:
+        torch._C._unset_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
+
+    def _show_no_values(self) -> None:
+        """Answers what Python asks of a tensor past torch's operators."""
+        from torch._subclasses import fake_tensor
+        from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+
+        answers = self._answers
+        fakes: Any = fake_tensor
+        fake: Any = FakeTensor
+
+        def numpy(tensor: Any, **_: Any) -> Any:
+            return answers.values(tensor).numpy()
+
+        def array(tensor: Any, dtype: Any = None, **_: Any) -> Any:
+            values = answers.values(tensor).numpy()
+            return values if dtype is None else values.astype(dtype)
+
+        fake.numpy, fake.__array__ = numpy, array
+        fake.__format__ = lambda tensor, form: format(tensor.item() if tensor.dim() == 0 else str(tensor), form)
+        fake.tolist = lambda tensor: answers.values(tensor).tolist()
+        fake.data_ptr = lambda tensor: dry_span(tensor)[0]  # else each asking prints a warning
+        fakes.log.setLevel(logging.CRITICAL)  # it prints the traceback of what it then raises
+        printing: Any = torch._tensor_str
+        text = printing._str
+        copying: Any = torch.Tensor
+        deepcopy = copying.__deepcopy__
+
+        @wraps(deepcopy)
+        def copy(tensor: Any, memo: Any) -> Any:
+            if isinstance(tensor, FakeTensor):
+                return deepcopy(tensor, memo)
+            with unset_fake_temporarily():  # what it makes to take the data must be able to
+                return deepcopy(tensor, memo)
+
+        copying.__deepcopy__ = copy
+
+        @wraps(text)
+        def show(*args: Any, **kwargs: Any) -> str:
+            with unset_fake_temporarily():  # what it makes to show data must hold data
+                shown: str = text(*args, **kwargs)
+            return shown
+
+        printing._str = show
+        # Activation checkpointing keeps the state of the generator, which comes from no operator.
+        state = torch.get_rng_state
+
+        @wraps(state)
+        def rng_state() -> torch.Tensor:
+            tensor = state()
+            sources = self._sources
+            if sources is not None and sources.is_open and sources.on_output is not None:
+                sources.on_output(tensor, time.time_ns())
+            return tensor
+
+        torch_module: Any = torch
+        torch_module.get_rng_state = rng_state
+        # Optimizers and clipping choose their kernels by the type of what they are given.
+        for types in (optimizer._foreach_supported_types, _foreach_utils._foreach_supported_types):
+            if FakeTensor not in types:
+                types.append(FakeTensor)
+        # `module.to()` would exchange two tensors of this type, where it gives any other one new data.
+        swap = torch.utils.swap_tensors
+
+        def give(first: Any, second: Any) -> None:
+            if isinstance(first, FakeTensor) and isinstance(second, FakeTensor):
+                first.data = second.data
+            else:
+                swap(first, second)  # type: ignore[no-untyped-call]
+
+        utils: Any = torch.utils
+        utils.swap_tensors = give
+        from memprof.recorder.dry.packed import pad_packed
+
+        functions: Any = torch._VF
+        functions._pad_packed_sequence = pad_packed
+        # To a data loader's worker and back go values.
+        ForkingPickler.register(FakeTensor, lambda tensor: (partial(torch.full, dtype=tensor.dtype), (tensor.shape, 1)))
+
+    def _load_real_data(self) -> None:
+        """Has data loaders load as ever."""
+        from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+        for owner, name in ((DataLoader, "__iter__"), (dataloader._BaseDataLoaderIter, "__next__")):
+            original = getattr(owner, name)
+
+            def load(this: Any, original: Any = original) -> Any:
+                with unset_fake_temporarily():
+                    return original(this)
+
+            setattr(owner, name, wraps(original)(load))
+
+    def _leave_out(self) -> None:
+        """Leaves out what means nothing without values."""
+        from memprof.recorder.dry.files import Files
+
+        count = self._answers.count_left_out
+        torch_module: Any = torch
+
+        def compile_nothing(model: Any = None, **_: Any) -> Any:
+            count("torch.compile was left out: a dry run is eager")
+            return model if model is not None else lambda function: function
+
+        files = Files(count)
+        torch_module.save, torch_module.load = files.save, files.load
+        torch_module.compile = compile_nothing
+        torch.nn.Module.compile = lambda *_, **__: count("torch.compile was left out: a dry run is eager")  # type: ignore[method-assign]

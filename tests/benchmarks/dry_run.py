@@ -1,0 +1,69 @@
+"""How near is a dry run to a real one, and what does a large model's take?"""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from memprof.trace.store import Trace
+from memprof.units import format_bytes
+from tests.benchmarks.section import Section, verdict
+
+_ROOT = Path(__file__).resolve().parents[2]
+_SAMPLES = ("gpt", "resnet", "lstm")
+_PLANS = ((), ("--checkpoint", "layers.*"), ("--precision", "bf16"), ("--optimizer", "in-backward"))
+_LARGE = """
+import torch
+from torch import nn
+layer = nn.TransformerEncoderLayer(2048, 16, 8192, batch_first=True, norm_first=True)
+model = nn.Sequential(nn.Embedding(50257, 2048), nn.TransformerEncoder(layer, 24), nn.Linear(2048, 50257, bias=False))
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range(9):
+    ids = torch.randint(50257, (4, 1024))
+    nn.functional.cross_entropy(model(ids).flatten(0, 1), ids.flatten()).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def measure(folder: Path, *, quick: bool) -> Section:
+    """Dry-runs and records the samples, the GPT under plans too, and dry-runs a model of 1.4 billion parameters."""
+    rows, errors = [], []
+    for sample in _SAMPLES[:1] if quick else _SAMPLES:
+        script = str(_ROOT / "sample_traces" / sample / "train.py")
+        for plan in _PLANS if sample == "gpt" else ((),):
+            real, _ = _peak(folder, "--stop", *plan, script)
+            dry, took_s = _peak(folder, "--dry-run", *plan, script)
+            errors.append(abs(dry - real))
+            title = " ".join((sample, *plan))
+            rows.append((title, format_bytes(real), f"{dry - real:+,} B", f"{took_s:.1f} s"))
+    (folder / "large.py").write_text(_LARGE, encoding="utf-8")
+    dry, took_s = _peak(folder, "--dry-run", str(folder / "large.py"))
+    rss = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024  # the largest of all the processes above
+    rows.append(("1.4 B parameters", "not recorded", format_bytes(dry), f"{took_s:.1f} s, {format_bytes(rss)}"))
+    return Section(
+        "Dry runs",
+        "Each script once recorded and once with --dry-run, on one thread: the difference of the steady step's peaks, "
+        "and what the dry run took from start to file. The last row is a transformer of 24 layers of width 2,048: its "
+        "peak, and the most memory that a process of any row held.",
+        ("job", "peak recorded", "dry run", "took"),
+        tuple(rows),
+        verdict("0 B of difference; 60 s and 2 GiB", passed=not any(errors) and took_s <= 60 and rss <= 2 * 2**30),
+    )
+
+
+def _peak(folder: Path, *words: str) -> tuple[int, float]:
+    path = folder / "run.memprof"
+    begin = time.perf_counter()
+    subprocess.run(
+        [sys.executable, "-P", "-m", "memprof.cli.main", "record", "-f", "-q", "-o", str(path), *words],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        stdout=subprocess.DEVNULL,
+        check=True,
+    )
+    took_s = time.perf_counter() - begin
+    return int(Trace.open(path).steady_step().memory.allocated_bytes.max()), took_s

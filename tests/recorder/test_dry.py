@@ -1,0 +1,301 @@
+"""A dry run has the operators, the storages and the peak of a real run, and computes nothing."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from memprof.recorder.dry.answers import Answers
+from memprof.trace.schema import Memory
+from memprof.trace.step import Step
+from memprof.trace.store import Trace
+
+_SAMPLES = Path(__file__).parents[2] / "sample_traces"
+_GPT = ("--layers", "2", "--width", "32", "--batch-size", "4", "--length", "32", "--steps", "6")
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a job ended under `memprof record`, and its trace, which may not be there."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+    trace: Path
+
+
+def _record(folder: Path, *words: str) -> Ended:
+    path = folder / f"{len(list(folder.iterdir()))}.memprof"
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "memprof.cli.main", "record", "-o", str(path), *words],
+        cwd=folder,
+        env={**{name: value for name, value in os.environ.items() if "MEMPROF" not in name}, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    return Ended(done.returncode, done.stdout, done.stderr, path)
+
+
+def _dry_run(folder: Path, script: str, *options: str) -> Ended:
+    (folder / "job.py").write_text(script)
+    return _record(folder, "--dry-run", *options, "job.py")
+
+
+def _step(ended: Ended) -> Step:
+    assert ended.returncode == 0, ended.stderr
+    return Trace.open(ended.trace).steady_step()
+
+
+def _peak(step: Step) -> int:
+    return int(step.memory.allocated_bytes.max())
+
+
+def _names(step: Step) -> list[str]:
+    return [name for name, kind in zip(step.ops.name, step.ops.kind, strict=True) if kind != "allocation"]
+
+
+@pytest.mark.parametrize(
+    ("sample", "arguments"),
+    [("gpt", _GPT), ("resnet", ("--steps", "6")), ("lstm", ("--steps", "6"))],
+    ids=["gpt", "resnet", "lstm"],
+)
+def test_operators_and_peak_are_those_of_a_real_run_to_the_byte(
+    tmp_path: Path, sample: str, arguments: tuple[str, ...]
+) -> None:
+    """Every operator of a step is there in its order, and the peak is the real one, workspaces of kernels included."""
+    script = str(_SAMPLES / sample / "train.py")
+    real = _step(_record(tmp_path, "--stop", script, *arguments))
+    dry = _step(_record(tmp_path, "--dry-run", script, *arguments))
+    dry.check()
+    assert _names(dry) == _names(real)
+    assert _peak(dry) == _peak(real)
+
+
+def test_a_plan_is_dry_run_as_it_is_applied(tmp_path: Path) -> None:
+    """Under a plan, too, the peak of the dry run is that of the real run, to the byte."""
+    words = ("--checkpoint", "layers.*", str(_SAMPLES / "gpt" / "train.py"), *_GPT)
+    real = _step(_record(tmp_path, "--stop", *words))
+    dry = _step(_record(tmp_path, "--dry-run", *words))
+    assert dry.ops.is_recompute.any()
+    assert _peak(dry) == _peak(real)
+
+
+_LARGE = """
+import torch
+model = torch.nn.Sequential(*[torch.nn.Linear(16384, 16384, bias=False) for _ in range(32)])
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
+for step in range(1000):
+    model(torch.randn(1, 16384)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_a_model_larger_than_the_machine_takes_hardly_any_memory(tmp_path: Path) -> None:
+    """32 GiB of weights and as much of gradients are told exactly, by a process that never holds two of them."""
+    ended = _dry_run(tmp_path, _LARGE)
+    step = _step(ended)
+    weights = step.storages.allocated_bytes[step.storages.category == "parameter"].tolist()
+    assert weights == [2**30] * 32
+    assert 64 * 2**30 <= _peak(step) < 64 * 2**30 + 2**23  # 32 activations of 64 KiB, and their gradients
+    assert Trace.open(ended.trace).table(Memory).host_rss_bytes.max() < 2 * 2**30
+
+
+_ASKING = """
+import copy, io, math
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+class Lines(torch.utils.data.Dataset):
+    def __len__(self):
+        return 64
+    def __getitem__(self, i):
+        return torch.arange(3 + i % 5), i % 2
+
+def collate(rows):
+    lengths = torch.tensor([len(ids) for ids, _ in rows])
+    ids = nn.utils.rnn.pad_sequence([ids for ids, _ in rows], batch_first=True)
+    return ids, lengths, torch.tensor([label for _, label in rows])
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.rnn, self.head = nn.Embedding(16, 8), nn.GRU(8, 8, batch_first=True), nn.Linear(8, 2)
+        nn.init.trunc_normal_(self.embed.weight)
+    def forward(self, ids, lengths):
+        packed = nn.utils.rnn.pack_padded_sequence(self.embed(ids), lengths, batch_first=True, enforce_sorted=False)
+        hidden, _ = nn.utils.rnn.pad_packed_sequence(self.rnn(packed)[0], batch_first=True)
+        assert hidden.shape[1] == int(lengths.max()) == ids.shape[1], (hidden.shape, lengths, ids.shape)
+        return self.head(hidden.mean(1))
+
+model = Model().to("cpu")
+average = copy.deepcopy(model)
+optimizer = torch.optim.AdamW(model.parameters())
+scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=100)
+scaler = torch.amp.GradScaler("cpu")
+buffer = io.BytesIO()
+torch.save(model.state_dict(), buffer)
+buffer.seek(0)
+model.load_state_dict(torch.load(buffer))
+best = math.inf
+for ids, lengths, labels in DataLoader(Lines(), batch_size=8, collate_fn=collate, num_workers=WORKERS):
+    assert ids.shape[1] == int(lengths.max()) > 3
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = nn.functional.cross_entropy(model(ids, lengths), labels)
+    scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
+    norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+    scheduler.step()
+    with torch.no_grad():
+        for mean, new in zip(average.parameters(), model.parameters()):
+            mean.lerp_(new, 0.1)
+    if torch.isnan(loss) or not torch.isfinite(loss).all():
+        raise SystemExit("it diverged")
+    print(f"{loss:.3f} {loss.item():.3f} {math.log(float(norm))}")
+    print(loss.detach().numpy() + 1, average.head.bias.tolist())
+    print(loss, lengths)
+    if loss < best:
+        best = loss.item()
+        torch.save(model.state_dict(), "best.pt")
+"""
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_job_that_asks_for_values_goes_on_and_is_told_of_it(tmp_path: Path, workers: int) -> None:
+    """Logging, clipping, scaling, averages, checkpoints and packed sequences work; batches are as long as real ones.
+
+    The notes name the lines that asked, and say that nothing was saved.
+    """
+    ended = _dry_run(tmp_path, _ASKING.replace("WORKERS", str(workers)))
+    assert ended.returncode == 0, ended.stderr
+    assert "made-up values" in ended.stderr
+    assert "1.000 1.000" in ended.stdout
+    assert not (tmp_path / "best.pt").exists()
+    manifest = Trace.open(ended.trace).manifest
+    assert manifest.backend.name == "dry-run"
+    line = 1 + next(i for i, text in enumerate(_ASKING.splitlines()) if "loss.item():.3f" in text)
+    notes = " ".join(manifest.notes)
+    assert f"job.py:{line}" in notes
+    assert "torch.save wrote nothing" in notes
+    assert "update" not in notes
+    assert (Trace.open(ended.trace).steady_step().ops.phase == "optimizer").any()
+
+
+_CUSTOM = """
+import torch
+@torch.library.custom_op("mine::double", mutates_args=())
+def double(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+FAKE
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(9):
+    (model(torch.randn(2, 4)).sum() + double(model.weight.detach()).sum()).backward()
+    optimizer.step()
+"""
+
+
+def test_an_operator_that_tells_no_shape_is_named_with_the_way_to_tell_it(tmp_path: Path) -> None:
+    """The job ends with status 125 and one sentence; once the operator has a fake kernel, it is dry-run."""
+    refused = _dry_run(tmp_path, _CUSTOM.replace("FAKE", ""))
+    assert refused.returncode == 125
+    assert "mine::double cannot be dry-run" in refused.stderr
+    assert '@torch.library.register_fake("mine::double")' in refused.stderr
+    assert "Traceback" not in refused.stderr
+    assert not refused.trace.exists()
+    fake = '@torch.library.register_fake("mine::double")\ndef _(x):\n    return torch.empty_like(x)'
+    assert "mine.double.default" in _names(_step(_dry_run(tmp_path, _CUSTOM.replace("FAKE", fake))))
+
+
+_MASKED = """
+import torch
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(9):
+    out = model(torch.randn(16, 8))
+    out[out > 0].sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_sizes_that_depend_on_values_are_upper_bounds_and_said_to_be(tmp_path: Path) -> None:
+    """A mask lets everything through: 16 x 8 positive elements of 4 bytes; the note names operator and line."""
+    ended = _dry_run(tmp_path, _MASKED)
+    step = _step(ended)
+    indexed = int(np.flatnonzero(step.ops.name == "aten.index.Tensor")[0])
+    made = step.storages.created_op_id == step.ops.op_id[indexed]
+    assert step.storages.allocated_bytes[made].tolist() == [16 * 8 * 4]
+    assert any("upper bounds" in note and "job.py:7" in note for note in Trace.open(ended.trace).manifest.notes)
+
+
+def test_times_are_a_roofline_and_say_so(tmp_path: Path) -> None:
+    """An operator takes as long as its bytes or its operations at the machine's measured speed, whichever is longer."""
+    ended = _dry_run(tmp_path, _MASKED)
+    step = _step(ended)
+    manifest = Trace.open(ended.trace).manifest
+    assert manifest.op_times.startswith("roofline")
+    product = int(np.flatnonzero(step.ops.name == "aten.addmm.default")[0])
+    speed = manifest.machine.speed
+    # x: 16 x 8, weight: 8 x 8, bias: 8, result: 16 x 8, four bytes each; 2 x 16 x 8 x 8 operations.
+    bytes_us = 4 * (128 + 64 + 8 + 128) / speed.memory_bytes_per_us
+    assert step.ops.duration_us[product] == pytest.approx(max(bytes_us, 2048 / speed.fp32_flops_per_us), rel=0.01)
+    known = ~np.isnan(step.ops.duration_us)
+    assert step.duration_us == pytest.approx(float(step.ops.duration_us[known].sum()), rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (("--light",), "leave one out"),
+        (("--shard", "fsdp:2"), "a dry run cannot apply shard"),
+        (("--swap", "0", "--checkpoint", "0"), "a dry run cannot apply swap"),
+        (("--optimizer", "8bit"), "a dry run cannot apply optimizer"),
+    ],
+    ids=["light", "shard", "swap", "8bit"],
+)
+def test_what_does_not_go_with_a_dry_run_is_refused_before_the_job_starts(
+    tmp_path: Path, options: tuple[str, ...], sentence: str
+) -> None:
+    """One sentence, status 125, and the job has not run."""
+    ended = _dry_run(tmp_path, "open('ran', 'w')\n", *options)
+    assert ended.returncode == 125
+    assert sentence in ended.stderr
+    assert not (tmp_path / "ran").exists()
+
+
+def test_answers_are_harmless() -> None:
+    """A loss is 1, nothing is infinite, all of a condition holds and any of it does not; positions are the first."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    aten = torch.ops.aten
+    answers = Answers()
+    with FakeTensorMode():
+        loss, flag, place = torch.empty(()), torch.empty((), dtype=torch.bool), torch.empty((), dtype=torch.int64)
+        assert answers.value(loss) == 1.0
+        assert answers.value(flag) is False
+        assert answers.value(place) == 1
+        answers.mark(aten.argmax.default, (loss,), place)
+        assert answers.value(place) == 0
+        answers.mark(aten.all.default, (flag,), flag)
+        assert answers.value(flag) is True
+        inverse = torch.empty((), dtype=torch.bool)
+        answers.mark(aten.logical_not.default, (flag,), inverse)
+        assert answers.value(inverse) is False
+    [note] = answers.notes()
+    assert "asked for 6 times" in note
+    assert "test_dry.py" in note
