@@ -19,11 +19,11 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 TORCH := $(shell grep '^torch==' constraints.txt)
 
-.PHONY: help demo test check bench gpu carry dist clean
+.PHONY: help demo test test-all check bench gpu carry dist clean
 .DEFAULT_GOAL := help
 
 help: ## Show these targets.
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
 
 demo: $(READY) ## Record a small GPT, show what fills its memory, make it fit in half of it, open the dashboard.
 	$(BIN)/memprof record -f -o demo.memprof sample_traces/gpt/train.py
@@ -36,8 +36,11 @@ demo: $(READY) ## Record a small GPT, show what fills its memory, make it fit in
 	@if [ -t 1 ]; then $(BIN)/memprof dashboard demo.memprof demo-fits.memprof; \
 	else echo "In a terminal, this ends in: $(BIN)/memprof dashboard demo.memprof demo-fits.memprof"; fi
 
-test: $(READY) ## Run the tests.
+test: $(READY) ## Run the tests, all but the slow ones.
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-all: $(READY) ## Run the tests, the slow ones too.
+	$(BIN)/python -m pytest $(PYTEST_ARGS) -m ''
 
 check: $(READY) ## Run every check that reads the code: lint, format, types, import floors.
 	$(BIN)/ruff check

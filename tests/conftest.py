@@ -22,6 +22,18 @@ settings.register_profile("memprof", deadline=None)
 settings.load_profile("memprof")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keeps tests that share a fixture of their module in one worker: in two, it would be made twice."""
+    for item in items:
+        fixtures = getattr(item, "_fixtureinfo", None)
+        if fixtures is None or item.get_closest_marker("xdist_group") is not None:
+            continue
+        shared = [found[-1] for found in fixtures.name2fixturedefs.values() if found and found[-1].scope == "module"]
+        if shared:
+            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skips what needs a GPU where there is none."""
     if item.get_closest_marker("gpu") is not None:

@@ -22,6 +22,7 @@ class Case:
         steps: The steps recorded whole when two are skipped and three recorded.
         inexact: Why the peak cannot equal the one of another process to the byte; empty where it must.
         unknown: Why more than 1 % of the bytes at the peak may be of unknown category; empty where they may not.
+        is_slow: Left to `make test-all`: other scripts hold the same in the main.
         noise: Lines with this text on stderr are left out of the comparison; each has its reason in the catalog.
     """
 
@@ -33,6 +34,7 @@ class Case:
     inexact: str = ""
     unknown: str = ""
     noise: str = ""
+    is_slow: bool = False
 
     @property
     def name(self) -> str:
@@ -51,36 +53,36 @@ CASES = (
     Case("gru_seq2seq"),
     Case("mixture_of_experts"),
     Case("packed_sequences"),
-    Case("siamese"),
-    Case("translation_transformer"),
+    Case("siamese", is_slow=True),
+    Case("translation_transformer", is_slow=True),
     Case("unet"),
     Case("vae", unknown="the test set is held, and not touched before the recording is over"),
     Case("mnist"),
     # The optimizer's side
     Case("gradient_accumulation"),
     Case("optimizer_variants", ("--kind", "fused")),
-    Case("optimizer_variants", ("--kind", "foreach")),
-    Case("optimizer_variants", ("--kind", "loop")),
+    Case("optimizer_variants", ("--kind", "foreach"), is_slow=True),
+    Case("optimizer_variants", ("--kind", "loop"), is_slow=True),
     Case("optimizer_in_backward", updates=6),
-    Case("scheduler_and_eval"),
+    Case("scheduler_and_eval", is_slow=True),
     Case(
         "sparse_embedding",
         updates=2,
         inexact="with any dispatch mode on, autograd clones a sparse gradient that it would else take over",
     ),
-    Case("time_sequence_lbfgs"),
-    Case("weight_averages"),
+    Case("time_sequence_lbfgs", is_slow=True),
+    Case("weight_averages", is_slow=True),
     Case("parametrized_weights"),
-    Case("finetune"),
+    Case("finetune", is_slow=True),
     # Several models
     Case("dcgan", updates=2),
-    Case("wgan", updates=6),
+    Case("wgan", updates=6, is_slow=True),
     Case("two_models_in_turn", updates=2),
-    Case("actor_critic"),
+    Case("actor_critic", is_slow=True),
     Case("reinforce"),
     # Autograd and dispatch
     Case("activation_checkpointing"),
-    Case("activation_checkpointing", ("--use-reentrant",)),
+    Case("activation_checkpointing", ("--use-reentrant",), is_slow=True),
     Case("selective_checkpointing"),
     Case("autocast_bf16"),
     Case("custom_function"),
@@ -89,9 +91,9 @@ CASES = (
     # The profiler of the script takes over in step 3, and is still on when step 4 begins. It warns of memory older
     # than itself, unless the allocator knows of it, which it does once a recorder has been there.
     Case("own_profiler", steps=(2,), noise="Memory block of unknown size was allocated before"),
-    Case("caught_errors"),
+    Case("caught_errors", is_slow=True),
     Case("compiled", ("--backend", "aot_eager")),
-    Case("compiled", ("--backend", "inductor")),
+    Case("compiled", ("--backend", "inductor"), is_slow=True),
     # Who calls what, and from where
     Case("submodules_called"),
     Case("dataloader_workers", unknown="the data set is held by the trainer, and touched in the workers only"),

@@ -6,6 +6,7 @@ import signal
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -176,7 +177,36 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+#: Cases that others hold in the main, left to `make test-all`.
+_SLOW = (
+    "exit_with.py 256",
+    "exit_with.py True",
+    "exit_with.py None",
+    "fails_in_backward.py accumulated",
+    "fails_in_backward.py module_hook",
+    "fails_in_backward.py twice",
+    "fails_in_forward.py caught",
+    "fails_in_forward.py exit",
+    "fails_in_forward.py python",
+    "fails_in_optimizer.py own",
+    "loads_data.py fork fails",
+    "loads_data.py spawn works",
+    "runs_out_of_memory.py chained",
+    "runs_out_of_memory.py first",
+    "runs_out_of_memory.py handled",
+    "runs_out_of_memory.py late",
+    "signal_itself.py SIGHUP",
+    "signal_itself.py SIGUSR1",
+    "starts_workers.py spawn",
+)
+
+
+def _marked(case: Case) -> Any:
+    is_slow = any(name in " ".join(case.words) for name in _SLOW)
+    return pytest.param(case, id=str(case), marks=[pytest.mark.slow] if is_slow else [])
+
+
+@pytest.mark.parametrize("case", [_marked(case) for case in CASES])
 def test_behaves_as_without_memprof(case: Case, tmp_path: Path) -> None:
     """Exit status or signal, stdout, stderr and files are those of the plain run, byte for byte."""
     without, under = run_both(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,8 @@ from tests.conformance.test_conformance import CASES, Case
 
 _LIGHT = (sys.executable, "-P", "-m", "memprof.cli.main", "record", "-q", "-o", "run.memprof", "--light")
 #: Where a light recording does something of its own inside the job: hooks, sessions, threads, forks, its end.
+#: Of these, what `make test` runs; the others are left to `make test-all`.
+_QUICK = ("fails_in_backward.py hook", "forks.py", "own_profiler.py", "runs_out_of_memory.py retried")
 _NAMES = (
     "compiles.py",
     "fails_in_backward.py",
@@ -28,8 +31,13 @@ _NAMES = (
 )
 
 
+def _marked(case: Case) -> Any:
+    is_quick = any(name in " ".join(case.words) for name in _QUICK)
+    return pytest.param(case, id=str(case), marks=[] if is_quick else [pytest.mark.slow])
+
+
 @pytest.mark.parametrize(
-    "case", [case for case in CASES if any(name in " ".join(case.words) for name in _NAMES)], ids=str
+    "case", [_marked(case) for case in CASES if any(name in " ".join(case.words) for name in _NAMES)]
 )
 def test_behaves_as_without_memprof(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Exit status or signal, stdout, stderr and files are those of the plain run, byte for byte."""

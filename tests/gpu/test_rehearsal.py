@@ -61,6 +61,7 @@ def test_what_is_recorded(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.slow
 def test_what_is_planned(tmp_path: Path) -> None:
     """A rehearsal writes each prediction before the run, which meets it, and tells what refused a plan and why."""
     sections = rehearse(tmp_path, *PLANNING)

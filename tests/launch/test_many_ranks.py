@@ -169,6 +169,7 @@ def test_a_killed_rank_leaves_its_part(folder: Path) -> None:
     assert "ends early" in next(line for line in report.splitlines() if line.startswith("   1 "))
 
 
+@pytest.mark.slow
 def test_a_rank_that_raises_is_told(folder: Path) -> None:
     """The traceback stays the job's own; the rank's recording ends where it raised."""
     done = record(*torchrun(2), RAISES="0")
@@ -201,6 +202,7 @@ def test_two_nodes_write_two_files_that_open_as_one(folder: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_clocks_of_two_nodes_are_aligned(folder: Path) -> None:
     """Shifted by three seconds, the second rank's times are brought back within the error that is told."""
     import dataclasses
@@ -223,6 +225,7 @@ def test_clocks_of_two_nodes_are_aligned(folder: Path) -> None:
     assert abs(aligned.offset_us[1] + 3e6) <= aligned.error_us[1] < 1e6
 
 
+@pytest.mark.slow
 def test_processes_that_a_script_starts_itself_are_named(folder: Path) -> None:
     """Ranks that no environment tells are asked of the job's process group."""
     done = run(memprof("record", "-o", "run.memprof", "spawning.py"), PORT=free_port())
@@ -247,6 +250,7 @@ def test_one_parent_a_rank_writes_one_file_a_rank(folder: Path, names: tuple[str
     assert "warning: Of 3 ranks, rank 1 is missing: there is no recording of it here." in report
 
 
+@pytest.mark.slow
 def test_a_rank_that_hangs_is_told_after_an_interrupt(folder: Path) -> None:
     """While one rank sleeps for ever the job is interrupted: what was recorded is packed, and who stopped is told."""
     command = memprof("record", "-o", "run.memprof", "--skip", "0", "--", *torchrun(2)[:-1], "hanging.py")
@@ -282,6 +286,7 @@ def test_a_recording_goes_to_an_address(folder: Path) -> None:
     assert (again.returncode, "exists already" in again.stderr) == (125, True)
 
 
+@pytest.mark.slow
 def test_a_with_statement_in_every_rank_writes_a_file_for_each(folder: Path) -> None:
     """`memprof.record` names the same file in every rank; each writes its part, and they open as one."""
     inside = JOB.replace(

@@ -101,6 +101,7 @@ def test_tests_above_their_limit_fail_and_no_others() -> None:
     assert "test_unmarked" not in table.partition("short test summary")[0]
 
 
+@pytest.mark.slow
 def test_baseline_is_written_and_held_to(monkeypatch: pytest.MonkeyPatch) -> None:
     """Written where asked for, by one process of several; then more than that fails, and the file stays."""
     found, _ = session("--memprof-update", "-k", "growth or within", "-n", "2")

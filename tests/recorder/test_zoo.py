@@ -34,7 +34,8 @@ def worker_id(request: pytest.FixtureRequest) -> str:
 
 def _grouped(case: Case) -> Any:
     """Keeps the tests of a script to one worker: the others would wait for its runs."""
-    return pytest.param(case, id=case.name, marks=pytest.mark.xdist_group(case.name))
+    marks = [pytest.mark.xdist_group(case.name), *([pytest.mark.slow] if case.is_slow else [])]
+    return pytest.param(case, id=case.name, marks=marks)
 
 
 @pytest.fixture(params=[_grouped(case) for case in CASES])
