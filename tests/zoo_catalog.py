@@ -50,7 +50,7 @@ class Case:
 CASES = (
     # Plain supervised training
     Case("depthwise_convnet"),
-    Case("gru_seq2seq"),
+    Case("gru_seq2seq", is_slow=True),
     Case("mixture_of_experts"),
     Case("packed_sequences"),
     Case("siamese", is_slow=True),
@@ -72,14 +72,14 @@ CASES = (
     ),
     Case("time_sequence_lbfgs", is_slow=True),
     Case("weight_averages", is_slow=True),
-    Case("parametrized_weights"),
+    Case("parametrized_weights", is_slow=True),
     Case("finetune", is_slow=True),
     # Several models
     Case("dcgan", updates=2),
     Case("wgan", updates=6, is_slow=True),
-    Case("two_models_in_turn", updates=2),
+    Case("two_models_in_turn", updates=2, is_slow=True),
     Case("actor_critic", is_slow=True),
-    Case("reinforce"),
+    Case("reinforce", is_slow=True),
     # Autograd and dispatch
     Case("activation_checkpointing"),
     Case("activation_checkpointing", ("--use-reentrant",), is_slow=True),

@@ -120,6 +120,7 @@ def test_plan_is_written_once_it_was_measured_to_fit() -> None:
 
 
 @pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="there is no C++ compiler")
+@pytest.mark.slow
 def test_compiled_runs_are_measured_and_the_fastest_is_kept() -> None:
     """With --compile the job runs compiled too, after the plan that was searched; what is kept is the fastest."""
     write()

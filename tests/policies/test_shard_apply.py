@@ -159,6 +159,7 @@ def test_an_unmodified_script_holds_what_was_predicted(
         assert (steps[0].ops.kind == "collective").any()
 
 
+@pytest.mark.slow
 def test_too_few_ranks_end_the_job_with_125(tmp_path: Path) -> None:
     """The sentence says what to write; nothing is recorded."""
     path = tmp_path / "run.memprof"
