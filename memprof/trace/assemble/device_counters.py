@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from memprof.trace.assemble.heard import Heard
-from memprof.trace.assemble.history import block_bytes, last_at, pending_bytes
+from memprof.trace.assemble.history import block_bytes, pending_bytes, rows_at
 from memprof.trace.assemble.lives import Lives
 from memprof.trace.assemble.timeline import Timeline
 from memprof.trace.schema import NONE, Ints
@@ -16,12 +16,9 @@ def requested_bytes(heard: Heard, lives: Lives) -> Ints:
     requested = np.full(len(lives.born), NONE, dtype=np.int64)
     is_born = lives.born != NONE
     requested[is_born] = heard.requested[lives.born[is_born]]
-    if len(heard.alive_address):
-        order = np.argsort(heard.alive_address, kind="stable")
-        known = heard.alive_address[order]
-        place = np.minimum(np.searchsorted(known, lives.address), len(known) - 1)
-        is_older = ~is_born & (known[place] == lives.address)
-        requested[is_older] = heard.alive_requested[order][place[is_older]]
+    row = rows_at(heard.alive_address, lives.address)
+    is_older = ~is_born & (row != NONE)
+    requested[is_older] = heard.alive_requested[row[is_older]]
     return requested
 
 
@@ -55,7 +52,7 @@ def active_peaks(heard: Heard, timeline: Timeline, allocated: Ints) -> Ints:
     history = heard.history
     if not len(history):
         return allocated
-    event = event_of_entries(heard)
+    event = heard.event_of_entry
     taken = np.where(event == NONE, NONE, np.abs(heard.size_bytes)[np.maximum(event, 0)])
     pending = pending_bytes(history, block_bytes(history, taken))
     if not pending.any():
@@ -78,26 +75,6 @@ def _allocated_after(heard: Heard) -> Ints:
     """Returns the allocated bytes after each event: the allocator's own count, or the sum where it told none."""
     summed = int(heard.alive_bytes.sum()) + np.cumsum(heard.size_bytes)
     return np.where(heard.total < 0, summed, heard.total)
-
-
-def event_of_entries(heard: Heard) -> Ints:
-    """Returns the event that reports what each entry of the history says; NONE where none does. Shape (entries,).
-
-    The allocator writes an entry just before it reports: the entry is the last of its kind at that address by then.
-    """
-    history = heard.history
-    event = np.full(len(history), NONE, dtype=np.int64)
-    for is_kind, is_side in (
-        (history.is_taking, heard.size_bytes > 0),
-        (history.is_giving_back, heard.size_bytes < 0),
-    ):
-        entries, events = np.flatnonzero(is_kind), np.flatnonzero(is_side)
-        found = last_at(
-            history.address[entries], history.time_us[entries], heard.address[events], heard.time_ns[events]
-        )
-        is_found = found != NONE
-        event[entries[found[is_found]]] = events[is_found]
-    return event
 
 
 def _latest(values: Ints, rows: Ints, count: int) -> Ints:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from memprof.trace.assemble.device_counters import event_of_entries
 from memprof.trace.assemble.heard import Heard
 from memprof.trace.assemble.recording import Recording
 from memprof.trace.assemble.timeline import Timeline
@@ -57,7 +56,7 @@ def _rows(heard: Heard, timeline: Timeline) -> Ints:
 
     A segment is taken for the event behind.
     """
-    event = event_of_entries(heard)
+    event = heard.event_of_entry
     count = len(event)
     row = np.full(count, NONE, dtype=np.int64)
     row[event != NONE] = timeline.event_op[event[event != NONE]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -48,6 +49,26 @@ class Heard:
     alive_bytes: Ints
     alive_requested: Ints
     history: History
+
+    @cached_property
+    def event_of_entry(self) -> Ints:
+        """The event that reports what each entry of the history says; NONE where none does. Shape (entries,).
+
+        The allocator writes an entry just before it reports: the entry is the last of its kind at that address by then.
+        """
+        history = self.history
+        event = np.full(len(history), NONE, dtype=np.int64)
+        for is_kind, is_side in (
+            (history.is_taking, self.size_bytes > 0),
+            (history.is_giving_back, self.size_bytes < 0),
+        ):
+            entries, events = np.flatnonzero(is_kind), np.flatnonzero(is_side)
+            found = last_at(
+                history.address[entries], history.time_us[entries], self.address[events], self.time_ns[events]
+            )
+            is_found = found != NONE
+            event[entries[found[is_found]]] = events[is_found]
+        return event
 
 
 def devices_of(spool: Spool, epoch: Epoch) -> list[str]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from memprof.trace.assemble import texts
 from memprof.trace.assemble.steps import Epoch
 from memprof.trace.schema import ACTIONS, NONE, Bools, Ints, Segments
 from memprof.trace.spool import Spool
@@ -120,13 +121,9 @@ def block_bytes(history: History, taken_bytes: Ints | None = None) -> Ints:
         size = np.where(taken_bytes == NONE, size, taken_bytes)
     taking = _taking_of(history)
     size = np.where(taking == NONE, size, size[np.maximum(taking, 0)])
-    before = history.alive["address"]
     older = np.flatnonzero(taking == NONE)
-    if len(before) and len(older):
-        order = np.argsort(before, kind="stable")
-        place = np.minimum(np.searchsorted(before[order], history.address[older]), len(before) - 1)
-        is_known = before[order][place] == history.address[older]
-        size[older[is_known]] = history.alive["size_bytes"][order][place[is_known]]
+    row = rows_at(history.alive["address"], history.address[older])
+    size[older[row != NONE]] = history.alive["size_bytes"][row[row != NONE]]
     return size
 
 
@@ -155,6 +152,21 @@ def _taking_of(history: History) -> Ints:
     taking = np.full(count, NONE, dtype=np.int64)
     taking[order] = np.where(latest >= begins, order[np.maximum(latest, 0)], NONE) if count else latest
     return taking
+
+
+def rows_at(address: Ints, asked: Ints) -> Ints:
+    """Finds the first row with each of some addresses; NONE where there is none. Shape (asked,).
+
+    Args:
+        address: Addresses of the rows, in any order. Shape (rows,).
+        asked: Addresses asked about. Shape (asked,).
+    """
+    if not len(address):
+        return np.full(len(asked), NONE, dtype=np.int64)
+    order = np.argsort(address, kind="stable")
+    known = address[order]
+    place = np.minimum(np.searchsorted(known, asked), len(known) - 1)
+    return np.where(known[place] == asked, order[place], NONE)
 
 
 def last_at(address: Ints, time_us: Ints, asked_address: Ints, asked_ns: Ints) -> Ints:
@@ -205,16 +217,10 @@ def _reserved_at_end(spool: Spool, epoch: Epoch, device: int) -> int:
     segments = _segments_at_end(spool, epoch)
     if not segments:
         return NONE
-    name = spool_device(spool, device)
+    name = texts.listed(spool, "devices")[device]
     return sum(int(one["total_size"]) for one in segments if f"cuda:{one['device']}" == name)
 
 
 def _segments_at_end(spool: Spool, epoch: Epoch) -> list[dict[str, Any]]:
     told = [one for one in spool.records.get("segments", []) if epoch.start_ns <= one["time_ns"] < epoch.end_ns]
     return list(told[-1]["segments"]) if told else []
-
-
-def spool_device(spool: Spool, number: int) -> str:
-    """Returns the name of a device by its number."""
-    names = [text for batch in spool.records.get("devices", []) for text in batch]
-    return str(names[number])

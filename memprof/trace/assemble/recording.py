@@ -86,15 +86,6 @@ def open_recordings(folder: Path) -> list[Recording]:
     return [recording for recording in found if recording is not None]
 
 
-def open_recording(folder: Path) -> Recording | None:
-    """Reads a process's recording of the device it used most; None when it holds no operator.
-
-    Raises:
-        OSError: It cannot be read.
-    """
-    return next(iter(open_recordings(folder)), None)
-
-
 def _open(spool: Spool, epoch: Epoch | None, device: str) -> Recording | None:
     if epoch is None or not spool.records.get("start"):
         return None
