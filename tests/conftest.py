@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+from collections.abc import Iterator
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # One process a core already: more threads in each only wait for one another. Before torch is imported.
@@ -41,6 +43,20 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
         if not torch.cuda.is_available():
             pytest.skip("needs a CUDA device")
+
+
+@pytest.fixture(scope="session")
+def small_heap() -> Iterator[None]:
+    """Takes what torch consists of out of the garbage collector's sight, with which a recording looks for models.
+
+    A process that runs tests holds a million objects, and each of its many short jobs would go through them all.
+    """
+    import torch._dynamo  # what the first optimizer imports  # noqa: F401
+
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture

@@ -49,18 +49,18 @@ class Case:
 
 CASES = (
     # Plain supervised training
-    Case("depthwise_convnet"),
+    Case("depthwise_convnet", is_slow=True),
     Case("gru_seq2seq", is_slow=True),
-    Case("mixture_of_experts"),
-    Case("packed_sequences"),
+    Case("mixture_of_experts", is_slow=True),
+    Case("packed_sequences", is_slow=True),
     Case("siamese", is_slow=True),
     Case("translation_transformer", is_slow=True),
-    Case("unet"),
-    Case("vae", unknown="the test set is held, and not touched before the recording is over"),
+    Case("unet", is_slow=True),
+    Case("vae", unknown="the test set is held, and not touched before the recording is over", is_slow=True),
     Case("mnist"),
     # The optimizer's side
     Case("gradient_accumulation"),
-    Case("optimizer_variants", ("--kind", "fused")),
+    Case("optimizer_variants", ("--kind", "fused"), is_slow=True),
     Case("optimizer_variants", ("--kind", "foreach"), is_slow=True),
     Case("optimizer_variants", ("--kind", "loop"), is_slow=True),
     Case("optimizer_in_backward", updates=6),
@@ -69,6 +69,7 @@ CASES = (
         "sparse_embedding",
         updates=2,
         inexact="with any dispatch mode on, autograd clones a sparse gradient that it would else take over",
+        is_slow=True,
     ),
     Case("time_sequence_lbfgs", is_slow=True),
     Case("weight_averages", is_slow=True),
@@ -83,24 +84,25 @@ CASES = (
     # Autograd and dispatch
     Case("activation_checkpointing"),
     Case("activation_checkpointing", ("--use-reentrant",), is_slow=True),
-    Case("selective_checkpointing"),
+    Case("selective_checkpointing", is_slow=True),
     Case("autocast_bf16"),
     Case("custom_function"),
-    Case("gradient_penalty"),
+    Case("gradient_penalty", is_slow=True),
     Case("own_dispatch_mode"),
     # The profiler of the script takes over in step 3, and is still on when step 4 begins. It warns of memory older
     # than itself, unless the allocator knows of it, which it does once a recorder has been there.
-    Case("own_profiler", steps=(2,), noise="Memory block of unknown size was allocated before"),
+    Case("own_profiler", steps=(2,), noise="Memory block of unknown size was allocated before", is_slow=True),
     Case("caught_errors", is_slow=True),
     Case("compiled", ("--backend", "aot_eager")),
     Case("compiled", ("--backend", "inductor"), is_slow=True),
     # Who calls what, and from where
-    Case("submodules_called"),
+    Case("submodules_called", is_slow=True),
     Case("dataloader_workers", unknown="the data set is held by the trainer, and touched in the workers only"),
     Case(
         "threaded_loader",
         inexact="how far the script's thread runs ahead differs from run to run",
         unknown="batches made by another thread have no operator, and those not yet used no purpose",
+        is_slow=True,
     ),
     # Scripts without an optimizer
     Case("manual_update", updates=0, cut="call"),
@@ -109,7 +111,10 @@ CASES = (
         updates=0,
         cut="call",
         unknown="the validation set is held, and not touched before the recording is over",
+        is_slow=True,
     ),
-    Case("functional_training", updates=0, cut="never", inexact="one window: there are no steps to compare"),
+    Case(
+        "functional_training", updates=0, cut="never", inexact="one window: there are no steps to compare", is_slow=True
+    ),
     Case("inference_only", updates=0, cut="never", inexact="one window: there are no steps to compare"),
 )

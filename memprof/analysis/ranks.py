@@ -9,6 +9,7 @@ import numpy as np
 
 from memprof.trace.columns import Coded
 from memprof.trace.schema import NONE, PHASES, Ints, RankCurve, RankMoments, RankParts, Ranks
+from memprof.trace.spool import DRY_RUN
 from memprof.trace.store import Trace
 
 #: How many numbers a list names before it only counts them.
@@ -175,7 +176,10 @@ def job_notes(trace: Trace, *, is_part: bool = False) -> tuple[str, ...]:
     elif not is_part and (missing := sorted(set(range(sizes[0])) - set(trace.ranks))):
         few, are, them = ("rank", "is", "it") if len(missing) == 1 else ("ranks", "are", "them")
         notes.append(
-            f"Of {sizes[0]} ranks, {few} {name_numbers(missing)} {are} missing: there is no recording of {them} here."
+            f"Of {sizes[0]} ranks, rank {name_numbers(trace.ranks)} alone was dry-run."
+            if all(manifest.backend.name == DRY_RUN for manifest in manifests)
+            else f"Of {sizes[0]} ranks, {few} {name_numbers(missing)} {are} missing: there is no recording of {them} "
+            "here."
         )
     for what, versions in (
         ("memprof", {manifest.memprof_version for manifest in manifests}),

@@ -10,6 +10,7 @@ from functools import cached_property
 from memprof.analysis.basis import Basis
 from memprof.analysis.predict import step_warnings
 from memprof.analysis.reserved import reserved_under
+from memprof.analysis.room import with_room
 from memprof.errors import GateFailedError
 from memprof.planners.space.explore import Answer, Wish, explore
 from memprof.planners.space.tried import Tried
@@ -80,7 +81,9 @@ def suggest(trace: Trace, basis: Basis, wish: Wish, report: Callable[[Tried], No
         PolicyError: A policy is named that there is not.
     """
     answer = explore(basis.step, wish, report)
-    plans = _worth_their_policies(one_of_each_family(answer.fitting))
+    answer, plans = with_room(
+        basis.step, trace.manifest, answer, lambda found: _worth_their_policies(one_of_each_family(found.fitting))
+    )
     known = {family(one.policies) for one in answer.fitting}
     return Suggestion(
         trace=str(trace.path),

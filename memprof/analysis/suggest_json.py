@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from memprof.analysis.checked import Checked
 from memprof.analysis.plan_json import PLAN_SCHEMA, Json, policy_to_json
 from memprof.analysis.suggest import Suggestion, describe_least
 from memprof.planners.space.tried import Tried
 
 
-def suggestion_to_json(found: Suggestion) -> Json:
-    """Returns a suggestion ready for ``json.dump``."""
+def suggestion_to_json(found: Suggestion, checked: tuple[Checked, ...] | None = None) -> Json:
+    """Returns a suggestion ready for ``json.dump``.
+
+    Args:
+        found: What was found.
+        checked: Its plans that were dry-run, None where that was not asked for.
+    """
     answer = found.answer
     fits = answer.best is not None
     return {
@@ -32,6 +38,7 @@ def suggestion_to_json(found: Suggestion) -> Json:
             ),
             *({**_plan(one, found, fits=False), "peak_reserved_bytes": None} for one in found.others),
         ],
+        "checked": None if checked is None else [_checked(one) for one in checked],
         "refused": [{"plan": plan, "reason": reason} for plan, reason in answer.refused],
         "reason": "" if fits else describe_least(found),
         "is_complete": not answer.was_stopped,
@@ -55,4 +62,16 @@ def _plan(one: Tried, found: Suggestion, *, fits: bool) -> Json:
         "numerics": one.numerics,
         "at_peak": one.categories,
         "policies": [policy_to_json(policy) for policy in one.policies],
+    }
+
+
+def _checked(one: Checked) -> Json:
+    return {
+        "describe": one.plan.describe(),
+        "predicted_peak_allocated_bytes": one.predicted_bytes,
+        "dry_run_peak_allocated_bytes": one.dry_bytes,
+        "difference_bytes": one.difference_bytes,
+        "difference_ratio": one.difference_ratio,
+        "fits": one.fits,
+        "reason": one.reason,
     }

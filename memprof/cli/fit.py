@@ -13,7 +13,7 @@ import click
 from memprof.cli.record import RecordCommand
 from memprof.cli.wish_options import wish_of, wish_options
 from memprof.errors import GateFailedError
-from memprof.launch.settings import read_project_settings
+from memprof.launch.settings import read_dry_window, read_project_settings
 from memprof.launch.target import find_target
 
 if TYPE_CHECKING:
@@ -88,6 +88,12 @@ class FitCommand(RecordCommand):
     is_flag=True,
     help="Run the job compiled too (torch.compile), and keep that where it is the fastest that fits.",
 )
+@click.option(
+    "--dry-run/--no-dry-run",
+    default=True,
+    show_default=True,
+    help="Dry-run each plan first, and pass over those that do not fit as applied.",
+)
 @click.option("--json", "is_json", is_flag=True, help="Print everything as JSON: bytes, microseconds, stable keys.")
 @click.option("-m", "is_module", is_flag=True, help="The job is a Python module, as in python -m.")
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="{SCRIPT | -m MODULE} [ARGS]... | -- COMMAND...")
@@ -104,15 +110,18 @@ def fit(
     verify: int,
     attempts: int,
     compiles: bool,
+    dry_run: bool,
     is_json: bool,
     is_module: bool,
     **asked: Any,
 ) -> int:
     """Find a plan under which a training job is measured to fit a budget.
 
-    The job runs a few steps as it is, then under the fastest plan that is predicted to fit. Where the peak measured is
-    above the budget, or the plan cannot be applied to the job, the search is tightened and the next plan tried. What
-    the job prints goes to stderr. Ctrl-C ends it with the best plan verified so far.
+    The job runs a few steps as it is, then under the fastest plan that is predicted to fit and does so in a dry run.
+    Where the peak measured is above the budget, or the plan cannot be applied to the job, the search is tightened and
+    the next plan tried. What the job prints goes to stderr. Ctrl-C ends it with the best plan verified so far.
+
+    Where the job as it is runs out of memory, its dry run is what plans are made from.
 
     Exit status: 0 a plan was verified, or the job fits as it is; 3 nothing was recorded to plan from; 4 no plan was
     verified within the budget; 125 to 127 as of memprof record; 130 interrupted. Where the job fails by itself, its
@@ -134,6 +143,7 @@ def fit(
         verify=verify,
         most_attempts=attempts,
         compiles=compiles,
+        dry_window=read_dry_window(Path.cwd()) if dry_run else None,
     )
     found = find_fit(request, _search, _say)
     job = shlex.join(("--", *target.arguments) if ctx.meta["is_command"] else target.arguments[1:])

@@ -8,6 +8,7 @@ import shlex
 from rich.table import Table
 from rich.text import Text
 
+from memprof.analysis.checked import describe_difference
 from memprof.analysis.plan_json import PLAN_SCHEMA, Json, policy_to_json
 from memprof.cli.page import Page, cell, make_table, printable
 from memprof.launch.fit.attempt import Attempt, Measured
@@ -28,7 +29,8 @@ def fill_fit(page: Page, found: Fit, job: str) -> None:
         page.add(Text(f"warning: {printable(warning)}", style="yellow"))
     if found.recorded is not None:
         peak, time = format_bytes(found.recorded.peak_bytes), _time(found.recorded.step_time_us)
-        page.add(Text(f"as it is: peak {peak}, step {time}", style="dim"))
+        how = ", in a dry run since the job itself ran out of memory" if found.is_from_dry_run else ""
+        page.add(Text(f"as it is{how}: peak {peak}, step {time}", style="dim"))
     page.add_section("Runs under a plan", _attempt_table(found), "in order")
     if found.best is not None and not _is_compiled(found.best):
         page.add_section("Predicted and measured", _comparison_table(found.best))
@@ -57,6 +59,7 @@ def fit_to_json(found: Fit, job: str) -> Json:
         "budget_bytes": found.budget_bytes or None,
         "fits": best is not None or found.is_met,
         "fits_as_it_is": found.is_met,
+        "recorded_in_dry_run": found.is_from_dry_run,
         "recorded": _measured(found.recorded),
         "attempts": [_attempt(attempt) for attempt in found.attempts],
         "plan": None if best is None else _attempt(best),
@@ -100,8 +103,16 @@ def _change(now_us: float, before_us: float) -> str:
 
 
 def _attempt_table(found: Fit) -> Table:
-    table = make_table("", "plan", ">predicted", ">measured", ">step time", "what came of it")
-    words = {"fits": "within the budget", "above": "above the budget", "refused": "refused: ", "failed": "failed: "}
+    is_dry = any(one.dry_bytes is not None for one in found.attempts)
+    columns = [">dry run", ">difference"] if is_dry else []
+    table = make_table("", "plan", ">predicted", *columns, ">measured", ">step time", "what came of it")
+    words = {
+        "fits": "within the budget",
+        "above": "above the budget",
+        "refused": "refused: ",
+        "failed": "failed: ",
+        "passed over": "passed over: its dry run is above the budget",
+    }
     for number, one in enumerate(found.attempts, start=1):
         peak = "" if one.measured is None else format_bytes(one.measured.peak_bytes)
         time = "" if one.measured is None else _time(one.measured.step_time_us)
@@ -113,8 +124,17 @@ def _attempt_table(found: Fit) -> Table:
             if _is_compiled(one) or prediction is None
             else format_bytes(prediction.peak_allocated_bytes)
         )
-        table.add_row(str(number), plan, predicted, peak, time, text)
+        dry = _dry_cells(one) if is_dry else ()
+        table.add_row(str(number), plan, predicted, *dry, peak, time, text)
     return table
+
+
+def _dry_cells(one: Attempt) -> tuple[str, str]:
+    """Returns a dry run's peak, and by how much it is off the prediction."""
+    prediction = one.plan.prediction
+    if one.dry_bytes is None or prediction is None:
+        return "", ""
+    return format_bytes(one.dry_bytes), describe_difference(one.dry_bytes, prediction.peak_allocated_bytes)
 
 
 def _comparison_table(best: Attempt) -> Table:
@@ -181,6 +201,12 @@ def _attempt(attempt: Attempt) -> Json:
             "peak_allocated_bytes": prediction.peak_allocated_bytes,
             "step_time_us": prediction.step_time_us,
             "how": prediction.how,
+        },
+        "dry_run": None
+        if attempt.dry_bytes is None
+        else {
+            "peak_allocated_bytes": attempt.dry_bytes,
+            "difference_bytes": None if prediction is None else attempt.dry_bytes - prediction.peak_allocated_bytes,
         },
         "measured": _measured(attempt.measured),
     }

@@ -62,6 +62,14 @@ class SearchBar(_Line):
         self.show(f"{self._count} plans replayed{best} (Ctrl-C ends the search)")
 
 
+class CheckLine(_Line):
+    """Says which plan is being dry-run."""
+
+    def __init__(self) -> None:
+        """Shows what comes first."""
+        super().__init__("dry-running the job")
+
+
 class PointBar(_Line):
     """Counts the searches of a comparison."""
 

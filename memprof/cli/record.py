@@ -10,11 +10,12 @@ import click
 from click.core import ParameterSource
 
 from memprof.cli.plan_options import chosen_plan, plan_options
-from memprof.errors import BadInputError
+from memprof.errors import BadInputError, UsageError
 from memprof.launch.parent import leave_like, record_job
 from memprof.launch.ranks import on_ranks, ranks_of
-from memprof.launch.settings import Settings, read_project_settings
+from memprof.launch.settings import Settings, read_dry_window, read_project_settings
 from memprof.launch.target import CannotStartError, find_target
+from memprof.machines.card import find_card
 from memprof.trace.location import is_address
 
 _EPILOG = """\b
@@ -26,9 +27,6 @@ Examples:
   memprof record --light train.py
   memprof record --dry-run train.py
 """
-
-#: A dry run's window: the first step makes the optimizer's state, and every later one is like the next.
-_DRY_SKIP, _DRY_STEPS = 1, 2
 
 
 class RecordCommand(click.Command):
@@ -97,10 +95,16 @@ class RecordCommand(click.Command):
     help="Follow the whole run at a few per cent, instead of recording some steps in full.",
 )
 @click.option(
-    "--dry-run",
-    is_flag=True,
+    "--dry-run/--no-dry-run",
     envvar="MEMPROF_DRY_RUN",
     help="Run the job on tensors without memory, in seconds, to learn what it would take.",
+)
+@click.option(
+    "--device",
+    default="",
+    envvar="MEMPROF_DEVICE",
+    metavar="NAME",
+    help="With --dry-run: the GPU that the job is shown, such as h100-80g or rtx4090; none is needed.",
 )
 @plan_options(envvar="MEMPROF_PLAN")
 @click.option("-m", "is_module", is_flag=True, help="The job is a Python module, as in python -m.")
@@ -118,6 +122,7 @@ def record(
     stop: bool,
     light: bool,
     dry_run: bool,
+    device: str,
     is_module: bool,
     plan_path: Path | None,
     **flags: Any,
@@ -133,14 +138,21 @@ def record(
     With --dry-run, nothing is computed from the first model on: tensors have shapes and no memory. The job ends after
     its first steps; what it prints are made-up values, and it writes no checkpoint.
 
+    With --device, the job of a dry run is shown a GPU that need not be there, on which torch does as it would on one.
+
     With --plan, or any of the flags that stand for policies, the job trains under that plan; the flags may be repeated.
     """
     if light and dry_run:
-        raise CannotStartError("--light follows a whole run, and --dry-run ends after some steps: leave one out.")
+        light, dry_run = _is_typed(ctx, "light"), _is_typed(ctx, "dry_run")  # which outweighs a setting
+        if light == dry_run:
+            raise CannotStartError("--light follows a whole run, and --dry-run ends after some steps: leave one out.")
     if light:
         _refuse_window(ctx)
+    if device:
+        device = _checked_device(ctx, device, dry_run=dry_run)
     if dry_run:
-        skip, steps = (_given(ctx, name, value) for name, value in (("skip", _DRY_SKIP), ("steps", _DRY_STEPS)))
+        window = read_dry_window(Path.cwd())
+        skip, steps = _given(ctx, "skip", window.skip), _given(ctx, "steps", window.steps)
     target = find_target(words, is_module=is_module, is_command=ctx.meta["is_command"])
     try:
         plan = chosen_plan(plan_path, flags)
@@ -150,7 +162,9 @@ def record(
         from memprof.launch.dry_plan import check_plan  # at use: policies are slow to import
 
         check_plan(plan)
-    target = on_ranks(target, ranks_of(plan), os.environ)
+    ranks = ranks_of(plan)
+    if not dry_run:  # which is of one rank, told that there are others
+        target = on_ranks(target, ranks, os.environ)
     address = output if output is not None and is_address(output) else ""
     settings = Settings(
         # What goes to an address is written here first.
@@ -163,6 +177,7 @@ def record(
         stop=stop or dry_run,
         light=light,
         dry_run=dry_run,
+        device=device,
         plan=plan,
         plan_path=plan_path,
     )
@@ -170,10 +185,33 @@ def record(
 
 
 def _given(ctx: click.Context, name: str, default: int) -> int:
-    """Returns a number that the user or the project gives, or else that of a dry run."""
-    is_default = ctx.get_parameter_source(name) is ParameterSource.DEFAULT
-    value: int = default if is_default else ctx.params[name]
+    """Returns a number that the user gives, or else that of a dry run; the project's are for real runs."""
+    value: int = ctx.params[name] if _is_typed(ctx, name) else default
     return value
+
+
+def _checked_device(ctx: click.Context, name: str, *, dry_run: bool) -> str:
+    """Returns the device of a dry run; "" where there is none, and the device is a setting of the project's.
+
+    Raises:
+        CannotStartError: The job would run for real, or memprof knows no such device.
+    """
+    if not dry_run:
+        if _is_typed(ctx, "device"):
+            raise CannotStartError(
+                f"--device {name} is what a dry run shows its job: add --dry-run, or leave it out to use the job's own."
+            )
+        return ""
+    try:
+        find_card(name)
+    except UsageError as error:
+        raise CannotStartError(str(error)) from None
+    return name
+
+
+def _is_typed(ctx: click.Context, name: str) -> bool:
+    """Whether an option is given by a flag or a variable, and not by the project's settings or by nobody."""
+    return ctx.get_parameter_source(name) in (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT)
 
 
 def _refuse_window(ctx: click.Context) -> None:

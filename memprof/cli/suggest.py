@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from memprof.cli.wish_options import wish_of, wish_options
-from memprof.errors import UsageError
+from memprof.errors import MemprofError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from memprof.analysis.checked import Checked
     from memprof.analysis.suggest import Suggestion
     from memprof.planners.space.explore import Wish
     from memprof.planners.space.tried import Tried
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 Examples:
   memprof suggest run.memprof --budget 8GiB
   memprof suggest run.memprof --budget 60% --max-slowdown 15% --write plan.toml
+  memprof suggest run.memprof --budget 8GiB --check
   memprof suggest batch8.memprof --also batch16.memprof --maximise batch --machine rtx3090
   memprof suggest small.memprof --budget 24GiB --at-batch 64
   memprof suggest run.memprof --budget 8GiB --devices
@@ -42,6 +44,15 @@ Examples:
     type=click.Path(),
     metavar="TRACE",
     help="A recording of the job under --compile, as a plan to choose from; may be repeated.",
+)
+@click.option(
+    "--check",
+    is_flag=False,
+    flag_value=3,
+    type=click.IntRange(min=1),
+    metavar="[N]",
+    help="Dry-run the recorded job under the best plans, until one is confirmed to fit; N dry runs at most.  "
+    "[default: 3]",
 )
 @click.option("--explain", "explained", type=click.IntRange(min=1), metavar="N", help="Show the N-th plan in detail.")
 @click.option(
@@ -75,6 +86,7 @@ def suggest(
     world_size: int,
     planner: str,
     compiled: tuple[str, ...],
+    check: int | None,
     explained: int | None,
     written: Path | None,
     force: bool,
@@ -93,6 +105,9 @@ def suggest(
     TRACE is a recording of the job as it is. Every plan is replayed on it as a whole; --write keeps the fastest that
     fits, for `memprof record --plan`. Ctrl-C ends the search with the best so far. The exit code is 4 where nothing
     fits, 3 where the recording holds no whole step: then what is known of it is shown.
+
+    With --check, in the folder where the job was recorded, it is dry-run under the best plans, as `memprof record
+    --dry-run --plan` does; --write keeps the one that is confirmed.
     """
     if written is not None and written.exists() and not force:
         raise UsageError(f"{written} exists already. Replace it with -f, or choose another name.")
@@ -104,6 +119,11 @@ def suggest(
         raise UsageError("--at-batch plans for one batch: leave out --maximise, --compare and --compiled.")
     if devices and (maximise or compare or compiled or batch is not None):
         raise UsageError("--devices asks how many devices the recorded job needs: leave out what asks for more.")
+    if check is not None and (maximise or compare or devices or batch is not None or explained is not None):
+        raise UsageError(
+            "--check dry-runs the job as it was recorded under the best plans: leave out --maximise, --compare, "
+            "--devices, --at-batch and --explain."
+        )
     if compiled and asked["machine"]:
         raise UsageError(
             "--compiled names runs of one machine, which say nothing of the time on that of --machine: leave out one."
@@ -169,8 +189,27 @@ def suggest(
         )
         with SearchBar(asked_for) as bar:
             found = search(opened, basis, asked_for, bar.add)
-        status = _show(found, opened, explained, written, is_json=is_json)
+        checked = None
+        if check is not None:
+            found, checked = _check(found, check)
+        status = _show(found, opened, explained, written, checked, is_json=is_json)
     return status
+
+
+def _check(found: Suggestion, most: int) -> tuple[Suggestion, tuple[Checked, ...]]:
+    """Dry-runs the job under the best plans; where it cannot be started, that is a warning."""
+    import dataclasses
+
+    from memprof.cli.progress import CheckLine
+    from memprof.launch.dry_check import check_plans
+    from memprof.launch.settings import read_dry_window
+
+    window = read_dry_window(Path.cwd())
+    try:
+        with CheckLine() as line:
+            return found, check_plans(found, most, window, line.show)
+    except MemprofError as error:
+        return dataclasses.replace(found, warnings=(*found.warnings, f"no plan was checked: {error}")), ()
 
 
 def _show_partial(opened: Trace, wish: Callable[..., Wish], *, is_json: bool) -> int:
@@ -187,16 +226,22 @@ def _show(
     opened: Trace,
     explained: int | None,
     written: Path | None,
+    checked: tuple[Checked, ...] | None,
     *,
     is_json: bool,
 ) -> int:
     """Writes the plan and the page; returns the exit code."""
+    from memprof.analysis.checked import worth_keeping
     from memprof.cli.page import Page
     from memprof.errors import GateFailedError
 
     if explained is not None and explained > len(found.plans):
         raise UsageError(f"There is no plan {explained}: {len(found.plans)} kinds of plans fit.")
     chosen: Tried | None = found.plans[explained - 1] if explained is not None else found.answer.best
+    if checked:
+        kept = worth_keeping(checked)
+        chosen = next((one for one in found.plans if kept is not None and one.plan == kept.plan), None)
+        written = None if chosen is None else written
     if written is not None and chosen is not None and chosen.policies:
         from memprof.policies.plan_file import write_plan
 
@@ -204,7 +249,7 @@ def _show(
     if is_json:
         from memprof.analysis.suggest_json import suggestion_to_json
 
-        print(json.dumps(suggestion_to_json(found), indent=2, allow_nan=False))
+        print(json.dumps(suggestion_to_json(found, checked), indent=2, allow_nan=False))
     else:
         page = Page.for_stdout()
         if explained is not None and chosen is not None:
@@ -215,6 +260,6 @@ def _show(
         else:
             from memprof.cli.suggest_page import fill_suggestion
 
-            fill_suggestion(page, found, written)
+            fill_suggestion(page, found, written, checked)
         page.write()
-    return 0 if found.answer.best is not None else GateFailedError.exit_code
+    return 0 if chosen is not None else GateFailedError.exit_code

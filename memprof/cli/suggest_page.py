@@ -9,9 +9,11 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
+from memprof.analysis.checked import Checked, worth_keeping
 from memprof.analysis.predict import words_for_record
 from memprof.analysis.reserved import reserved_expandable
 from memprof.analysis.suggest import Suggestion, describe_least, place_of
+from memprof.cli.check_page import check_table, describe_check, describe_none
 from memprof.cli.page import Page, cell, make_table, printable
 from memprof.cli.plan_page import fill_basis
 from memprof.planners.space.tried import Tried
@@ -20,16 +22,19 @@ from memprof.units import format_bytes, format_bytes_change, format_us
 _MOST_ROWS = 10
 
 
-def fill_suggestion(page: Page, found: Suggestion, written: Path | None) -> None:
+def fill_suggestion(
+    page: Page, found: Suggestion, written: Path | None, checked: tuple[Checked, ...] | None = None
+) -> None:
     """Writes what a search found on a page.
 
     Args:
         page: The page.
         found: What it found.
         written: The file the fastest plan was written to, None where it was not.
+        checked: Its plans that were dry-run, None where that was not asked for.
     """
     answer = found.answer
-    page.add(Text(printable(_verdict(found)), style="bold"))
+    page.add(Text(printable(_verdict(found, checked or ())), style="bold"))
     for warning in found.warnings:
         page.add(Text(f"warning: {printable(warning)}", style="yellow"))
     if answer.was_stopped:
@@ -51,6 +56,7 @@ def fill_suggestion(page: Page, found: Suggestion, written: Path | None) -> None
     if warning := _reserves_more(found):
         page.add(Text(f"warning: {printable(warning)}", style="yellow"))
     page.add_section("Plans that fit", _plan_table(found), "the fastest of each kind")
+    page.add_section("Dry runs of the job", check_table(checked or ()), "the plans as applied, in order")
     page.add_section("Plans that do not", _other_table(found), "the nearest of each kind")
     page.add_section("Not possible here", _refused_table(found))
     page.add("")
@@ -62,20 +68,25 @@ def fill_suggestion(page: Page, found: Suggestion, written: Path | None) -> None
                 style="dim",
             )
         )
-    for command, reason in _next(found, written):
+    for command, reason in _next(found, written, checked):
         page.add(Text.assemble(("next: ", "dim"), printable(command), (f"  {reason}", "dim")))
 
 
-def _verdict(found: Suggestion) -> str:
+def _verdict(found: Suggestion, checked: tuple[Checked, ...]) -> str:
     answer = found.answer
     best, budget = answer.best, format_bytes(answer.wish.budget_bytes)
+    if checked:
+        kept = worth_keeping(checked)
+        if kept is None:
+            return describe_none(checked)
+        best = next((one for one in found.plans if one.plan == kept.plan), best)
     if best is None:
         return describe_least(found)
     if not best.policies:
         return f"The job fits as it is: its peak of {format_bytes(best.peak_bytes)} is within {budget}."
     return (
         f"Within {budget}: {best.plan.describe()}, peak {format_bytes(best.peak_bytes)}, step time "
-        f"{_change(best, answer.recorded)}."
+        f"{_change(best, answer.recorded)}.{describe_check(checked)}"
     )
 
 
@@ -171,20 +182,35 @@ def _refused_table(found: Suggestion) -> Table:
     return table
 
 
-def _next(found: Suggestion, written: Path | None) -> list[tuple[str, str]]:
+def _next(found: Suggestion, written: Path | None, checked: tuple[Checked, ...] | None) -> list[tuple[str, str]]:
     job = words_for_record(found.manifest)
     suggest = f"memprof suggest {shlex.quote(found.trace)}"
     if found.basis.machine:
         suggest += f" --machine {shlex.quote(found.basis.machine)}"
     if found.basis.batch is not None:
         suggest += f" --at-batch {found.basis.batch}"
-    again = f"{suggest} --budget {found.answer.wish.budget_bytes}"
-    if found.answer.best is None:
-        return [(f"{suggest} --budget {found.answer.least.peak_bytes}", "what fits")]
+    answer = found.answer
+    again = f"{suggest} --budget {answer.wish.budget_bytes}"
+    if answer.best is None:
+        return [(f"{suggest} --budget {answer.least.peak_bytes}", "what fits")]
     if written is not None:
         batch = "" if found.basis.batch is None else f" with the job's batch set to {found.basis.batch}"
         return [(f"memprof record --plan {shlex.quote(str(written))} {job}", f"train under it{batch}, and compare")]
+    if checked:
+        kept = worth_keeping(checked)
+        if kept is None and len(checked) < len(found.plans):
+            return [(f"{again} --check {2 * len(checked)}", "dry-run more of them")]
+        if kept is None:
+            room = answer.wish.budget_bytes - max(one.difference_bytes or 0 for one in checked)
+            return [(f"{suggest} --budget {room} --check", "search with that much less")]
+        return [(f"{again} --check --write plan.toml", "keep it, to train under it")]
     return [
         (f"{again} --write plan.toml", "keep the fastest, to train under it"),
+        *([(f"{again} --check", "dry-run the job under it, in seconds")] if _may_be_checked(found) else ()),
         (f"{again} --explain 1", "what it does, policy by policy"),
     ]
+
+
+def _may_be_checked(found: Suggestion) -> bool:
+    """Whether a dry run can confirm a plan: of a recording that says how it was started, at the batch it had."""
+    return bool(found.manifest.command) and found.basis.batch is None

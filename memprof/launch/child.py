@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import json
 import os
 import sys
 from pathlib import Path
@@ -12,15 +13,18 @@ from memprof.launch.plan_marks import refuse
 from memprof.recorder.light.recorder import LightRecorder
 from memprof.recorder.native import NativeEvents
 from memprof.recorder.recorder import Recorder
+from memprof.recorder.speed import FILE_NAME as SPEED_FILE
 from memprof.recorder.speed import write_device_speed
 from memprof.recorder.window import Window
 
 if TYPE_CHECKING:
     from memprof.launch.under_plan import UnderPlan
+    from memprof.machines.card import Card
     from memprof.recorder.dry.run import DryRun
 
 _recorder: Recorder | LightRecorder | None = None
 _plan: UnderPlan | None = None
+_card: Card | None = None
 
 
 def install(settings: dict[str, Any]) -> None:
@@ -28,8 +32,8 @@ def install(settings: dict[str, Any]) -> None:
 
     Args:
         settings: `spool` (the job's spool folder), `skip`, `steps` and `stop`, `light` where the whole run is
-            followed instead, and `dry_run` where nothing is computed; `plan` is the plan it runs under, as TOML, where
-            there is one.
+            followed instead, and `dry_run` where nothing is computed, on `device` where there is one; `plan` is the
+            plan it runs under, as TOML, where there is one.
 
     Raises:
         SystemExit: The plan cannot be read here: the job ends.
@@ -49,7 +53,7 @@ def install(settings: dict[str, Any]) -> None:
         _plan = under_plan(settings["plan"], spool)
     try:
         NativeEvents.initialize()
-        dry = _dry_run(spool) if is_dry else None
+        dry = _dry_run(spool, settings.get("device", "")) if is_dry else None
         _start(spool, window, dry)
     except Exception as error:
         if _plan is not None:
@@ -66,10 +70,19 @@ def is_recording() -> bool:
     return _recorder is not None
 
 
-def _dry_run(spool: Path) -> DryRun:
+def _dry_run(spool: Path, device_name: str) -> DryRun:
+    global _card  # noqa: PLW0603 - one device a process
     from memprof.recorder.dry.run import DryRun  # at use: it imports what a recorded job may never import
 
-    dry = DryRun(lambda sentence: refuse(sentence, spool))
+    device = None
+    if device_name:
+        from memprof.machines.card import find_card
+        from memprof.policies.allocator.policy import options_in_force
+        from memprof.recorder.dry.device.device import VirtualDevice
+
+        _card = find_card(device_name)
+        device = VirtualDevice(_card, options_in_force(os.environ))
+    dry = DryRun(lambda sentence: refuse(sentence, spool), device)
     dry.install()
     return dry
 
@@ -96,4 +109,8 @@ def _finish(spool: Path) -> None:
     if _recorder is not None:
         # Python keeps the error that it prints a traceback of.
         _recorder.finish("the job ended", getattr(sys, "last_exc", None) or getattr(sys, "last_value", None))
-        write_device_speed(spool / f"process-{os.getpid()}")
+        folder = spool / f"process-{os.getpid()}"
+        if _card is None:
+            write_device_speed(folder)
+        elif folder.is_dir():
+            (folder / SPEED_FILE).write_text(json.dumps(_card.speed()), encoding="utf-8")

@@ -1,14 +1,12 @@
-"""Says which plans a dry run can apply: those that do not need the data they keep, move or shorten."""
+"""Says which plans a dry run cannot apply: those that compile, for a dry run is eager."""
 
 from __future__ import annotations
 
 from memprof.launch.target import CannotStartError
-from memprof.policies.base import Policy
-from memprof.policies.optimizer.policy import OptimizerPolicy
 from memprof.policies.plan import Plan
 
-#: Policies that choose what is computed and kept. The others look into tensors' memory, and leave alone what has none.
-_APPLIED = ("precision", "accumulate", "checkpoint", "optimizer", "allocator")
+#: What a compiler makes of a module, and keeps for backward, is known only once it has compiled it.
+_LEFT_OUT = ("compile",)
 
 
 def check_plan(plan: Plan | None) -> None:
@@ -17,15 +15,10 @@ def check_plan(plan: Plan | None) -> None:
     Raises:
         CannotStartError: It holds such a policy, which the sentence names.
     """
-    left = [policy.describe() for policy in plan.policies if not _is_applied(policy)] if plan is not None else []
+    policies = plan.policies if plan is not None else ()
+    left = [policy.describe() for policy in policies if policy.name in _LEFT_OUT]
     if left:
         raise CannotStartError(
-            f"a dry run cannot apply {', '.join(left)}: its tensors hold no data to move or shorten. Leave it out, and "
-            "predict it on the dry run's recording with memprof predict."
+            f"a dry run cannot apply {', '.join(left)}: it runs operator by operator, and what a compiler makes of "
+            "them is known only once it has. Leave it out of the dry run, or record a real run under the plan."
         )
-
-
-def _is_applied(policy: Policy) -> bool:
-    if isinstance(policy, OptimizerPolicy) and policy.state:
-        return False
-    return policy.name in _APPLIED

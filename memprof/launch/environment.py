@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from memprof.launch.ranks import ranks_of, threads_of
+from memprof.launch.ranks import first_of, ranks_of, threads_of
 from memprof.launch.settings import Settings
 
 _BOOTSTRAP = str(Path(__file__).resolve().parent / "bootstrap")
@@ -34,12 +34,16 @@ def recording_environment(environment: Mapping[str, str], spool: Path, settings:
         child["light"] = True
     if settings.dry_run:
         child["dry_run"] = True
+        child["device"] = settings.device
     variables: dict[str, str] = {}
     if settings.plan is not None:
         from memprof.policies.plan_file import format_plan  # at use: a recording without a plan stays small
 
         child["plan"] = format_plan(settings.plan)
-        variables = {**settings.plan.environment(), **threads_of(ranks_of(settings.plan), environment)}
+        ranks = ranks_of(settings.plan)
+        variables = {**settings.plan.environment(), **threads_of(ranks, environment)}
+        if settings.dry_run:
+            variables |= first_of(ranks, environment)
     return {
         # Kineto reports each start and stop of the profiler on the job's stderr unless told otherwise.
         "KINETO_LOG_LEVEL": "9",

@@ -83,7 +83,13 @@ def write_launch(spool: Path, target: Target, settings: Settings) -> None:
         "target": target.name,
         "started_us": time.time_ns() / 1000,
         "memprof_version": __version__,
-        "options": {"skip": settings.skip, "steps": settings.steps, "stop": settings.stop, "light": settings.light},
+        "options": {
+            "skip": settings.skip,
+            "steps": settings.steps,
+            "stop": settings.stop,
+            "light": settings.light,
+            **({"dry_run": True} if settings.dry_run else {}),
+        },
         "parent_pid": os.getpid(),
     }
     try:

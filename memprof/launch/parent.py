@@ -79,13 +79,14 @@ def record_job(target: Target, settings: Settings) -> int:
     return done.returncode
 
 
-def run_recorded(target: Target, settings: Settings, stdout: int | None = None) -> Recorded:
+def run_recorded(target: Target, settings: Settings, stdout: int | None = None, stderr: int | None = None) -> Recorded:
     """Runs a job under the recorder and packs the recording, and says nothing.
 
     Args:
         target: What to run.
         settings: How to record it.
         stdout: Descriptor that the job writes its output to; None for this process's own.
+        stderr: The same for its errors.
 
     Raises:
         CannotStartError: The recording cannot be written, or the system starts no process.
@@ -97,7 +98,7 @@ def run_recorded(target: Target, settings: Settings, stdout: int | None = None) 
     write_launch(spool, target, settings)
     try:
         killer = KillerWatch.begin()
-        returncode, signals = _run(target, settings, spool, stdout)
+        returncode, signals = _run(target, settings, spool, stdout, stderr)
     except MemprofError:
         shutil.rmtree(spool, ignore_errors=True)
         raise
@@ -133,13 +134,15 @@ def leave_like(returncode: int) -> NoReturn:
     os._exit(128 - returncode)
 
 
-def _run(target: Target, settings: Settings, spool: Path, stdout: int | None) -> tuple[int, frozenset[int]]:
+def _run(
+    target: Target, settings: Settings, spool: Path, stdout: int | None, stderr: int | None
+) -> tuple[int, frozenset[int]]:
     """Runs the job; returns how it ended, and which signals reached this process meanwhile."""
     environment = recording_environment(os.environ, spool.resolve(), settings)
     try:
         with SignalRelay() as relay:
             # Descriptors beyond the three standard ones are the job's too: process substitution, make's job server.
-            job = subprocess.Popen(target.arguments, env=environment, close_fds=False, stdout=stdout)
+            job = subprocess.Popen(target.arguments, env=environment, close_fds=False, stdout=stdout, stderr=stderr)
             sampler = HostSampler(spool, job.pid)
             while job.poll() is None:
                 sampler.sample_if_due()

@@ -48,3 +48,12 @@ def threads_of(ranks: int, environment: Mapping[str, str]) -> dict[str, str]:
     if ranks == 1 or "OMP_NUM_THREADS" in environment:
         return {}
     return {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // ranks))}
+
+
+def first_of(ranks: int, environment: Mapping[str, str]) -> dict[str, str]:
+    """Returns the variables by which torchrun tells a process that it is the first of so many, for a dry run of it."""
+    if ranks == 1 or "WORLD_SIZE" in environment:
+        return {}
+    own = dict.fromkeys(("RANK", "LOCAL_RANK", "GROUP_RANK"), "0")
+    count = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(ranks))
+    return {**own, **count, "MASTER_ADDR": "localhost", "MASTER_PORT": "0"}

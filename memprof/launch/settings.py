@@ -30,6 +30,7 @@ class Settings:
         stop: End the job after the window.
         light: Follow the whole run lightly instead of recording a window in full.
         dry_run: Run the job on tensors without memory, and end it after the window.
+        device: The device that a dry run shows its job, a name of the catalogue; "" for the machine's processor.
         plan: Plan to run the job under, or None.
         plan_path: File the plan or a part of it is in, None where it is made of flags alone.
     """
@@ -43,8 +44,22 @@ class Settings:
     stop: bool = False
     light: bool = False
     dry_run: bool = False
+    device: str = ""
     plan: Plan | None = None
     plan_path: Path | None = None
+
+
+@dataclass(frozen=True)
+class DryWindow:
+    """Which steps of a dry run are looked at: the first makes the optimizer's state, later ones are all alike.
+
+    Attributes:
+        skip: Steps to let pass.
+        steps: Steps to look at.
+    """
+
+    skip: int = 1
+    steps: int = 2
 
 
 #: The keys of ``[tool.memprof]``, with the least value of those that count something.
@@ -56,8 +71,13 @@ _KEYS: dict[str, type] = {
     "steps": int,
     "stop": bool,
     "light": bool,
+    "dry_run": bool,
+    "device": str,
     "plan": str,
 }
+#: The keys of ``[tool.memprof.dry_run]``, which stands in place of the truth value where dry runs want other steps.
+_DRY_RUN = "dry_run"
+_DRY_KEYS = ("skip", "steps")
 #: The table below it, which `memprof diff` and `memprof check` read.
 _GATES = "gates"
 _LEAST = {"skip": 0, "steps": 1}
@@ -71,7 +91,8 @@ def read_project_settings(folder: Path) -> dict[str, Any]:
         folder: Where the search begins, usually the current folder.
 
     Returns:
-        The settings given there; a relative output or plan counts from the folder of the pyproject.toml.
+        The settings given there; a relative output or plan counts from the folder of the pyproject.toml. The steps
+        of dry runs (`read_dry_window`) are not among them.
 
     Raises:
         UsageError: The file is not TOML, or holds a key or a value that memprof does not know.
@@ -80,11 +101,32 @@ def read_project_settings(folder: Path) -> dict[str, Any]:
     if path is None:
         return {}
     table = {key: value for key, value in _read(path).items() if key != _GATES}
+    if isinstance(table.get(_DRY_RUN), dict):
+        _dry_window(path, table.pop(_DRY_RUN))
     settings = {key: _checked(path, key, value) for key, value in table.items()}
     for key in ("output", "plan"):
         if key in settings and not is_address(settings[key]):
             settings[key] = os.path.join(path.parent, os.path.expanduser(settings[key]))
     return settings
+
+
+def read_dry_window(folder: Path) -> DryWindow:
+    """Reads ``[tool.memprof.dry_run]``, the ``skip`` and ``steps`` of dry runs, from the nearest pyproject.toml.
+
+    Raises:
+        UsageError: The file is not TOML, or the table holds something else.
+    """
+    path = _project_file(folder)
+    table = None if path is None else _read(path).get(_DRY_RUN)
+    return _dry_window(path, table) if path is not None and isinstance(table, dict) else DryWindow()
+
+
+def _dry_window(path: Path, table: dict[str, Any]) -> DryWindow:
+    where = f"tool.memprof.{_DRY_RUN}"
+    for key in table:
+        if key not in _DRY_KEYS:
+            raise UsageError(f"{path}: [{where}] has no key {key}. The keys are {' and '.join(_DRY_KEYS)}.")
+    return DryWindow(**{key: _checked(path, key, value, where) for key, value in table.items()})
 
 
 def read_gates(folder: Path) -> tuple[Path | None, dict[str, list[str]]]:
@@ -136,15 +178,15 @@ def _read(path: Path) -> dict[str, Any]:
     return table
 
 
-def _checked(path: Path, key: str, value: Any) -> Any:
+def _checked(path: Path, key: str, value: Any, where: str = "tool.memprof") -> Any:
     if key not in _KEYS:
         near = difflib.get_close_matches(key, _KEYS, n=1)
         advice = f"Did you mean {near[0]}?" if near else f"The keys are {', '.join(_KEYS)}."
-        raise UsageError(f"{path}: [tool.memprof] has no key {key}. {advice}")
+        raise UsageError(f"{path}: [{where}] has no key {key}. {advice}")
     kind = _KEYS[key]
     # To Python, true is a whole number too.
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise UsageError(f"{path}: {key} in [tool.memprof] must be {_KIND[kind]}, not {value!r}.")
+        raise UsageError(f"{path}: {key} in [{where}] must be {_KIND[kind]}, not {value!r}.")
     if isinstance(value, int) and value < _LEAST.get(key, 0):
-        raise UsageError(f"{path}: {key} in [tool.memprof] must be {_LEAST.get(key, 0)} or more, not {value}.")
+        raise UsageError(f"{path}: {key} in [{where}] must be {_LEAST.get(key, 0)} or more, not {value}.")
     return value

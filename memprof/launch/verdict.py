@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import signal
@@ -54,6 +55,7 @@ def describe_recording(result: PackResult, target: str) -> Verdict:
         result: What was packed.
         target: The job, as the user called it.
     """
+    from memprof.analysis.dry_fit import dry_fit
     from memprof.analysis.light import describe_highest
     from memprof.analysis.ranks import compare_ranks, job_notes
     from memprof.errors import BadInputError
@@ -82,9 +84,15 @@ def describe_recording(result: PackResult, target: str) -> Verdict:
     sentence = f"{did}{finding}. {result.path} holds {size}."
     part = _describe_part(result.path)
     ends = _describe_end(trace.manifest.capture) if compared is None else ""
+    fit = dry_fit(trace)
     made_up = "Nothing was computed: what the job printed are made-up values." if is_dry else ""
-    told = [sentence, made_up, ends, result.remark, *job_notes(trace, is_part=bool(part)), part]
-    verdict = Verdict(" ".join(filter(None, told)), f"memprof report {shlex.quote(str(result.path))}")
+    fits = fit.describe() if fit is not None else ""
+    told = [sentence, fits, made_up, ends, result.remark, *job_notes(trace, is_part=bool(part)), part]
+    shown = shlex.quote(str(result.path))
+    command = f"memprof report {shown}"
+    if fit is not None and not fit.fits:
+        command = f"memprof suggest {shown} --machine {shlex.quote(fit.machine)} --write plan.toml"
+    verdict = Verdict(" ".join(filter(None, told)), command)
     return _with_post_mortem(verdict, trace)
 
 
@@ -190,8 +198,16 @@ def _why_nothing(spool: Path, target: str) -> str:
     if not (spool / "torch-imported").exists():
         return f"{target} never imported torch"
     if not any(spool.glob("process-*/")):
-        return f"{target} imported torch, but never called a model or an optimizer"
+        began = "; a dry run begins with the first that is made, and until then all runs for real"
+        return f"{target} imported torch, but never called a model or an optimizer{began if _is_dry(spool) else ''}"
     return f"{target} called a model, but ended before the first operator of a step was recorded"
+
+
+def _is_dry(spool: Path) -> bool:
+    try:
+        return bool(json.loads((spool / "launch.json").read_bytes())["options"]["dry_run"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return False  # a spool folder without a launch, or one that is cut short
 
 
 def _find_peak(trace: object) -> Moment:

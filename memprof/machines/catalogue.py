@@ -48,6 +48,7 @@ class Accelerator:
         peer_bytes_per_us: Bandwidth to other accelerators in one direction, all links together; 0 where there is none.
         flops_per_us: Dense matrix products by type (PRECISIONS); a type without a figure is missing.
         source: Data sheet the figures are from.
+        capability: Compute capability, such as ``8.0``; "" where the maker has no such number.
         usable_source: Where ``usable_bytes`` is from.
         note: What else must be known of it, a clause.
     """
@@ -56,6 +57,7 @@ class Accelerator:
     memory_bytes: int
     memory_bytes_per_us: float
     source: str
+    capability: str = ""
     aliases: tuple[str, ...] = ()
     usable_bytes: int = 0
     host_bytes_per_us: float = 0.0
@@ -122,7 +124,9 @@ def _by_key() -> dict[str, Accelerator]:
 
 
 def _key(name: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", _MAKERS.sub("", name.lower()))
+    """Reduces a name to what tells machines apart; ``80g`` and ``80gib`` are ``80gb``."""
+    plain = re.sub(r"[^a-z0-9]", "", _MAKERS.sub("", name.lower()))
+    return re.sub(r"(\d)g(ib)?(?=$|[^a-z0-9])", r"\1gb", plain)
 
 
 def _listed(names: list[str]) -> str:
@@ -133,6 +137,7 @@ def _read(row: dict[str, Any]) -> Accelerator:
     """Turns the data sheet's units into bytes and microseconds: 1 GB/s is 1000 bytes a microsecond."""
     return Accelerator(
         name=row["name"],
+        capability=row.get("capability", ""),
         aliases=tuple(row.get("aliases", ())),
         memory_bytes=int(row["memory_gib"] * 2**30),
         usable_bytes=int(row.get("usable_gib", 0) * 2**30),

@@ -41,7 +41,12 @@ def _flag(name: str, kind: Any) -> Any:
 
 
 class AllocatorTable:
-    """The CPU allocator's table of live blocks: switched on at start, so that later frees have a size."""
+    """The CPU allocator's table of live blocks: switched on at start, so that later frees have a size.
+
+    Several may ask for it in one process: it stays on until the last of them has switched it off.
+    """
+
+    _users = 0
 
     def __init__(self) -> None:
         """Finds the allocator's flags; they may be missing in a torch built in another way."""
@@ -55,6 +60,11 @@ class AllocatorTable:
         """Whether the flag was found."""
         return self._report is not None
 
+    @staticmethod
+    def is_kept() -> bool:
+        """Whether anybody has it kept in this process."""
+        return AllocatorTable._users > 0
+
     def switch_on(self, *, is_late: bool) -> None:
         """Makes the allocator keep its table.
 
@@ -63,6 +73,8 @@ class AllocatorTable:
                 the block. Its log level is raised to errors until `switch_off`, so that the job's stderr stays as
                 it would be.
         """
+        if not self._is_on:
+            AllocatorTable._users += 1
         self._is_on = True
         if self._report is not None:
             self._report.value = True
@@ -75,7 +87,8 @@ class AllocatorTable:
         if not self._is_on:
             return
         self._is_on = False
-        if self._report is not None:
+        AllocatorTable._users -= 1
+        if self._report is not None and not AllocatorTable._users:
             self._report.value = False
         if self._found_log_level is not None:
             self._log_level.value = self._found_log_level

@@ -114,7 +114,7 @@ class Observation:
         self._inventory = Inventory(log, self._registry, self._mode.tensor_number)
         self._dry = dry
         if dry is not None:
-            dry.adopt(self._mode, self._inventory, self._sources)
+            dry.adopt(self._mode, self._inventory, self._sources, log)
         self._registry.scan()
         self._step_start_ns = 0
         self._step_first_op = 0

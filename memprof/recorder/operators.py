@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from memprof.recorder import repeats
 from memprof.recorder.log import RawLog
 from memprof.recorder.out_of_memory import is_out_of_memory
 from memprof.recorder.progress import Progress
@@ -256,6 +257,9 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
                 stack = self._stacks.number(frame, outer_stack)
                 if (call is not None and call.is_recompute) or self._stacks.has_checkpoint(stack):
                     flags |= FLAG_RECOMPUTE
+        if repeats.sequence >= 0:  # a policy runs it again: its place is that of its first run
+            flags |= FLAG_RECOMPUTE
+            node_sequence, module = repeats.sequence - 1, -1
         # Inputs.
         touches = log.touches
         span = self.span
@@ -349,7 +353,8 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
         """
         self.on_output = on_output
         self._thread = _get_ident()
-        self._current_stream = _current_cuda_stream if _cuda.is_initialized() else None
+        is_on_cuda = self.fake_type is None and _cuda.is_initialized()
+        self._current_stream = _current_cuda_stream if is_on_cuda else None
 
     def is_here(self) -> bool:
         """Whether it lies on this thread's stack: on the one it was put on, and on those that run its backward."""

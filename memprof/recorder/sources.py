@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -36,8 +37,8 @@ class MemorySources:
         self._log = log
         self._can_hear = can_hear and NativeEvents.is_available()
         self._storages = StorageWatch(log)
-        self._history = AllocatorHistory(log)
-        self._devices = Devices(log)
+        self._history: Any = AllocatorHistory(log)
+        self._devices: Any = Devices(log)
         self._is_native = True
 
     @property
@@ -65,6 +66,16 @@ class MemorySources:
         self._can_hear = False
         self._storages.name, self._storages.owned_span = name, owned_span
 
+    def hear_of(self, name: str, device: Any) -> None:
+        """Hears of one device alone, which tells everything itself; nothing else is followed.
+
+        Args:
+            name: Name of this source.
+            device: Takes the place of the allocator's history and of the driver's samples, with their methods.
+        """
+        self.follow_only(name, lambda _tensor: (0, 0))
+        self._history = self._devices = device
+
     def start(self) -> None:
         """Starts to listen."""
         self._is_native = self._can_hear and self.native.start()
@@ -79,6 +90,10 @@ class MemorySources:
     def follow(self, tensor: torch.Tensor) -> None:
         """Follows the end of a tensor that is there already, whatever the source."""
         self._storages.remember(tensor)
+
+    def resized(self, storage: torch.UntypedStorage) -> None:
+        """Is told that a storage was given another size by no operator, which native events would have told."""
+        self._storages.resized(storage)
 
     def cut(self) -> None:
         """Logs what was heard so far, and goes on. Never call inside backward."""

@@ -79,6 +79,19 @@ class StorageWatch:
             self._add(moment_ns, known[0], -known[1], device)
         self._add(moment_ns, address, size, device)
 
+    def resized(self, storage: torch.UntypedStorage) -> None:
+        """Logs that a storage it follows was given another size by no operator."""
+        known = self._alive.get(storage._cdata)
+        if known is None or known[2] == storage.nbytes():
+            return
+        reference, address, size, device = known
+        self._alive[storage._cdata] = (reference, address, storage.nbytes(), device)
+        if self.is_running:
+            now_ns = time.time_ns()
+            for change in (-size, storage.nbytes()):
+                if change:
+                    self._add(now_ns, address, change, device)
+
     def remember(self, tensor: torch.Tensor) -> None:
         """Follows the storage of a tensor that is there already: its death is logged, its birth is not."""
         if not self.only or tensor.device.type == self.only:
@@ -110,5 +123,5 @@ class StorageWatch:
     def _died(self, reference: weakref.ref[torch.UntypedStorage]) -> None:
         assert isinstance(reference, _Reference)
         known = self._alive.pop(reference.key, None)
-        if known is not None and self.is_running:
+        if known is not None and known[2] and self.is_running:
             self._add(time.time_ns(), known[1], -known[2], known[3])

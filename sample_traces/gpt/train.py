@@ -80,23 +80,23 @@ def main() -> None:
     parser.add_argument("--dropout", type=float, default=0.1)
     parser.add_argument("--learning-rate", type=float, default=1e-3)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--save-final", metavar="PATH", help="save the final parameters here")
     args = parser.parse_args()
-
     torch.manual_seed(args.seed)
     text = make_text(sentences=2000, seed=args.seed)
     alphabet = sorted(set(text))
     number_of = {letter: number for number, letter in enumerate(alphabet)}
     data = torch.tensor([number_of[letter] for letter in text])
 
-    model = GPT(len(alphabet), args.length, args.width, args.heads, args.layers, args.dropout)
+    model = GPT(len(alphabet), args.length, args.width, args.heads, args.layers, args.dropout).to(args.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.learning_rate, weight_decay=0.1)
 
     model.train()
     for step in range(args.steps):
         starts = torch.randint(len(data) - args.length - 1, (args.batch_size,)).tolist()
-        inputs = torch.stack([data[start : start + args.length] for start in starts])
-        targets = torch.stack([data[start + 1 : start + args.length + 1] for start in starts])
+        inputs = torch.stack([data[start : start + args.length] for start in starts]).to(args.device)
+        targets = torch.stack([data[start + 1 : start + args.length + 1] for start in starts]).to(args.device)
 
         logits = model(inputs)
         loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())

@@ -60,7 +60,7 @@ def test_page_lists_what_fits_and_what_does_not(capsys: pytest.CaptureFixture[st
         assert any(line.startswith(title) for line in lines)
     assert "1 " in page
     assert "checkpoint layers." in page
-    assert lines[-2].startswith("next: memprof suggest run.memprof --budget 46618536 --write plan.toml")
+    assert lines[-3].startswith("next: memprof suggest run.memprof --budget 46618536 --write plan.toml")
 
 
 def test_json_is_in_order_and_true(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ from tests.conformance.test_conformance import CASES, Case
 _LIGHT = (sys.executable, "-P", "-m", "memprof.cli.main", "record", "-q", "-o", "run.memprof", "--light")
 #: Where a light recording does something of its own inside the job: hooks, sessions, threads, forks, its end.
 #: Of these, what `make test` runs; the others are left to `make test-all`.
-_QUICK = ("fails_in_backward.py hook", "forks.py", "own_profiler.py", "runs_out_of_memory.py retried")
+_QUICK = ("fails_in_backward.py hook", "forks.py")
 _NAMES = (
     "compiles.py",
     "fails_in_backward.py",

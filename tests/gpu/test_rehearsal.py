@@ -47,6 +47,7 @@ def test_every_section_is_rehearsed() -> None:
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.slow
 def test_what_is_recorded(tmp_path: Path) -> None:
     """A rehearsal on a processor records exactly, replays, makes a sample that opens, and says what it ran on."""
     sections = rehearse(tmp_path, *RECORDING)

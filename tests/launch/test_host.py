@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
-import multiprocessing.connection
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
+from memprof.launch import host
 from memprof.launch.host import INTERVAL_S, HostSampler
+from tests.clocks import Clock
 
 JOB = """
 import multiprocessing, subprocess, sys
@@ -51,6 +53,14 @@ def job(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         process.communicate("x")
 
 
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The sampler's clock, which stands still."""
+    clock = Clock()
+    monkeypatch.setattr(host, "time", clock)
+    return clock
+
+
 def samples(spool: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (spool / "host.jsonl").read_text().splitlines()]
 
@@ -77,12 +87,12 @@ def test_figures_are_bytes_and_unix_microseconds(job: subprocess.Popen[str], tmp
         assert abs(worker["time_us"] - time.time() * 1e6) < 60e6
 
 
-def test_private_memory_is_read_rarely(job: subprocess.Popen[str], tmp_path: Path) -> None:
+def test_private_memory_is_read_rarely(job: subprocess.Popen[str], tmp_path: Path, clock: Clock) -> None:
     """Private memory, which takes the system long to count, is null in the samples right after."""
     sampler = HostSampler(tmp_path, job.pid)
     sampler.sample_if_due()
     sampler.sample_if_due()  # too soon: not a sample
-    time.sleep(INTERVAL_S)
+    clock.now_s += INTERVAL_S
     assert sampler.seconds_to_next() == 0.0
     sampler.sample_if_due()
     own = [sample["private_bytes"] for sample in samples(tmp_path) if sample["pid"] == job.pid]
@@ -91,12 +101,12 @@ def test_private_memory_is_read_rarely(job: subprocess.Popen[str], tmp_path: Pat
     assert own[1] is None
 
 
-def test_process_becomes_a_trainer(job: subprocess.Popen[str], tmp_path: Path) -> None:
+def test_process_becomes_a_trainer(job: subprocess.Popen[str], tmp_path: Path, clock: Clock) -> None:
     """A process is a trainer from the moment something of it is recorded."""
     sampler = HostSampler(tmp_path, job.pid)
     sampler.sample_if_due()
     (tmp_path / f"process-{job.pid}").mkdir()
-    time.sleep(INTERVAL_S)
+    clock.now_s += INTERVAL_S
     sampler.sample_if_due()
     assert [sample["role"] for sample in samples(tmp_path) if sample["pid"] == job.pid] == ["child", "trainer"]
     assert {sample["role"] for sample in samples(tmp_path)} == {"child", "trainer", "worker"}
@@ -119,13 +129,31 @@ def test_lost_spool_ends_the_samples(tmp_path: Path) -> None:
     assert sampler.is_failing
 
 
-def test_sampling_costs_little(tmp_path: Path) -> None:
-    """Sampling takes less than a hundredth of one core, whatever else runs on the machine."""
-    with multiprocessing.get_context("spawn").Pool(2):
-        sampler = HostSampler(tmp_path, os.getpid())
+@pytest.mark.parametrize(("looked_at", "took_s", "rest_s"), [("children", 0.02, 0.0), ("memory_full_info", 0.2, 5.0)])
+def test_a_costly_look_is_repeated_after_a_hundred_times_what_it_took(
+    looked_at: str, took_s: float, rest_s: float, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Listing processes and reading private memory take a hundredth of one core, whatever else runs; the rest goes on.
+
+    Over two minutes of samples; private memory is read every five seconds at most, however little that takes.
+    """
+    looked_s: list[float] = []
+    look: Any = getattr(psutil.Process, looked_at)
+
+    def costly(process: psutil.Process, **options: bool) -> Any:
+        if process.pid == os.getpid():
+            looked_s.append(clock.now_s)
+            clock.now_s += took_s
+        return look(process, **options)
+
+    monkeypatch.setattr(psutil.Process, looked_at, costly)
+    sampler = HostSampler(tmp_path, os.getpid())
+    while clock.now_s < 120.0:
         sampler.sample_if_due()
-        before = time.thread_time()
-        for _ in range(4):
-            time.sleep(sampler.seconds_to_next())
-            sampler.sample_if_due()
-        assert time.thread_time() - before < 0.02 * 4 * INTERVAL_S
+        clock.now_s += sampler.seconds_to_next()
+    gaps = [later - earlier - took_s for earlier, later in pairwise(looked_s)]
+    rest_s = max(rest_s, 100 * took_s)
+    assert min(gaps) >= rest_s - 1e-6
+    assert max(gaps) <= rest_s + INTERVAL_S + took_s
+    own = [sample["time_us"] for sample in samples(tmp_path) if sample["pid"] == os.getpid()]
+    assert len(own) >= 120.0 / (INTERVAL_S + took_s)

@@ -236,7 +236,11 @@ def test_processes_that_a_script_starts_itself_are_named(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "names", [("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")]
+    "names",
+    [
+        ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+        pytest.param(("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"), marks=pytest.mark.slow),
+    ],
 )
 def test_one_parent_a_rank_writes_one_file_a_rank(folder: Path, names: tuple[str, str]) -> None:
     """What mpirun and srun start a memprof for each rank of writes a part each; a missing one is told."""

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from memprof.trace.manifest import Manifest
 from memprof.trace.schema import HostMemory, Steps
 from memprof.trace.store import Trace
 
@@ -55,7 +54,11 @@ def left(folder: Path) -> set[str]:
 
 
 def test_training_leaves_one_file_and_a_sentence(folder: Path) -> None:
-    """The recording is packed into one file; stderr says what it holds and what to type next, stdout is the job's."""
+    """The recording is packed into one file; stderr says what it holds and what to type next, stdout is the job's.
+
+    The manifest tells which job it is of, and when it was made.
+    """
+    before = time.time() * 1e6
     ended = record("-o", "run.memprof", "train.py", STATUS="3")
     assert ended.returncode == 3
     assert ended.stdout == "".join(f"{step}\n" for step in range(8))
@@ -67,6 +70,8 @@ def test_training_leaves_one_file_and_a_sentence(folder: Path) -> None:
     trace = Trace.open("run.memprof")
     assert trace.recorded_steps == (2, 3, 4)
     assert trace.manifest.command[1:] == ("train.py",)
+    assert trace.manifest.target == "train.py"
+    assert before < trace.manifest.created_us < time.time() * 1e6
     assert trace.manifest.capture.exit_status == 3
     host = trace.table(HostMemory)
     assert set(host.role) == {"trainer", "child"} or set(host.role) == {"trainer"}
@@ -231,6 +236,7 @@ def test_killed_job_keeps_what_was_recorded(folder: Path) -> None:
     assert capture.exit_status == -signal.SIGKILL
 
 
+@pytest.mark.slow
 def test_ranks_of_one_job_are_in_one_file(folder: Path) -> None:
     """Processes that train side by side, as torchrun starts them, are packed together."""
     launcher = (
@@ -263,13 +269,3 @@ def test_parent_stays_small_while_the_job_runs(folder: Path) -> None:
     look = "import os\nmaps = open(f'/proc/{os.getppid()}/maps').read()\n"
     (folder / "hello.py").write_text(look + "print('pandas' in maps, 'numpy' in maps, 'libtorch' in maps)")
     assert record("hello.py").stdout == "False False False\n"
-
-
-def test_manifest_names_the_run(folder: Path) -> None:
-    """A trace tells which job it is of, and when it was made."""
-    before = time.time() * 1e6
-    record("-q", "-o", "run.memprof", "train.py")
-    manifest = Trace.open("run.memprof").manifest
-    assert isinstance(manifest, Manifest)
-    assert manifest.target == "train.py"
-    assert before < manifest.created_us < time.time() * 1e6

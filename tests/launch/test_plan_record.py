@@ -206,6 +206,7 @@ def test_each_of_several_models_gets_what_matches_it() -> None:
     assert len(ended.stderr.splitlines()) == 2
 
 
+@pytest.mark.slow
 def test_parts_that_are_called_by_themselves() -> None:
     """Where the script calls the model's parts, patterns are those of the whole model."""
     ended = memprof("record", "-q", "-o", "run.memprof", "--checkpoint", "encoder.0", "--checkpoint", "*.1", "parts.py")
@@ -217,9 +218,19 @@ def test_parts_that_are_called_by_themselves() -> None:
     ("script", "words", "sentence"),
     [
         ("train.py", ("--checkpoint", "layer.*"), "No module of the model matches 'layer.*'; near are layers"),
-        ("two.py", ("--checkpoint", "blocks.*", "--checkpoint", "bloks.*"), "No module of the model matches 'bloks.*'"),
+        pytest.param(
+            "two.py",
+            ("--checkpoint", "blocks.*", "--checkpoint", "bloks.*"),
+            "No module of the model matches 'bloks.*'",
+            marks=pytest.mark.slow,
+        ),
         ("thread.py", ("--checkpoint", "layers.*"), "No module of the model matches 'layers.*'"),
-        ("train.py", ("--plan", "other.toml"), "The plan was made for another model: for GPT, and this is Net."),
+        pytest.param(
+            "train.py",
+            ("--plan", "other.toml"),
+            "The plan was made for another model: for GPT, and this is Net.",
+            marks=pytest.mark.slow,
+        ),
         (
             "train.py",
             ("--plan", "size.toml"),

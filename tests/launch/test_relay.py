@@ -150,7 +150,7 @@ def test_job_outlives_a_killed_memprof(tmp_path: Path) -> None:
         helpers = [child for child in psutil.Process(job.process.pid).children() if child.pid != job.job_pid]
         job.process.kill()
         job.process.wait()
-        _, alive = psutil.wait_procs(helpers, timeout=5)
+        _, alive = psutil.wait_procs(helpers, timeout=60)
         assert not alive
         os.kill(job.job_pid, signal.SIGTERM)
         assert job.finish() == [signal.SIGTERM]

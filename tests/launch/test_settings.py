@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from memprof.errors import UsageError
-from memprof.launch.settings import read_project_settings
+from memprof.launch.settings import DryWindow, read_dry_window, read_project_settings
 
 
 def write(folder: Path, text: str) -> Path:
@@ -30,7 +30,7 @@ def test_every_key_is_read(tmp_path: Path) -> None:
     """All options can be set; a relative output counts from the file's own folder."""
     write(
         tmp_path,
-        "[tool.memprof]\noutput='runs/a.memprof'\nforce=true\nquiet=true\nskip=0\nsteps=1\nstop=true\nplan='p.toml'\n",
+        "[tool.memprof]\noutput='runs/a.memprof'\nforce=true\nquiet=true\nskip=0\nsteps=1\nstop=true\ndry_run=true\nplan='p.toml'\n",
     )
     assert read_project_settings(tmp_path) == {
         "output": str(tmp_path / "runs/a.memprof"),
@@ -39,6 +39,7 @@ def test_every_key_is_read(tmp_path: Path) -> None:
         "skip": 0,
         "steps": 1,
         "stop": True,
+        "dry_run": True,
         "plan": str(tmp_path / "p.toml"),
     }
 
@@ -47,13 +48,19 @@ def test_every_key_is_read(tmp_path: Path) -> None:
     ("text", "sentence"),
     [
         ("stepz = 3", "has no key stepz. Did you mean steps?"),
-        ("colour = 'red'", "has no key colour. The keys are output, force, quiet, skip, steps, stop, light, plan."),
+        (
+            "colour = 'red'",
+            "has no key colour. The keys are output, force, quiet, skip, steps, stop, light, dry_run, device, plan.",
+        ),
         ("steps = 'three'", "steps in [tool.memprof] must be a whole number, not 'three'"),
         ("steps = true", "steps in [tool.memprof] must be a whole number, not True"),
         ("force = 1", "force in [tool.memprof] must be true or false, not 1"),
         ("output = 3", "output in [tool.memprof] must be a text, not 3"),
         ("steps = 0", "steps in [tool.memprof] must be 1 or more, not 0"),
         ("skip = -1", "skip in [tool.memprof] must be 0 or more, not -1"),
+        ("dry_run = 1", "dry_run in [tool.memprof] must be true or false, not 1"),
+        ("dry_run = {step = 3}", "[tool.memprof.dry_run] has no key step. The keys are skip and steps."),
+        ("dry_run = {steps = 0}", "steps in [tool.memprof.dry_run] must be 1 or more, not 0"),
         ("skip = = 1", "cannot be read"),
     ],
 )
@@ -64,6 +71,14 @@ def test_mistakes_are_named(tmp_path: Path, text: str, sentence: str) -> None:
         read_project_settings(tmp_path)
     assert sentence in str(error.value)
     assert str(tmp_path / "pyproject.toml") in str(error.value)
+
+
+def test_steps_of_dry_runs_have_a_table_of_their_own(tmp_path: Path) -> None:
+    """It chooses their window and makes no run dry; what it leaves out stays as it is without."""
+    assert read_dry_window(tmp_path) == DryWindow(skip=1, steps=2)
+    write(tmp_path, "[tool.memprof]\nsteps = 9\n[tool.memprof.dry_run]\nskip = 4\n")
+    assert read_dry_window(tmp_path) == DryWindow(skip=4, steps=2)
+    assert read_project_settings(tmp_path) == {"steps": 9}
 
 
 def test_not_a_table(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from functools import cache
 
 import numpy as np
@@ -90,11 +89,9 @@ def test_the_papers_headline() -> None:
 
     Time in forward steps, a backward step being two of them; an internal state as large as a hidden one.
     """
-    began = time.process_time()
     forwards = policy_for(1000, 50, 1).cost[1000, 50]
     more = (forwards + 2 * 1000) / (1000 + 2 * 1000) - 1
     assert 0.30 < more < 0.34
-    assert time.process_time() - began < 10
 
 
 @pytest.mark.parametrize("name", STEPS)

@@ -133,8 +133,8 @@ def test_policies_that_need_whole_parameters_or_lasting_gradients_do_not_follow_
 @pytest.mark.parametrize(
     ("flags", "policies"),
     [
-        (("--shard", "zero1:2"), (Shard(1, 2),)),
-        (("--shard", "fsdp:2:split"), (Shard(3, 2, batch="split"),)),
+        pytest.param(("--shard", "zero1:2"), (Shard(1, 2),), marks=pytest.mark.slow),
+        pytest.param(("--shard", "fsdp:2:split"), (Shard(3, 2, batch="split"),), marks=pytest.mark.slow),
         (("--shard", "3", "--world-size", "2", "--checkpoint", "layers.*"), (Shard(3, 2), Checkpoint(("layers.*",)))),
     ],
 )

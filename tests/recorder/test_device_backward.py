@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -12,10 +14,17 @@ from memprof.trace.step import Step
 from memprof.trace.store import Trace
 
 _JOB = Path(__file__).parent / "jobs" / "far_device.py"
+#: What the job printed under some arguments, and a step.
+Recorded = Callable[..., tuple[bytes, Step]]
 
 
-def recorded(folder: Path, *arguments: str) -> tuple[bytes, Step]:
-    """Records the job; returns what it printed, and a step."""
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    """Records the job with some arguments, once; returns what it printed, and a step."""
+    return cache(lambda *arguments: _recorded(tmp_path_factory.mktemp("job"), *arguments))
+
+
+def _recorded(folder: Path, *arguments: str) -> tuple[bytes, Step]:
     output = folder / "run.memprof"
     command = [sys.executable, "-m", "memprof.cli.main", "record", "-q", "-o", str(output), str(_JOB), *arguments]
     done = subprocess.run(command, capture_output=True, check=True)
@@ -39,11 +48,13 @@ def by_name(step: Step) -> list[tuple[str, str, str, int]]:
     ]
 
 
-@pytest.mark.parametrize("arguments", [(), ("checkpoint",), ("checkpoint", "reentrant")])
-def test_backward_in_a_thread_of_its_own_is_recorded(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "arguments", [(), pytest.param(("checkpoint",), marks=pytest.mark.slow), ("checkpoint", "reentrant")]
+)
+def test_backward_in_a_thread_of_its_own_is_recorded(recorded: Recorded, arguments: tuple[str, ...]) -> None:
     """Operators of the device's thread have their phase, their module and the forward operator they belong to."""
     plain = subprocess.run([sys.executable, str(_JOB), *arguments], capture_output=True, check=True)
-    stdout, step = recorded(tmp_path, *arguments)
+    stdout, step = recorded(*arguments)
     assert stdout == plain.stdout
     rows = by_name(step)
     again = recomputed(step)
@@ -63,9 +74,9 @@ def recomputed(step: Step) -> set[int]:
     return {int(row) for row in step.ops.op_id[step.ops.is_recompute]}
 
 
-def test_recomputation_on_a_device_is_told(tmp_path: Path) -> None:
+def test_recomputation_on_a_device_is_told(recorded: Recorded) -> None:
     """What a reentrant checkpoint runs again in the device's thread is marked, and its own backward belongs to it."""
-    _, step = recorded(tmp_path, "checkpoint", "reentrant")
+    _, step = recorded("checkpoint", "reentrant")
     again = recomputed(step)
     assert [step.ops.name[row] for row in sorted(again)] == ["aten.mul.Tensor"]
     rows = by_name(step)

@@ -262,11 +262,9 @@ def test_times_are_a_roofline_and_say_so(tmp_path: Path) -> None:
     ("options", "sentence"),
     [
         (("--light",), "leave one out"),
-        (("--shard", "fsdp:2"), "a dry run cannot apply shard"),
-        (("--swap", "0", "--checkpoint", "0"), "a dry run cannot apply swap"),
-        (("--optimizer", "8bit"), "a dry run cannot apply optimizer"),
+        (("--compile", "."), "a dry run cannot apply compile"),
     ],
-    ids=["light", "shard", "swap", "8bit"],
+    ids=["light", "compile"],
 )
 def test_what_does_not_go_with_a_dry_run_is_refused_before_the_job_starts(
     tmp_path: Path, options: tuple[str, ...], sentence: str

@@ -37,6 +37,9 @@ def train(batch):
 """
 _STEPS = _MODEL + "print(*[train(512 if step == 7 else 64).item() for step in range(12)])\n"
 
+#: How a job ended, and its recording.
+WholeRun = tuple[subprocess.CompletedProcess[str], Path]
+
 
 def _record(folder: Path, script: str) -> tuple[subprocess.CompletedProcess[str], Path]:
     """Records a script lightly; returns how that ended, and where the trace is."""
@@ -47,12 +50,19 @@ def _record(folder: Path, script: str) -> tuple[subprocess.CompletedProcess[str]
     return done, folder / "run.memprof"
 
 
-def test_every_step_that_was_heard_has_the_allocators_own_highest_count(tmp_path: Path) -> None:
-    """The highest count of each step is, to the byte, what the allocator itself writes on stderr in a plain run."""
-    done, path = _record(tmp_path, _STEPS)
+@pytest.fixture(scope="module")
+def whole_run(tmp_path_factory: pytest.TempPathFactory) -> WholeRun:
+    """Twelve steps, of which one has the large batch: how the job ended, and its recording."""
+    done, path = _record(tmp_path_factory.mktemp("whole"), _STEPS)
     assert done.returncode == 0, done.stderr
+    return done, path
+
+
+def test_every_step_that_was_heard_has_the_allocators_own_highest_count(whole_run: WholeRun) -> None:
+    """The highest count of each step is, to the byte, what the allocator itself writes on stderr in a plain run."""
+    _, path = whole_run
     peaks = Trace.open(path).table(StepPeaks)
-    truth = [update.peak_bytes for update in measure(tmp_path / "job.py").updates]
+    truth = [update.peak_bytes for update in measure(path.with_name("job.py")).updates]
     assert peaks.step.tolist() == list(range(12))
     heard = np.flatnonzero(peaks.how == "heard")
     heard = heard[heard > 0]  # the truth of the first step holds the making of the model, too
@@ -62,9 +72,9 @@ def test_every_step_that_was_heard_has_the_allocators_own_highest_count(tmp_path
     assert all(count <= true for count, true in zip(peaks.allocated_bytes.tolist()[1:], truth[1:], strict=True))
 
 
-def test_the_step_with_the_large_batch_is_the_highest_of_the_run(tmp_path: Path) -> None:
+def test_the_step_with_the_large_batch_is_the_highest_of_the_run(whole_run: WholeRun) -> None:
     """Step 7 has eight times the batch of the others: the table, the sentence and the report's first lines name it."""
-    done, path = _record(tmp_path, _STEPS)
+    done, path = whole_run
     peaks = Trace.open(path).table(StepPeaks)
     assert int(peaks.step[np.argmax(peaks.allocated_bytes)]) == 7
     assert "of 12 steps, step 7 was the highest" in done.stderr
@@ -73,10 +83,9 @@ def test_the_step_with_the_large_batch_is_the_highest_of_the_run(tmp_path: Path)
     assert "step 7 was the highest" in "".join(report.splitlines(keepends=True)[:3])
 
 
-def test_the_last_stretch_is_told_like_any_recording(tmp_path: Path) -> None:
+def test_the_last_stretch_is_told_like_any_recording(whole_run: WholeRun) -> None:
     """Its replay is sound and exact, and every allocation has its step, phase and module."""
-    done, path = _record(tmp_path, _STEPS)
-    assert done.returncode == 0, done.stderr
+    _, path = whole_run
     trace = Trace.open(path)
     peaks, modules = trace.table(StepPeaks), trace.table(Modules)
     assert trace.manifest.backend.name == "cpu-light"
@@ -97,10 +106,9 @@ def test_the_last_stretch_is_told_like_any_recording(tmp_path: Path) -> None:
         assert {"parameter", "optimizer_state"} <= set(known.tolist())
 
 
-def test_the_highest_count_of_each_module_is_kept_with_its_step(tmp_path: Path) -> None:
+def test_the_highest_count_of_each_module_is_kept_with_its_step(whole_run: WholeRun) -> None:
     """In forward of the second ReLU, its own output of step 7 is there: more than in any other step."""
-    done, path = _record(tmp_path, _STEPS)
-    assert done.returncode == 0, done.stderr
+    _, path = whole_run
     trace = Trace.open(path)
     places, modules = trace.table(ModulePeaks), trace.table(Modules)
     row = modules.name.tolist().index("3")
@@ -193,10 +201,9 @@ def test_the_jobs_own_profiler_is_not_disturbed(tmp_path: Path) -> None:
     assert len(Trace.open(path).table(StepPeaks)) == 5
 
 
-def test_nothing_can_be_predicted_from_it_and_that_is_said(tmp_path: Path) -> None:
+def test_nothing_can_be_predicted_from_it_and_that_is_said(whole_run: WholeRun) -> None:
     """`suggest` refuses a recording without operators, and says how to make one with them."""
-    done, path = _record(tmp_path, _STEPS)
-    assert done.returncode == 0, done.stderr
+    _, path = whole_run
     command = [sys.executable, "-m", "memprof.cli.main", "suggest", str(path), "--budget", "1MiB"]
     suggest = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert suggest.returncode == 5

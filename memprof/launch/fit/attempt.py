@@ -11,8 +11,9 @@ from memprof.policies.plan import Plan
 from memprof.replay.live import live_bytes
 from memprof.trace.store import Trace
 
-#: How a run under a plan ended: within the budget, above it, the plan did not fit the job, or the job failed under it.
-OUTCOMES = ("fits", "above", "refused", "failed")
+#: How a run under a plan ended: within the budget, above it, the plan did not fit the job, the job failed under it; or
+#: its dry run was above the budget, so that it was not run.
+OUTCOMES = ("fits", "above", "refused", "failed", "passed over")
 
 
 @dataclass(frozen=True)
@@ -32,19 +33,28 @@ class Measured:
 
 @dataclass(frozen=True)
 class Attempt:
-    """A run of the job under a plan.
+    """A run of the job under a plan, or a dry run that spared it.
 
     Attributes:
         plan: The plan, with its prediction.
         outcome: One of OUTCOMES.
         measured: What the run needed, None where nothing was recorded of it.
         reason: Why the plan or the job did not go on, "" where they did.
+        dry_bytes: Peak of its dry run, None where there was none.
+        ran_out: Whether the job failed because memory ran out.
     """
 
     plan: Plan
     outcome: str
     measured: Measured | None
     reason: str = ""
+    dry_bytes: int | None = None
+    ran_out: bool = False
+
+    @property
+    def was_run(self) -> bool:
+        """Whether the job was really run."""
+        return self.outcome != "passed over"
 
 
 def measure(trace: Trace) -> Measured:

@@ -11,28 +11,31 @@ from pathlib import Path
 
 from memprof.analysis.suggest import Suggestion
 from memprof.errors import BadInputError, InconclusiveError
+from memprof.launch.dry_job import ENDING, EndedError, dry_run, find_recorded_device
 from memprof.launch.fit.attempt import Attempt, measure
 from memprof.launch.fit.candidates import Candidates
 from memprof.launch.fit.compiled import compiled_plans, measured_plan
 from memprof.launch.fit.outputs import discard
+from memprof.launch.fit.rehearsal import Rehearsal
 from memprof.launch.fit.request import Fit, Request
 from memprof.launch.fit.sentences import (
     INTERRUPTED,
     announce,
     describe_attempt,
+    describe_dry_baseline,
+    describe_dry_fit,
+    describe_dry_run,
     describe_failure_as_it_is,
     describe_failure_under_plan,
     why_none,
 )
 from memprof.launch.parent import Recorded, run_recorded
 from memprof.launch.settings import Settings
+from memprof.launch.target import CannotStartError
 from memprof.planners.space.explore import Wish
 from memprof.policies.plan import Plan
 from memprof.policies.plan_file import write_plan
 from memprof.trace.store import Trace
-
-#: Signals by which somebody wants all of it to end; the others are the job's own business.
-_ENDING = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT})
 
 #: Searches for plans: the recording, and what is asked for.
 Search = Callable[[Trace, Wish], Suggestion]
@@ -60,7 +63,7 @@ def fit(request: Request, search: Search, say: Callable[[str], None]) -> Fit:
         _fit(found, search, say)
     except KeyboardInterrupt:
         found.ended_by = signal.SIGINT
-    except _EndedError as error:
+    except EndedError as error:
         found.ended_by = error.number
     finally:
         discard(request.outputs.attempt)
@@ -70,19 +73,11 @@ def fit(request: Request, search: Search, say: Callable[[str], None]) -> Fit:
     return found
 
 
-class _EndedError(Exception):
-    """A signal reached this process while the job ran."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number
-
-
 def _fit(found: Fit, search: Search, say: Callable[[str], None]) -> None:
     request = found.request
     say(f"recording {request.target.name} as it is")
     done = _run(request, request.outputs.run, None)
-    if done.returncode:
+    if done.returncode and not _dry_run_instead(found, done, say):
         found.returncode = done.returncode
         found.reason = describe_failure_as_it_is(done)
         return
@@ -95,6 +90,10 @@ def _fit(found: Fit, search: Search, say: Callable[[str], None]) -> None:
     found.budget_bytes = wish.budget_bytes
     found.least_bytes = found.recorded.peak_bytes
     if found.is_met:
+        return
+    if found.is_from_dry_run and found.recorded.peak_bytes <= found.budget_bytes:
+        found.returncode = done.returncode
+        found.reason = describe_dry_fit(found)
         return
     first = _searched(search, trace, wish)
     # What other steps need beyond the one that plans are made from, they are taken to need under a plan as well.
@@ -111,6 +110,26 @@ def _fit(found: Fit, search: Search, say: Callable[[str], None]) -> None:
         found.reason = why_none(found, first)
 
 
+def _dry_run_instead(found: Fit, done: Recorded, say: Callable[[str], None]) -> bool:
+    """Takes the dry run of a job that ran out of memory for its recording; returns whether there is one."""
+    request = found.request
+    if request.dry_window is None or not done.verdict.post_mortem:
+        return False
+    say(describe_dry_baseline(done))
+    try:
+        device = find_recorded_device(Trace.open(done.output).manifest) if done.output.is_file() else ""
+    except CannotStartError as error:
+        say(str(error))
+        return False
+    outcome = dry_run(request.target, None, request.dry_window, device, request.outputs.attempt)
+    if outcome.peak_bytes is None:
+        say(f"it cannot be dry-run: {outcome.reason}")
+        return False
+    request.outputs.attempt.replace(request.outputs.run)
+    found.is_from_dry_run = True
+    return True
+
+
 def _searched(search: Search, trace: Trace, wish: Wish) -> Suggestion:
     """Searches; an interruption, which a search takes for its own end, ends all of it.
 
@@ -125,16 +144,28 @@ def _searched(search: Search, trace: Trace, wish: Wish) -> Suggestion:
 
 def _try_plans(found: Fit, candidates: Candidates, first: Suggestion, say: Callable[[str], None]) -> None:
     request = found.request
+    rehearsal = Rehearsal(found, first.manifest, say)
     verified = 0
-    while len(found.attempts) < request.most_attempts and verified < request.verify:
+    # As many plans may be passed over as may be run.
+    while max(found.runs, len(found.attempts) - found.runs) < request.most_attempts and verified < request.verify:
         one = candidates.next()
         if one is None:
             return
         plan = first.predicted(one)
         say(announce(plan, one))
-        attempt = _attempt(found, plan)
+        dry_bytes = rehearsal.peak_under(plan)
+        if dry_bytes is not None:
+            say(describe_dry_run(plan, dry_bytes, found.budget_bytes))
+        if dry_bytes is not None and dry_bytes > found.budget_bytes:
+            found.attempts.append(Attempt(plan, "passed over", None, dry_bytes=dry_bytes))
+            candidates.note_above(one, dry_bytes)
+            continue
+        attempt = dataclasses.replace(_attempt(found, plan), dry_bytes=dry_bytes)
         found.attempts.append(attempt)
         say(describe_attempt(attempt))
+        if attempt.ran_out:
+            candidates.note_above(one, found.budget_bytes + 1)  # by how much it is above, nobody knows
+            continue
         if attempt.measured is None:
             candidates.note_refused(one)
             continue
@@ -174,7 +205,8 @@ def _attempt(found: Fit, plan: Plan) -> Attempt:
     if done.missed:
         return Attempt(plan, "refused", None, " ".join(done.missed))
     if done.returncode or not done.output.is_file():
-        return Attempt(plan, "failed", None, describe_failure_under_plan(done))
+        ran_out = bool(done.returncode and done.verdict.post_mortem)
+        return Attempt(plan, "failed", None, describe_failure_under_plan(done), ran_out=ran_out)
     try:
         measured = measure(Trace.open(done.output))
     except (BadInputError, InconclusiveError) as error:
@@ -186,7 +218,7 @@ def _run(request: Request, output: Path, plan: Plan | None) -> Recorded:
     """Runs the job, its output among the errors: what stands on stdout is the answer.
 
     Raises:
-        _EndedError: A signal reached this process meanwhile that ends all of it.
+        EndedError: A signal reached this process meanwhile that ends all of it.
     """
     settings = Settings(
         output=output,
@@ -197,10 +229,10 @@ def _run(request: Request, output: Path, plan: Plan | None) -> Recorded:
         plan=plan,
     )
     done = run_recorded(request.target, settings, None if sys.stderr is None else sys.stderr.fileno())
-    ending = sorted(done.signals & _ENDING)
+    ending = sorted(done.signals & ENDING)
     if ending:
         discard(done.output)  # a run that was cut short tells nothing of the job
-        raise _EndedError(ending[0])
+        raise EndedError(ending[0])
     return done
 
 

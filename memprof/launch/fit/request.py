@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from memprof.launch.fit.attempt import Attempt, Measured
 from memprof.launch.fit.outputs import Outputs
+from memprof.launch.settings import DryWindow
 from memprof.launch.target import Target
 from memprof.planners.space.explore import Wish
 
@@ -25,6 +26,7 @@ class Request:
         verify: How many plans to verify, of which the fastest is kept.
         most_attempts: Most runs under a plan.
         compiles: Run the job compiled too, and keep that where it is the fastest that fits.
+        dry_window: Which steps of a dry run are looked at; None for no dry runs.
     """
 
     target: Target
@@ -36,6 +38,7 @@ class Request:
     verify: int = 1
     most_attempts: int = 8
     compiles: bool = False
+    dry_window: DryWindow | None = None
 
 
 @dataclass
@@ -46,7 +49,8 @@ class Fit:
         request: What was asked for.
         budget_bytes: Most bytes that may be allocated at once; 0 where the job failed before that was known.
         recorded: What the job needs as it is, None where it failed.
-        attempts: Its runs under plans, in order.
+        is_from_dry_run: That is of a dry run, since the job ran out of memory.
+        attempts: Its runs under plans, in order, and those that a dry run spared.
         best: The attempt whose plan was written, None where none was.
         returncode: Exit status of the job as it is, where it failed by itself; 0 otherwise.
         ended_by: Signal that ended all of it, 0 where none did.
@@ -58,6 +62,7 @@ class Fit:
     request: Request
     budget_bytes: int = 0
     recorded: Measured | None = None
+    is_from_dry_run: bool = False
     attempts: list[Attempt] = field(default_factory=list)
     best: Attempt | None = None
     returncode: int = 0
@@ -68,5 +73,11 @@ class Fit:
 
     @property
     def is_met(self) -> bool:
-        """Whether the job fits as it is."""
-        return self.recorded is not None and self.recorded.peak_bytes <= self.budget_bytes
+        """Whether the job was measured to fit as it is."""
+        recorded = self.recorded
+        return recorded is not None and not self.is_from_dry_run and recorded.peak_bytes <= self.budget_bytes
+
+    @property
+    def runs(self) -> int:
+        """How often the job was really run under a plan."""
+        return sum(attempt.was_run for attempt in self.attempts)

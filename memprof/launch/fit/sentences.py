@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from memprof.analysis.checked import describe_difference
 from memprof.analysis.suggest import Suggestion, describe_least
 from memprof.launch.fit.attempt import Attempt
 from memprof.launch.fit.request import Fit
@@ -24,12 +25,36 @@ def describe_failure_under_plan(done: Recorded) -> str:
     """Says that the job failed under a plan, or that nothing was recorded of it."""
     if not done.returncode:
         return done.verdict.sentence
+    if done.verdict.post_mortem:
+        return f"the job ran out of memory under it: {describe_status(done.returncode)}."
     return f"the job failed under it, and does not without it: {describe_status(done.returncode)}."
 
 
 def announce(plan: Plan, one: Tried) -> str:
     """Says that a plan is being tried."""
     return f"trying {plan.describe()}, predicted peak {format_bytes(one.peak_bytes)}"
+
+
+def describe_dry_baseline(done: Recorded) -> str:
+    """Says that a dry run stands in for the recording of a job that ran out of memory."""
+    return f"the job ran out of memory, {describe_status(done.returncode)}: its dry run is the baseline"
+
+
+def describe_dry_fit(found: Fit) -> str:
+    """Says that a job ran out of memory though its dry run is within the budget."""
+    peak = format_bytes(0 if found.recorded is None else found.recorded.peak_bytes)
+    return (
+        f"The job ran out of memory by itself, though its dry run peaks at {peak}, within the budget: give the bytes "
+        "that it may really have."
+    )
+
+
+def describe_dry_run(plan: Plan, dry_bytes: int, budget_bytes: int) -> str:
+    """Says what a dry run makes of a plan, beside what was predicted."""
+    prediction = plan.prediction
+    error = "" if prediction is None else f" ({describe_difference(dry_bytes, prediction.peak_allocated_bytes)})"
+    end = "within the budget" if dry_bytes <= budget_bytes else "above the budget, passed over"
+    return f"dry run: peak {format_bytes(dry_bytes)}{error}, {end}"
 
 
 def describe_attempt(attempt: Attempt) -> str:
@@ -51,7 +76,13 @@ def why_none(found: Fit, first: Suggestion) -> str:
         return describe_least(first)
     budget = format_bytes(found.budget_bytes)
     measured = [(one.measured.peak_bytes, one.plan.describe()) for one in found.attempts if one.measured is not None]
-    count = len(found.attempts)
+    count = found.runs
+    if not count:
+        least, plan = min((one.dry_bytes or 0, one.plan.describe()) for one in found.attempts)
+        return (
+            f"No plan was run: of {len(found.attempts)} dry-run, none is within {budget}; the least peak is "
+            f"{format_bytes(least)} with {plan}. Give at least that budget, or allow more policies."
+        )
     if not measured:
         tries = f"None of {count} plans tried" if count > 1 else "The plan tried"
         could = "could be applied" if count > 1 else "could not be applied"
@@ -62,7 +93,7 @@ def why_none(found: Fit, first: Suggestion) -> str:
     least, plan = min(measured)
     more = (
         " Allow more runs with --attempts."
-        if len(found.attempts) == found.request.most_attempts
+        if count == found.request.most_attempts
         else " Give at least that budget, or allow more policies."
     )
     return (

@@ -148,10 +148,14 @@ def merged_environment(options: Mapping[str, str], environment: Mapping[str, str
     Returns:
         The variables to set: the new one, and the old one too where it would hide it.
     """
-    present = environment.get(OLD_VARIABLE) or environment.get(VARIABLE) or ""
-    merged = {**parse_options(present), **options}
+    merged = {**options_in_force(environment), **options}
     text = ",".join(f"{key}:{value}" if value else key for key, value in merged.items())
     return {VARIABLE: text, OLD_VARIABLE: text} if OLD_VARIABLE in environment else {VARIABLE: text}
+
+
+def options_in_force(environment: Mapping[str, str]) -> dict[str, str]:
+    """Returns the options that torch follows in an environment: the old variable's where it is set."""
+    return parse_options(environment.get(OLD_VARIABLE) or environment.get(VARIABLE) or "")
 
 
 def parse_options(text: str) -> dict[str, str]:

@@ -26,11 +26,11 @@ class _Compressed:
     def __init__(self, tensor: torch.Tensor) -> None:
         storage = tensor.untyped_storage()
         self.original = weakref.ref(storage)
-        self._dtype, self._size_bytes, self._device = tensor.dtype, storage.nbytes(), storage.device
+        self._dtype, self._size_bytes, self._device = tensor.dtype, storage.nbytes(), tensor.device
         self.take_again(storage)
 
     def take_again(self, storage: torch.UntypedStorage) -> None:
-        self._packed = to_eight_bits(_values(storage, self._dtype))
+        self._packed = to_eight_bits(_values(storage, self._dtype, self._device))
         # What no scale can hold stays as it is.
         self._full = storage if self._packed is None else None
 
@@ -79,7 +79,7 @@ def apply_compress(job: Job, policy: Compress) -> None:
     job.notes.append("compress: what is saved is rounded to 8 bits, so gradients are approximate")
 
 
-def _values(storage: torch.UntypedStorage, dtype: torch.dtype) -> torch.Tensor:
+def _values(storage: torch.UntypedStorage, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Returns a whole storage as one row of values."""
-    values = torch.empty(0, dtype=dtype, device=storage.device)
+    values = torch.empty(0, dtype=dtype, device=device)
     return values.set_(storage, 0, (storage.nbytes() // dtype.itemsize,), (1,))

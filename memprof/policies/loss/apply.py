@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from memprof.errors import PolicyError
 from memprof.policies.loss.cross_entropy import ChunkedCrossEntropy, ChunkedHead, Terms
 from memprof.policies.loss.lazy import LazyLogits, lazy_logits
+from memprof.policies.own_types import OWN_TYPES
 from memprof.policies.patterns import match_modules
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ class _Loss:
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             hidden: Any = args[0] if args else kwargs.get("input")
-            is_plain = type(hidden) in (torch.Tensor, torch.nn.Parameter) and hidden.dim() > 1
+            is_plain = type(hidden) in OWN_TYPES and hidden.dim() > 1
             if not is_plain or not torch.is_grad_enabled() or torch.compiler.is_compiling() or _in_transform():
                 return before(*args, **kwargs)
             if hidden.numel() // hidden.shape[-1] * head.out_features * 4 < self._policy.minimum_bytes:
@@ -114,7 +115,7 @@ class _Loss:
         size_average, _, reduce, reduction, _ = others
         if torch.compiler.is_compiling() or _in_transform():
             return "it runs compiled or under torch.func"
-        for tensor, kinds in ((logits, (torch.Tensor, torch.nn.Parameter, LazyLogits)), (target, (torch.Tensor,))):
+        for tensor, kinds in ((logits, (*OWN_TYPES, LazyLogits)), (target, OWN_TYPES)):
             if type(tensor) not in kinds:
                 return "it is given a tensor subclass"
         if not logits.requires_grad or not torch.is_grad_enabled():

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from memprof.errors import PolicyError
+from memprof.policies.own_types import is_dry_run
 from memprof.policies.shard.averaging import Averaging
 from memprof.policies.shard.feed import RankFeed, feed_from_start, take_prepared
 from memprof.policies.shard.full import check_units, shard_fully, units_of
@@ -64,7 +65,8 @@ def apply_shard(job: Job, policy: Shard) -> None:
             for optimizer in job.optimizers:
                 DividedUpdates(optimizer, policy, rank).install(job)
     job.notes += _notes(job, policy, names, left)
-    if draws_alike(job.device) and not feed.divided:
+    # A dry run has no other ranks to ask.
+    if not is_dry_run() and draws_alike(job.device) and not feed.divided:
         job.notes.append(SENTENCE)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from memprof.policies.own_types import has_values
 from memprof.policies.shard.filling import fill_buckets
 
 
@@ -109,7 +110,9 @@ class Averaging:
         is_used[self._arrived] = 1
         is_used = is_used.to(self._parameters[0].device)
         dist.all_reduce(is_used)
-        for number in torch.nonzero(is_used).flatten().tolist():
+        used = torch.nonzero(is_used).flatten()
+        # In a dry run nobody else has gradients.
+        for number in used.tolist() if has_values(used) else sorted(set(self._arrived)):
             parameter = self._parameters[number]
             if parameter.grad is None:  # another rank had one
                 bucket, offset = self._bucket_of[number]
@@ -122,9 +125,10 @@ class Averaging:
         """Groups parameters in the order in which rank 0's gradients came; those that did not come are the last."""
         came = set(self._arrived)
         rest = [number for number in reversed(range(len(self._parameters))) if number not in came]
-        order = torch.tensor([*self._arrived, *rest], device=self._parameters[0].device)
+        own_order = [*self._arrived, *rest]
+        order = torch.tensor(own_order, device=self._parameters[0].device)
         dist.broadcast(order, 0)
-        numbers = order.tolist()
+        numbers = order.tolist() if has_values(order) else own_order
         kinds = list(dict.fromkeys((each.dtype, each.device) for each in self._parameters))
         for kind in kinds:
             own = [n for n in numbers if (self._parameters[n].dtype, self._parameters[n].device) == kind]

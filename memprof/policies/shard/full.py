@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from memprof.errors import PolicyError
 from memprof.policies.shard.layers import choose_units
-from memprof.policies.shard.ranks import gather
+from memprof.policies.shard.ranks import gather, is_gloo
 from memprof.policies.shard.references import Exchange, exchange_everywhere
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def shard_fully(job: Job, policy: Shard, names: list[str]) -> int:
         raise PolicyError(f"torch's fully_shard cannot divide this model: {reason}; use stage 0 or 1.") from error
     for module, kind in classes:
         type(module).__name__ = kind.__name__  # what a script prints of its model stays as it was
-    if dist.get_backend() == "gloo":
+    if is_gloo(job.device):
         for module in chosen:
             assert isinstance(module, FSDPModule)
             module.set_custom_all_gather(_Gather())  # type: ignore[arg-type]  # torch's base class is not public

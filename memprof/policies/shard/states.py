@@ -159,7 +159,7 @@ class DividedUpdates:
             start = min(self._rank * rows, length)
             part = torch.nn.Parameter(_rows(parameter.detach(), start, min(rows, length - start)))
             known = self._parts[id(parameter)] = _Part(parameter, part, start, rows)
-        elif known.part.untyped_storage().data_ptr() != parameter.untyped_storage().data_ptr():
+        elif known.part.untyped_storage()._cdata != parameter.untyped_storage()._cdata:
             # The script has given the parameter other memory: .to(), or another state.
             known.part.data = _rows(parameter.detach(), known.start, len(known.part))
         return known

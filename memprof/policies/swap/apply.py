@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 
 from memprof.errors import PolicyError
 from memprof.policies.job import Job
+from memprof.policies.own_types import is_dry_run
 from memprof.policies.patterns import match_modules
 from memprof.policies.swap.device import HostCarrier
 from memprof.policies.swap.disk import DiskCarrier, is_in_memory
+from memprof.policies.swap.dry import DryCarrier
 from memprof.policies.swap.moves import Moves
 from memprof.policies.swap.packing import SavedTensors
 
@@ -53,7 +55,9 @@ def apply_swap(job: Job, policy: Swap) -> None:
         SavedTensors(job.model, Moves(carrier, policy.minimum_bytes, policy.prefetch)).install(job, names)
 
 
-def _carrier(job: Job, policy: Swap) -> DiskCarrier | HostCarrier:
+def _carrier(job: Job, policy: Swap) -> DiskCarrier | DryCarrier | HostCarrier:
+    if is_dry_run():
+        return DryCarrier(job.device)
     if policy.to == "host":
         return HostCarrier(job.device)
     folder = policy.folder or tempfile.gettempdir()

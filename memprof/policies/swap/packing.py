@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from memprof.errors import PolicyError
 from memprof.policies.job import Job
+from memprof.policies.own_types import OWN_TYPES
 from memprof.policies.swap.records import NEVER_CALLED, OVERLAP
 
 _MARK = "_memprof_handles_saved_tensors"
@@ -92,18 +93,18 @@ def _nothing(device: torch.device) -> torch.Tensor:
 class _Packed:
     """A view of a record's storage."""
 
-    __slots__ = ("_dtype", "_offset", "_record", "_size", "_stride", "_version")
+    __slots__ = ("_device", "_dtype", "_offset", "_record", "_size", "_stride", "_version")
 
     def __init__(self, tensor: torch.Tensor, record: Record) -> None:
         self._record = record
         self._version = Version(tensor, keeps_memory=False)
-        self._dtype = tensor.dtype
+        self._dtype, self._device = tensor.dtype, tensor.device
         self._offset, self._size, self._stride = tensor.storage_offset(), tensor.size(), tensor.stride()
 
     def unpack(self) -> torch.Tensor:
         self._version.check()
         storage = self._record.restored()
-        view = torch.empty(0, dtype=self._dtype, device=storage.device)
+        view = torch.empty(0, dtype=self._dtype, device=self._device)
         return view.set_(storage, self._offset, self._size, self._stride)
 
 
@@ -246,7 +247,7 @@ def is_plain(value: Any) -> bool:
     """Tells whether a value is a tensor of plain strided memory."""
     return (
         isinstance(value, torch.Tensor)
-        and (type(value) is torch.Tensor or isinstance(value, (torch.nn.Parameter, torch.nn.Buffer)))
+        and (type(value) in OWN_TYPES or isinstance(value, (torch.nn.Parameter, torch.nn.Buffer)))
         and value.layout is torch.strided
         and not (value.is_quantized or value.is_complex() or value.is_neg() or value.is_meta)
     )

@@ -96,7 +96,7 @@ class _Parameter:
         self.start()
         if self._coming is not None:
             self._carrier.fetched(self._place)
-            value = torch.empty(0, dtype=self._dtype, device=self._coming.device)
+            value = torch.empty(0, dtype=self._dtype, device=self.parameter.device)
             self.parameter.data = value.set_(self._coming, 0, self._size, self._stride)
             self.storage_id = self._coming._cdata
             self._coming, self._is_in = None, True

@@ -35,6 +35,7 @@ class _Out:
     key: str
     place: Any
     dtype: torch.dtype
+    device: torch.device
     size: torch.Size
     stride: tuple[int, ...]
 
@@ -55,7 +56,7 @@ class _States:
             for key, value in state.items():
                 if self._moves(value):
                     place = self._carrier.send(value.untyped_storage())
-                    leaving.append(_Out(state, key, place, value.dtype, value.size(), value.stride()))
+                    leaving.append(_Out(state, key, place, value.dtype, value.device, value.size(), value.stride()))
         for out in leaving:
             if self._carrier.sent(out.place):
                 out.state[out.key] = stand_in(out.state[out.key])
@@ -68,7 +69,7 @@ class _States:
         storages = [self._carrier.fetch(out.place) for out in self._out]
         for out, storage in zip(self._out, storages, strict=True):
             self._carrier.fetched(out.place)
-            value = torch.empty(0, dtype=out.dtype, device=storage.device)
+            value = torch.empty(0, dtype=out.dtype, device=out.device)
             out.state[out.key] = value.set_(storage, 0, out.size, out.stride)
             self._carrier.forget(out.place, storage)
         self._out.clear()

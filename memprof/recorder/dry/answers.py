@@ -73,29 +73,36 @@ class Answers:
         elif packet in _NOT and result.dtype is torch.bool:
             setattr(result, _VALUE, 0 if getattr(args[0], _VALUE, 0) else 1)
 
+    @staticmethod
+    def mark_true(result: Any) -> Any:
+        """Notes that a condition holds, for one that torch works out of operators that say nothing of it."""
+        if isinstance(result, FakeTensor):
+            setattr(result, _VALUE, 1)
+        return result
+
     def value(self, tensor: torch.Tensor) -> Any:
         """Answers what the one value of a tensor is."""
         frame = sys._getframe(1)
-        self._values[_line(frame)] += 1
+        self._values[line_of(frame)] += 1
         if _is_scaler(frame):
             return 0.0  # no overflow was found: the optimizer steps
         return _of_type(tensor.dtype, getattr(tensor, _VALUE, None))
 
     def values(self, tensor: torch.Tensor) -> torch.Tensor:
         """Answers what the values of a tensor are, with a real one."""
-        self._values[_line(sys._getframe(1))] += 1
+        self._values[line_of(sys._getframe(1))] += 1
         value = _of_type(tensor.dtype, getattr(tensor, _VALUE, None))
         with torch._C._DisableTorchDispatch():
             return torch.full(tensor.shape, value, dtype=tensor.dtype, device="cpu")
 
     def equality(self) -> bool:
         """Answers whether two tensors are equal: they are, as scripts that ask insist on."""
-        self._values[_line(sys._getframe(1))] += 1
+        self._values[line_of(sys._getframe(1))] += 1
         return True
 
     def count_bound(self, func: Any) -> None:
         """Counts an operator whose result was taken to be as large as it can be."""
-        self._bounds[f"{func} at {_line(sys._getframe(1))}"] += 1
+        self._bounds[f"{func} at {line_of(sys._getframe(1))}"] += 1
 
     def count_left_out(self, what: str) -> None:
         """Counts something that a dry run does not do, such as writing a checkpoint."""
@@ -126,7 +133,7 @@ def _of_type(dtype: torch.dtype, known: Any) -> Any:
     return float(value) if dtype.is_floating_point else value
 
 
-def _line(frame: FrameType | None) -> str:
+def line_of(frame: FrameType | None) -> str:
     """Names the innermost line that is neither torch's nor ours."""
     while frame is not None:
         name = frame.f_code.co_filename

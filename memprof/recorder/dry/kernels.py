@@ -35,6 +35,15 @@ _TRIED = {
     _aten._cdist_backward,
     _aten.embedding_dense_backward,
     _aten.grid_sampler_2d_backward,
+    # A loss is reduced within the memory of its terms, of which some kernels return the whole.
+    _aten.mse_loss,
+    _aten.smooth_l1_loss,
+    _aten.huber_loss,
+    _aten.binary_cross_entropy,
+    _aten.binary_cross_entropy_backward,
+    _aten.binary_cross_entropy_with_logits,
+    _aten.soft_margin_loss,
+    _aten.soft_margin_loss_backward,
 }
 #: Products, which take memory of their own in the shorter types alone.
 _PRODUCTS = {_aten.mm, _aten.addmm, _aten.bmm}
@@ -166,7 +175,11 @@ def _hear(func: Any, args: Any, kwargs: Any) -> tuple[int, list[Any]]:
         total += event.extra_fields.alloc_size
         highest = max(highest, total)
     outputs = result if isinstance(result, _LISTS) else [result]
-    return highest - total, [(tensor.shape, tensor.stride(), tensor.dtype) for tensor in _tensors(outputs)]
+    shapes = [(tensor.shape, tensor.stride(), tensor.dtype) for tensor in _tensors(outputs)]
+    if isinstance(result, torch.Tensor):
+        # Its storage may be longer than it is.
+        return highest - total, [(*shapes[0], result.untyped_storage().nbytes())]
+    return highest - total, [(*shape, 0) for shape in shapes]
 
 
 def _rnn_workspace(args: list[Any]) -> Any:
@@ -191,15 +204,19 @@ def _corrected(result: Any, shapes: list[Any], make: Callable[..., torch.Tensor]
     items = []
     for item in result:
         if isinstance(item, torch.Tensor):
-            shape, stride, dtype = next(wanted)
-            items.append(
-                item
-                if (item.shape, item.stride(), item.dtype) == (shape, stride, dtype)
-                else make(shape, stride, dtype=dtype)
-            )
+            items.append(_as_made(item, next(wanted), make))
         else:
             items.append(item)
     return result if all(map(operator.is_, result, items)) else items if isinstance(result, list) else tuple(items)
+
+
+def _as_made(item: torch.Tensor, made: Any, make: Callable[..., torch.Tensor]) -> torch.Tensor:
+    """Returns a tensor that is as the kernel's was, of its storage's size."""
+    shape, stride, dtype, storage_bytes = made
+    if storage_bytes > item.untyped_storage().nbytes():
+        return make((storage_bytes // dtype.itemsize,), (1,), dtype=dtype).as_strided(shape, stride)
+    is_alike = (item.shape, item.stride(), item.dtype) == (shape, stride, dtype)
+    return item if is_alike else make(shape, stride, dtype=dtype)
 
 
 def _two_of(value: Any) -> Any:

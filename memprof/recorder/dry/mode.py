@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch._subclasses.fake_tensor import (
@@ -16,12 +16,19 @@ from torch._subclasses.fake_tensor import (
 
 from memprof.recorder.dry.answers import Answers
 from memprof.recorder.dry.bounds import upper_bound
+from memprof.recorder.dry.in_place import InPlace
 from memprof.recorder.dry.kernels import Kernels
 from memprof.recorder.dry.packed import sized_by_data
 
+if TYPE_CHECKING:
+    from memprof.recorder.dry.device.device import VirtualDevice
+
 _aten = torch.ops.aten
+_DEVICE = torch.ops.prim.device.default
 _Tensor = torch.Tensor
 _LISTS = (list, tuple)
+#: FakeTensorMode remembers operators with their arguments, and would keep the storages given to these.
+_OF_STORAGES = {_aten.set_.source_Storage, _aten.set_.source_Storage_storage_offset}
 _DATA = {_aten.arange, _aten.full, _aten.ones, _aten.randint, _aten.randperm, _aten.zeros}
 _MOST_DATA = 2**16
 #: What torch says of an operator made with `torch.library.custom_op` alone.
@@ -37,15 +44,23 @@ class DryMode(FakeTensorMode):
 
     Attributes:
         extra_bytes: What the kernel of the operator run last held beyond its result.
+        is_begun: Whether what is made on the processor has no memory; else only what is made on the device has none.
     """
 
-    def __init__(self, answers: Answers, kernels: Kernels, refuse: Callable[[str], NoReturn]) -> None:
+    def __init__(
+        self,
+        answers: Answers,
+        kernels: Kernels,
+        refuse: Callable[[str], NoReturn],
+        device: VirtualDevice | None = None,
+    ) -> None:
         """Makes the mode; `torch._C._set_dispatch_mode` or entering it puts it in force.
 
         Args:
             answers: What is answered where the job asks for values that nobody computes.
             kernels: Finds what kernels take for themselves.
             refuse: Ends the job with a sentence: an operator cannot be dry-run.
+            device: The device that the job is shown; None where it is the machine's processor.
         """
         super().__init__(allow_non_fake_inputs=True)  # type: ignore[no-untyped-call]  # torch's is not annotated
         self.allow_fallback_kernels = False  # it would take real memory, and run the operator
@@ -53,17 +68,55 @@ class DryMode(FakeTensorMode):
         self._answers = answers
         self._kernels = kernels
         self._refuse = refuse
+        self._device = device
+        self._in_place = InPlace()
+        self._is_inside = False
+        self.is_begun = device is None
+
+    @property
+    def avoid_device_init(self) -> bool:
+        """No device is ever set up."""
+        return True
+
+    def __deepcopy__(self, memo: Any) -> DryMode:
+        """Returns the mode itself: a copy of a model's tensors is of the same dry run."""
+        return self
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs one operator."""
+        device = self._device
+        if device is None:
+            return self._run(func, types, args, kwargs or {}, is_placed=False)
+        if func is _DEVICE:
+            return device.answer(args[0])
+        kwargs, is_placed = device.placed(kwargs or {})
+        if self._is_inside:  # what torch makes of an operator in Python takes no memory of the device's
+            return self._run(func, types, args, kwargs, is_placed=is_placed)
+        self._is_inside = True
+        try:
+            result = self._run(func, types, args, kwargs, is_placed=is_placed)
+        finally:
+            self._is_inside = False
+        device.after(func, args, result)
+        return result
+
+    def _run(self, func: Any, types: Any, args: Any, kwargs: Any, *, is_placed: bool) -> Any:
+        """Runs one operator.
+
+        Args:
+            func: The operator.
+            types: Types of tensors it is given.
+            args: Its arguments.
+            kwargs: Its keyword arguments.
+            is_placed: Whether its result is to be on the device that is not there.
+        """
         self.extra_bytes = 0
-        kwargs = kwargs or {}
         has_fake, has_data = _kinds(args)
         of_keywords = _kinds(tuple(kwargs.values())) if kwargs else (False, False)
         has_fake, has_data = has_fake or of_keywords[0], has_data or of_keywords[1]
-        if has_data and not has_fake:
+        if not has_fake and not is_placed and (has_data or not self.is_begun):
             return func(*args, **kwargs)  # no mode is in force inside one
-        sized = sized_by_data(func)
+        sized = sized_by_data(func) or (self._device.shape_of(func) if self._device is not None else None)
         if sized is not None:
             with self:
                 return sized(*args, **kwargs)
@@ -72,6 +125,7 @@ class DryMode(FakeTensorMode):
             kwargs = {name: _lent(value, self) for name, value in kwargs.items()}
         if func is _aten._local_scalar_dense.default:
             return self._answers.value(args[0])
+        self.cache_enabled = func not in _OF_STORAGES
         try:
             result = super().__torch_dispatch__(func, types, args, kwargs)
         except DynamicOutputShapeException:
@@ -90,7 +144,9 @@ class DryMode(FakeTensorMode):
             if _NO_FAKE in str(error):
                 self._refuse(_without_kernel(func, None))
             raise
-        result, self.extra_bytes = self._kernels.learn(func, args, kwargs, result, self._make)
+        result = self._in_place.result(func, args, result)
+        if self._device is None:
+            result, self.extra_bytes = self._kernels.learn(func, args, kwargs, result, self._make)
         if not has_fake and _is_data(func, result):
             return func(*args, **kwargs)
         if isinstance(result, FakeTensor):

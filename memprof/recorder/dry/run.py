@@ -17,10 +17,14 @@ from torch.utils import _foreach_utils
 from torch.utils.data import DataLoader, dataloader
 
 from memprof.recorder.dry.answers import Answers
+from memprof.recorder.dry.files import Files
+from memprof.recorder.dry.ranks import join_nobody
+from memprof.recorder.dry.replicas import refuse_replicas
 from memprof.recorder.dry.spans import dry_owned_span, dry_span, dry_storage_span
 from memprof.trace.spool import DRY_RUN
 
 if TYPE_CHECKING:
+    from memprof.recorder.dry.device.device import VirtualDevice
     from memprof.recorder.dry.kernels import Kernels
     from memprof.recorder.dry.mode import DryMode
     from memprof.recorder.inventory import Inventory
@@ -35,35 +39,52 @@ _KERNEL = 1
 class DryRun:
     """The dry run of this process: it begins where the job makes its first model or optimizer.
 
+    On a device that is not there, what the job puts on the device has no memory from the beginning.
+
     What it changes in torch stays changed: the process ends with the dry run.
     """
 
-    def __init__(self, refuse: Callable[[str], NoReturn]) -> None:
+    def __init__(self, refuse: Callable[[str], NoReturn], device: VirtualDevice | None = None) -> None:
         """Changes nothing yet.
 
         Args:
             refuse: Ends the job with a sentence, which the parent says.
+            device: The device that the job is shown; None where it is the machine's processor.
         """
         self._answers = Answers()
+        self._device = device
         self._refuse = refuse
         self._mode: DryMode | None = None
         self._kernels: Kernels | None = None
         self._sources: MemorySources | None = None
+        self._files = Files(self._answers.count_left_out, refuse, self._is_begun)
         self._pid = os.getpid()
 
     def install(self) -> None:
         """Waits for the first model."""
+        self._files.install()
+        refuse_replicas(self._refuse)
         for owner in (torch.nn.Module, torch.optim.Optimizer):
             self._begin_at(owner)
+        if self._device is not None:
+            self._begin()
+        join_nobody()  # now: a job may join its ranks before it makes a model
 
-    def adopt(self, mode: OperatorMode, inventory: Inventory, sources: MemorySources) -> None:
+    def adopt(self, mode: OperatorMode, inventory: Inventory, sources: MemorySources, log: RawLog) -> None:
         """Has the parts of a recording see tensors without memory."""
         from torch._subclasses.fake_tensor import FakeTensor
 
-        mode.fake_type, mode.span = FakeTensor, dry_span
-        inventory.storage_span, inventory.owned_span = dry_storage_span, dry_owned_span
-        sources.follow_only(DRY_RUN, dry_owned_span)
+        device = self._device
+        mode.fake_type = FakeTensor
         self._sources = sources
+        if device is None:
+            mode.span = dry_span
+            inventory.storage_span, inventory.owned_span = dry_storage_span, dry_owned_span
+            sources.follow_only(DRY_RUN, dry_owned_span)
+        else:
+            mode.span = device.span
+            inventory.storage_span, inventory.owned_span = device.storage_span, device.owned_span
+            sources.hear_of(DRY_RUN, device.telling(log))
 
     def around(self, log: RawLog, after_operator: Callable[[int, bool], None]) -> Callable[[int, bool], None]:
         """Returns what is called after each operator: it logs first what the operator's kernel held for itself."""
@@ -79,7 +100,11 @@ class DryRun:
 
     def notes(self) -> list[str]:
         """Says what a reader of the trace must know of the dry run."""
-        return [*self._answers.notes(), *(self._kernels.notes() if self._kernels is not None else ())]
+        told = [part.notes() for part in (self._answers, self._kernels, self._device) if part is not None]
+        return [note for notes in told for note in notes]
+
+    def _is_begun(self) -> bool:
+        return self._mode is not None and self._mode.is_begun
 
     def _begin_at(self, owner: Any) -> None:
         original = owner.__init__
@@ -88,6 +113,8 @@ class DryRun:
         def begin(this: Any, *args: Any, **kwargs: Any) -> None:
             owner.__init__ = original
             self._begin()
+            if self._mode is not None:
+                self._mode.is_begun = True
             original(this, *args, **kwargs)
 
         owner.__init__ = begin
@@ -102,7 +129,9 @@ class DryRun:
         from memprof.recorder.dry.mode import DryMode
 
         self._kernels = Kernels()
-        self._mode = DryMode(self._answers, self._kernels, self._refuse)
+        self._mode = DryMode(self._answers, self._kernels, self._refuse, self._device)
+        if self._device is not None:
+            self._device.install(self._mode, self._answers.count_left_out)
         self._mode.__enter__()
         os.register_at_fork(after_in_child=self._leave)
         self._show_no_values()
@@ -111,6 +140,8 @@ class DryRun:
 
     def _leave(self) -> None:
         torch._C._unset_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
+        if self._device is not None:
+            self._device.leave()
 
     def _show_no_values(self) -> None:
         """Answers what Python asks of a tensor past torch's operators."""
@@ -131,7 +162,8 @@ class DryRun:
         fake.numpy, fake.__array__ = numpy, array
         fake.__format__ = lambda tensor, form: format(tensor.item() if tensor.dim() == 0 else str(tensor), form)
         fake.tolist = lambda tensor: answers.values(tensor).tolist()
-        fake.data_ptr = lambda tensor: dry_span(tensor)[0]  # else each asking prints a warning
+        span = dry_span if self._device is None else self._device.span
+        fake.data_ptr = lambda tensor: span(tensor)[0]  # else each asking prints a warning
         fakes.log.setLevel(logging.CRITICAL)  # it prints the traceback of what it then raises
         printing: Any = torch._tensor_str
         text = printing._str
@@ -167,6 +199,23 @@ class DryRun:
 
         torch_module: Any = torch
         torch_module.get_rng_state = rng_state
+        for owner in (torch_module, copying):
+            is_finite = owner.isfinite
+            owner.isfinite = lambda tensor, ask=is_finite: answers.mark_true(ask(tensor))
+        # So does memory that fully_shard gives back and takes again.
+        storages: Any = torch.UntypedStorage
+        resize = storages.resize_
+
+        @wraps(resize)
+        def resize_(storage: Any, size: int) -> Any:
+            resized = resize(storage, size)
+            if self._device is not None:
+                self._device.memory.resized(storage)
+            elif self._sources is not None:
+                self._sources.resized(storage)
+            return resized
+
+        storages.resize_ = resize_
         # Optimizers and clipping choose their kernels by the type of what they are given.
         for types in (optimizer._foreach_supported_types, _foreach_utils._foreach_supported_types):
             if FakeTensor not in types:
@@ -204,8 +253,6 @@ class DryRun:
 
     def _leave_out(self) -> None:
         """Leaves out what means nothing without values."""
-        from memprof.recorder.dry.files import Files
-
         count = self._answers.count_left_out
         torch_module: Any = torch
 
@@ -213,7 +260,6 @@ class DryRun:
             count("torch.compile was left out: a dry run is eager")
             return model if model is not None else lambda function: function
 
-        files = Files(count)
-        torch_module.save, torch_module.load = files.save, files.load
+        torch_module.save = self._files.save
         torch_module.compile = compile_nothing
         torch.nn.Module.compile = lambda *_, **__: count("torch.compile was left out: a dry run is eager")  # type: ignore[method-assign]

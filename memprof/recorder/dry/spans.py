@@ -2,10 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from memprof.recorder.inventory import owned_span, storage_span
+
+#: Attribute of a storage without memory that stands for a file that is mapped, not for memory of torch's allocator.
+_MAPPED = "_memprof_mapped"
+
+
+def mapped(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """Returns a tensor without memory whose storage is no memory of torch's allocator either: a file is mapped there.
+
+    Args:
+        size: Its size.
+        stride: Its strides.
+        dtype: Its type.
+    """
+    places = 1 + sum((length - 1) * step for length, step in zip(size, stride, strict=True)) if 0 not in size else 0
+    storage = torch.UntypedStorage(places * dtype.itemsize, device="meta")  # type: ignore[no-untyped-call]
+    setattr(storage, _MAPPED, True)
+    return torch.empty((0,), dtype=dtype).set_(storage, 0, tuple(size), tuple(stride))
 
 
 def dry_span(tensor: torch.Tensor) -> tuple[int, int]:
@@ -25,7 +44,7 @@ def dry_owned_span(tensor: torch.Tensor) -> tuple[int, int]:
     if not isinstance(tensor, FakeTensor):
         return owned_span(tensor)
     number, size = _of_fake(tensor)
-    return (number, size) if size else (0, 0)
+    return (number, size) if size and not hasattr(tensor.untyped_storage(), _MAPPED) else (0, 0)
 
 
 def _of_fake(tensor: torch.Tensor) -> tuple[int, int]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from memprof.trace.assemble.heard import CPU
 from memprof.trace.assemble.recording import Recording
 from memprof.trace.manifest import Backend
+from memprof.trace.spool import DRY_RUN
 
 _BACKENDS = {
     "cpu-native": Backend(
@@ -36,6 +37,18 @@ _BACKENDS = {
         blind_spots=(
             "temporaries inside kernels",
             "memory taken outside operators",
+            "what depends on values: nothing was computed",
+        ),
+    ),
+    "device-dry-run": Backend(
+        name="dry-run",
+        sees=(
+            "every block that torch's caching allocator would give, by the rules of the device's architecture",
+            "what kernels take for themselves where torch's sources tell it",
+        ),
+        blind_spots=(
+            "workspaces that a library chooses at run time are estimates",
+            "memory that torch's allocator does not own: a rule for the context, nothing for NCCL",
             "what depends on values: nothing was computed",
         ),
     ),
@@ -81,6 +94,8 @@ def backend_of(recording: Recording) -> Backend:
     heard = recording.heard
     if heard.device == CPU:
         return _BACKENDS[f"cpu-{recording.epoch.source}"]
+    if recording.epoch.source == DRY_RUN:
+        return _BACKENDS["device-dry-run"]
     is_told = recording.epoch.source == "native" and bool((heard.total >= 0).any() or not len(heard.total))
     way = "native" if is_told else "history" if len(heard.history) else "dispatch"
     return replace(_BACKENDS[f"device-{way}"], name=f"{heard.device.partition(':')[0]}-{way}")

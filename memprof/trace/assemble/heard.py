@@ -12,7 +12,7 @@ from memprof.trace.assemble.events import own_events
 from memprof.trace.assemble.history import NO_HISTORY, History, block_bytes, last_at, read_history
 from memprof.trace.assemble.steps import Epoch
 from memprof.trace.schema import NONE, Ints
-from memprof.trace.spool import Spool
+from memprof.trace.spool import DRY_RUN, Spool
 
 #: The processor, whose memory is heard on a stream of its own.
 CPU = "cpu"
@@ -106,7 +106,7 @@ def hear(spool: Spool, epoch: Epoch, device: str) -> Heard:
     events = _of_device(within(spool.columns("device_events"), epoch), number)
     alive = _alive_before(_of_device(within(spool.columns("device_alive"), epoch), number), events)
     history = read_history(spool, epoch, number, alive)
-    if epoch.source != "native" and len(history):
+    if epoch.source not in ("native", DRY_RUN) and len(history):
         return _from_history(device, history, alive)
     in_use = alive["is_pending"] == 0
     address = alive["address"][in_use]

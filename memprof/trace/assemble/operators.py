@@ -86,7 +86,10 @@ def operator_table(recording: Recording, modules: Modules, calls: Calls, stack_r
     forward = links.forward_of(raw["sequence"], raw["node_sequence"], names, (flags & FLAG_MUTATES) != 0)
     # Backward belongs where its forward ran: module, and line of the user's code.
     module, stack = raw["module"].copy(), stack_rows[raw["stack"]]
-    linked = (forward != NONE) & ~is_recompute
+    linked = forward != NONE
+    repeats = np.flatnonzero(linked & is_recompute & (module == NONE))
+    forward[repeats] = _first_runs(raw, repeats)
+    linked &= ~is_recompute | (module == NONE)
     module[linked] = raw["module"][forward[linked]]
     unplaced = (forward != NONE) & (stack == NONE)
     stack[unplaced] = stack[forward[unplaced]]
@@ -116,6 +119,23 @@ def operator_table(recording: Recording, modules: Modules, calls: Calls, stack_r
         uses_rng=recording.spread((flags & FLAG_RNG) != 0, fill=False),
         mutates=recording.spread((flags & FLAG_MUTATES) != 0, fill=False),
     )
+
+
+def _first_runs(raw: dict[str, Ints], repeats: Ints) -> Ints:
+    """Returns the first run of operators that a policy ran again, which gave them the place of that run.
+
+    Autograd's counter stands still at operators without a node of their own: the name tells them apart.
+    """
+    if not len(repeats):
+        return repeats
+    wanted = set(zip((raw["node_sequence"][repeats] + 1).tolist(), raw["name"][repeats].tolist(), strict=True))
+    firsts: dict[tuple[int, int], int] = {}
+    for row, key in enumerate(zip(raw["sequence"].tolist(), raw["name"].tolist(), strict=True)):
+        if key in wanted:
+            firsts.setdefault(key, row)
+    keys = zip((raw["node_sequence"][repeats] + 1).tolist(), raw["name"][repeats].tolist(), strict=True)
+    found = np.array([firsts.get(key, NONE) for key in keys], dtype=np.int64)
+    return np.where(found < repeats, found, NONE)
 
 
 def partners_by_step(recording: Recording) -> dict[int, Partners]:

@@ -1,17 +1,22 @@
 """Estimates what operators that nobody ran would take: as long as the slower of their arithmetic and their memory.
 
 Source: S. Williams, A. Waterman, D. Patterson, 2009, Roofline: an insightful visual performance model. Here every
-operator by itself; bytes are those of its tensors, and all arithmetic runs at the rate of fp32 products.
+operator by itself; bytes are those of its tensors, and all arithmetic runs at the rate of products, of fp32 or of
+bf16 by the type of the result.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
+from memprof.trace.assemble import texts
+from memprof.trace.assemble.heard import CPU
 from memprof.trace.assemble.recording import Recording
 from memprof.trace.manifest import Speed
-from memprof.trace.schema import Floats, Ops, Steps
-from memprof.trace.spool import FLAG_VIEW
+from memprof.trace.schema import Bools, Floats, Ops, Steps
+from memprof.trace.spool import FLAG_VIEW, WRITE
+
+_HALF = ("bfloat16", "float16")
 
 
 def roofline(recording: Recording, ops: Ops, speed: Speed) -> tuple[Floats, str]:
@@ -26,9 +31,24 @@ def roofline(recording: Recording, ops: Ops, speed: Speed) -> tuple[Floats, str]
         return np.where(recording.is_real, 0.0, np.nan), "none: nothing was computed, and the machine was not measured"
     is_view = recording.spread((recording.raw["flags"] & FLAG_VIEW) != 0, fill=False)
     moved = np.where(is_view, 0, ops.read_bytes + ops.written_bytes)
-    least_us = np.maximum(moved / speed.memory_bytes_per_us, ops.flops / speed.fp32_flops_per_us)
-    source = "roofline: a lower bound from operations, bytes and this machine's measured speeds; nothing was computed"
+    rate = np.where(recording.spread(_is_half(recording), fill=False), speed.bf16_flops_per_us, speed.fp32_flops_per_us)
+    least_us = np.maximum(moved / speed.memory_bytes_per_us, ops.flops / np.maximum(rate, speed.fp32_flops_per_us))
+    speeds = "this machine's measured speeds" if recording.heard.device == CPU else "the data sheet's speeds"
+    source = f"roofline: a lower bound from operations, bytes and {speeds}; nothing was computed"
     return np.where(recording.is_real, least_us, np.nan), source
+
+
+def _is_half(recording: Recording) -> Bools:
+    """Tells which raw operators return tensors of 16 bits first. Shape (raw,)."""
+    columns = recording.spool.columns("touches")
+    is_result = (columns["role"] == WRITE) & (columns["tensor"] >= 0)
+    op = columns["op"][is_result] - recording.epoch.first_op
+    types = texts.look_up(recording.tensors.dtype, columns["tensor"][is_result])
+    is_inside = (op >= 0) & (op < recording.raw_count)
+    op, types = op[is_inside][::-1], types[is_inside][::-1]
+    found = np.zeros(recording.raw_count, dtype=np.bool_)
+    found[op] = np.isin(types, _HALF)  # of several results of an operator the first is set last
+    return found
 
 
 def with_roofline(steps: Steps, ops: Ops) -> Steps:

@@ -6,6 +6,7 @@ the stack, autograd adds gradients into new memory where it would else add in pl
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
 
 import numpy as np
@@ -103,32 +104,47 @@ def _outermost(candidates: list[int], depth: Ints) -> list[int]:
 def _align(mine: list[str], theirs: list[str]) -> Ints:
     """Pairs two sequences in order; where they part, they meet again at the nearest run that agrees."""
     partner = np.full(len(mine), NONE, dtype=np.int64)
+    places, long_places = _places(theirs, _AGREEING), _places(theirs, _LONG_RUN)
     i = j = 0
     while i < len(mine) and j < len(theirs):
         if mine[i] == theirs[j]:
             partner[i] = j
             i, j = i + 1, j + 1
             continue
-        meeting = _next_meeting(mine, theirs, i, j)
-        if meeting is None:
-            i, j = i + 1, j + 1
-        else:
-            i, j = meeting
+        ahead = _next_meeting(mine[i : i + _LOOK_AHEAD + _AGREEING], places, j)
+        if ahead is None:
+            # One of the two did something else for a while: an evaluation, a checkpoint written.
+            b = _first_from(long_places.get(tuple(mine[i : i + _LONG_RUN]), []), j)
+            ahead = (0, b - j) if b is not None and b - j < _LONG_LOOK_AHEAD else (1, 1)
+        i, j = i + ahead[0], j + ahead[1]
     return partner
 
 
-def _next_meeting(mine: list[str], theirs: list[str], i: int, j: int) -> tuple[int, int] | None:
-    for distance in range(1, _LOOK_AHEAD):
-        for ahead in range(distance + 1):
-            a, b = i + ahead, j + distance - ahead
-            if a < len(mine) and b < len(theirs) and mine[a : a + _AGREEING] == theirs[b : b + _AGREEING]:
-                return a, b
-    # One of the two did something else for a while: an evaluation, a checkpoint written.
-    run = mine[i : i + _LONG_RUN]
-    for b in range(j, min(len(theirs), j + _LONG_LOOK_AHEAD)):
-        if theirs[b : b + _LONG_RUN] == run:
-            return i, b
-    return None
+def _next_meeting(mine: list[str], places: dict[tuple[str, ...], list[int]], j: int) -> tuple[int, int] | None:
+    """Returns how far to go on in each sequence to the nearest run that agrees; the fewest of mine among equals."""
+    best: tuple[int, int] | None = None
+    nearest = _LOOK_AHEAD
+    for ahead in range(min(len(mine), _LOOK_AHEAD)):
+        if ahead >= nearest:
+            break
+        b = _first_from(places.get(tuple(mine[ahead : ahead + _AGREEING]), []), j)
+        if b is not None and ahead + b - j < nearest:
+            best, nearest = (ahead, b - j), ahead + b - j
+    return best
+
+
+def _places(names: list[str], length: int) -> dict[tuple[str, ...], list[int]]:
+    """Returns where each run of so many names begins, in order; at the end runs are shorter."""
+    places: dict[tuple[str, ...], list[int]] = {}
+    for place in range(len(names)):
+        places.setdefault(tuple(names[place : place + length]), []).append(place)
+    return places
+
+
+def _first_from(places: list[int], start: int) -> int | None:
+    """Returns the first of ascending places that is not before a start."""
+    found = bisect_left(places, start)
+    return places[found] if found < len(places) else None
 
 
 def corrected_durations(duration_ns: Ints, is_view: Bools) -> Floats:

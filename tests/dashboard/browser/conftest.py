@@ -62,6 +62,23 @@ _IS_DRAWN = """([id, first, end]) => {
   return !!drawn?.querySelector(".main-svg .scatterlayer .trace")
     && range?.[0] === first && range?.[1] === end && held?.[0] === first && held?.at(-1) === end;
 }"""
+#: Counts the answers that a page waits for.
+_COUNTS = """(() => {
+  const ask = window.fetch;
+  const asked = (window.testAsked = {waiting: 0, quiet: 0});
+  const count = (by) => { asked.waiting += by; asked.quiet = 0; };
+  window.fetch = (...all) => { count(1); return ask(...all).finally(() => count(-1)); };
+})()"""
+#: Nothing was asked for ten frames of the page: what led to a question, or to another one, has led to it by then.
+_IS_QUIET = "() => testAsked.waiting === 0 && ++testAsked.quiet > 10"
+#: A view is chosen as the browser's back button chooses it. Where the keys go, and how far one scrolled, are reset.
+_GO = """search => {
+  document.activeElement?.blur();
+  scrollTo(0, 0);
+  dash_clientside.set_props("url", {search: search && `?${search}`});
+}"""
+#: What a test waits for comes, however busy the machine is: only what never comes is an error.
+TIMEOUT_MS = 60_000
 
 
 @dataclass
@@ -131,7 +148,24 @@ class Shown:
 
     def wait_idle(self) -> None:
         """Waits until no callback is under way."""
-        self.page.wait_for_load_state("networkidle")
+        self.page.evaluate("testAsked.quiet = 0")
+        self.page.wait_for_function(_IS_QUIET)
+
+    def move(self, search: str = "") -> None:
+        """Shows another view without loading the page again."""
+        self.page.mouse.move(0, 0)
+        self.page.evaluate(_GO, search)
+        self.wait_idle()
+
+    def wait_any_drawn(self) -> None:
+        """Waits until the timeline shows something."""
+        self.page.wait_for_selector("#timeline .main-svg .scatterlayer .trace", state="attached")
+
+    def unexpected(self) -> list[str]:
+        """Returns what the browser complained of that no test provoked."""
+        if not self.page.is_closed():
+            self.page.evaluate("0")  # what is still on its way is heard
+        return [one for one in self.complaints if not any(re.search(pattern, one) for pattern in self.expected)]
 
     @property
     def view(self) -> View:
@@ -199,33 +233,62 @@ def serve() -> Iterator[Callable[..., Served]]:
 def show(browser: Any) -> Iterator[Callable[..., Shown]]:
     """Opens pages, each in a context of its own; a complaint of the browser that nobody expects fails the test."""
     opened: list[Shown] = []
-    contexts = []
 
     def open_page(served: Served, search: str = "", *, is_drawn: bool = True, **options: Any) -> Shown:
-        context = browser.new_context(**{"viewport": {"width": 1300, "height": 1000}, **options})
-        context.set_default_timeout(10_000)
-        contexts.append(context)
-        shown = Shown(context.new_page(), served)
-        opened.append(shown)
-        _listen(shown)
-        shown.page.goto(served.address(search))
+        opened.append(_opened(browser, served, options))
+        opened[-1].page.goto(served.address(search))
         if is_drawn:
-            shown.page.wait_for_selector("#timeline .main-svg .scatterlayer .trace", state="attached")
-        return shown
+            opened[-1].wait_any_drawn()
+        return opened[-1]
 
     yield open_page
+    complaints = [complaint for shown in opened for complaint in shown.unexpected()]
     for shown in opened:
-        if not shown.page.is_closed():
-            shown.page.evaluate("0")  # what is still on its way is heard
-    for context in contexts:
-        context.close()
-    complaints = [
-        complaint
-        for shown in opened
-        for complaint in shown.complaints
-        if not any(re.search(pattern, complaint) for pattern in shown.expected)
-    ]
+        shown.page.context.close()
     assert not complaints, json.dumps(complaints[:10], indent=1)
+
+
+@pytest.fixture(scope="package")
+def kept(browser: Any) -> Iterator[dict[str, Shown]]:
+    """Pages that tests share: loading one takes longer than most tests."""
+    pages: dict[str, Shown] = {}
+    yield pages
+    for shown in pages.values():
+        shown.page.context.close()
+
+
+@pytest.fixture
+def look(browser: Any, kept: dict[str, Shown]) -> Iterator[Callable[..., Shown]]:
+    """Goes to a view on a page that is open already, as ``show`` opens one; its complaints fail the test as well."""
+    looked: dict[str, Shown] = {}
+
+    def look_at(served: Served, search: str = "", **options: Any) -> Shown:
+        key = f"{served.origin} {options}"
+        if key in kept:
+            kept[key].move(search)
+        else:
+            kept[key] = _opened(browser, served, options)
+            kept[key].page.goto(served.address(search))
+            kept[key].wait_any_drawn()
+            kept[key].wait_idle()
+        looked[key] = kept[key]
+        return kept[key]
+
+    yield look_at
+    complaints = [complaint for shown in looked.values() for complaint in shown.unexpected()]
+    for key in looked if complaints else ():
+        kept.pop(key).page.context.close()
+    assert not complaints, json.dumps(complaints[:10], indent=1)
+
+
+def _opened(browser: Any, served: Served, options: dict[str, Any]) -> Shown:
+    """Returns a page that was listened to from its beginning, still empty."""
+    context = browser.new_context(**{"viewport": {"width": 1300, "height": 1000}, **options})
+    context.set_default_timeout(TIMEOUT_MS)
+    context.add_init_script(_COUNTS)
+    shown = Shown(context.new_page(), served)
+    _listen(shown)
+    return shown
 
 
 def _listen(shown: Shown) -> None:

@@ -112,7 +112,6 @@ def test_page_follows_a_job_that_is_running(show: Callable[..., Shown], tmp_path
             page.wait_for_function(
                 "ops => document.querySelector('#overview .js-plotly-plot')?.layout?.xaxis?.range?.[1] > ops",
                 arg=before,
-                timeout=30_000,
             )
             assert job.poll() is None
             page.goto("about:blank")  # it asks every second: not of a server that is gone

@@ -14,6 +14,7 @@ from memprof.units import parse_bytes
 from memprof_dashboard.export import export_html
 from memprof_dashboard.palette import THEMES
 from tests.building import Module, Op, Storage, make_trace
+from tests.dashboard.browser.conftest import TIMEOUT_MS
 
 SAMPLES = Path(__file__).parents[3] / "sample_traces"
 _HIGHEST = """() => {
@@ -38,14 +39,14 @@ def read(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
         path.write_text(export_html(trace), encoding="utf-8")
         context = browser.new_context(**{"viewport": {"width": 1200, "height": 900}, **options})
         contexts.append(context)
+        context.set_default_timeout(TIMEOUT_MS)
         page = context.new_page()
         page.on("request", lambda request: request.url != path.as_uri() and heard.append(f"asked {request.url[:200]}"))
         page.on("console", lambda line: heard.append(f"console: {line.text[:400]}"))
         page.on("pageerror", lambda error: heard.append(f"exception: {str(error)[:400]}"))
         page.on("dialog", lambda dialog: (heard.append(f"dialog: {dialog.message}"), dialog.dismiss()))
         page.goto(path.as_uri())
-        page.set_default_timeout(10_000)
-        page.wait_for_selector("html[data-drawn]", timeout=20_000)
+        page.wait_for_selector("html[data-drawn]")
         page.wait_for_selector("#treemap .main-svg", state="attached")
         return page
 
@@ -63,14 +64,14 @@ def gpt() -> Trace:
 
 def _wait_ink(page: Any, ink: str) -> None:
     """Waits until the figures have a colour; the page's policy forbids the browser to wait for it by itself."""
-    for _ in range(100):
+    for _ in range(TIMEOUT_MS // 50):
         if page.evaluate(_INK) == ink:
             return
         page.wait_for_timeout(50)
     assert page.evaluate(_INK) == ink
 
 
-@pytest.mark.parametrize("sample", ["gpt", "resnet"])
+@pytest.mark.parametrize("sample", ["gpt", pytest.param("resnet", marks=pytest.mark.slow)])
 def test_the_drawn_peak_is_the_true_peak(read: Callable[..., Any], sample: str) -> None:
     """What the browser has drawn reaches the step's peak to the byte, and nothing was fetched or complained of."""
     trace = Trace.open(SAMPLES / sample / "run.memprof")
@@ -78,7 +79,7 @@ def test_the_drawn_peak_is_the_true_peak(read: Callable[..., Any], sample: str) 
     assert top * parse_bytes(f"1 {unit}") == build_report(trace).at_peak.moment.allocated_bytes
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
 def test_figures_follow_the_system(read: Callable[..., Any], gpt: Trace, theme: str) -> None:
     """Page and figures are in the colours of the system, and change with it."""
     page = read(gpt, color_scheme=theme)
@@ -111,7 +112,7 @@ def test_on_paper_it_is_light_and_fits(read: Callable[..., Any], gpt: Trace, tmp
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
 
 
-@pytest.mark.parametrize("width", [375, 1200])
+@pytest.mark.parametrize("width", [375, pytest.param(1200, marks=pytest.mark.slow)])
 def test_nothing_sticks_out(read: Callable[..., Any], gpt: Trace, width: int) -> None:
     """The page is never wider than the screen, also on a telephone; wide tables scroll by themselves."""
     page = read(gpt, viewport={"width": width, "height": 800})

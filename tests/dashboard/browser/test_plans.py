@@ -31,7 +31,7 @@ def test_a_plan_is_searched_chosen_and_downloaded(show: Show, serve: Serve, tmp_
     shown = show(served, "tab=whatif")
     shown.wait_text("#panel", "No plan was searched for yet")
     _search(shown, "60%")
-    shown.page.wait_for_selector("#whatif-pareto .points path", state="attached", timeout=40_000)
+    shown.page.wait_for_selector("#whatif-pareto .points path", state="attached")
     shown.wait_view(tab="whatif", budget="60%")
     shown.wait_text("#whatif-result", "Plans that fit")
     shown.page.get_by_role("button", name="checkpoint").first.click()
@@ -58,9 +58,9 @@ def test_a_plan_is_searched_chosen_and_downloaded(show: Show, serve: Serve, tmp_
     assert "memprof record --plan plan.toml train.py" in shown.page.inner_text("#whatif-detail")
 
 
-def test_coming_back_shows_what_was_found(show: Show, gpt: Served) -> None:
+def test_coming_back_shows_what_was_found(look: Show, gpt: Served) -> None:
     """A search outlives the page: another tab and back, and its result is there without searching again."""
-    shown = show(gpt, "tab=whatif&budget=70%25")
+    shown = look(gpt, "tab=whatif&budget=70%25")
     shown.page.wait_for_function("() => document.querySelector('#whatif-budget')?.value === '70%'")
     _search(shown, "70%")
     verdict = "Within 62.24 MiB: checkpoint"
@@ -71,9 +71,9 @@ def test_coming_back_shows_what_was_found(show: Show, gpt: Served) -> None:
     shown.wait_text("#whatif-result .verdict", verdict)
 
 
-def test_a_budget_that_makes_no_sense_gets_a_sentence(show: Show, gpt: Served) -> None:
+def test_a_budget_that_makes_no_sense_gets_a_sentence(look: Show, gpt: Served) -> None:
     """Nothing is searched, and the reason stands under the field."""
-    shown = show(gpt, "tab=whatif")
+    shown = look(gpt, "tab=whatif")
     shown.page.fill("#whatif-budget", "lots")
     shown.page.press("#whatif-budget", "Enter")
     shown.wait_text("#whatif-mistake", "'lots' is not a size")

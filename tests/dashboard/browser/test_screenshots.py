@@ -15,10 +15,10 @@ from tests.dashboard.browser.conftest import Served, Shown
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("tab", list(PAGES))
-def test_view_is_drawn(show: Callable[..., Shown], two: Served, tmp_path: Path, tab: str, theme: str) -> None:
+def test_view_is_drawn(look: Callable[..., Shown], two: Served, tmp_path: Path, tab: str, theme: str) -> None:
     """The page holds something, no wider than the window, in the theme's own colours."""
-    shown = show(two, f"tab={tab}&other=1&budget=50%25", color_scheme=theme)
-    shown.wait_idle()
+    shown = look(two, f"tab={tab}&other=1&budget=50%25", color_scheme=theme)
+    assert shown.view.tab == tab
     shown.page.wait_for_function("() => document.querySelector('#panel')?.textContent.trim().length > 40")
     folder = Path(os.environ.get("MEMPROF_SCREENSHOTS") or tmp_path)
     folder.mkdir(parents=True, exist_ok=True)

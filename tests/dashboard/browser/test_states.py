@@ -66,7 +66,9 @@ def hostile_tables() -> Tables:
     return make_tables([ops, ops], storages, modules)
 
 
-@pytest.mark.parametrize("sample", ["gpt", "resnet", "lstm"])
+@pytest.mark.parametrize(
+    "sample", ["resnet", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gpt", "lstm"))]
+)
 def test_every_page_shows_every_sample(show: Show, serve: Serve, sample: str) -> None:
     """Each tab fills with something, and the browser complains of nothing."""
     shown = show(serve(SAMPLES / sample / "run.memprof"))

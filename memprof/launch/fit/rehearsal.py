@@ -1,0 +1,79 @@
+"""The dry runs of `memprof fit`: what a plan needs as applied, before a real run is spent on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from memprof.analysis.checked import describe_difference
+from memprof.launch.dry_job import dry_run, find_recorded_device
+from memprof.launch.fit.request import Fit
+from memprof.launch.target import CannotStartError
+from memprof.policies.plan import Plan
+from memprof.trace.manifest import Manifest
+from memprof.units import format_bytes
+
+#: A job whose dry run as it is differs by more than this share from what was measured is left to real runs.
+_MOST_ERROR = 0.01
+
+
+class Rehearsal:
+    """Dry-runs plans, as long as dry runs of this job tell what it needs.
+
+    Before the first plan the job is dry-run as it is: where that cannot be, or is not what was recorded, real runs
+    alone decide, and a sentence says so once.
+    """
+
+    def __init__(self, found: Fit, manifest: Manifest, say: Callable[[str], None]) -> None:
+        """Runs nothing yet.
+
+        Args:
+            found: What is asked for, and what was recorded of the job as it is.
+            manifest: What that recording says about itself.
+            say: Told in a sentence why there are no dry runs.
+        """
+        self._found = found
+        self._say = say
+        self._window = found.request.dry_window
+        self._manifest = manifest
+        self._device = ""
+        self._is_tested = False
+
+    def peak_under(self, plan: Plan) -> int | None:
+        """Returns the peak of the job's dry run under a plan; None where a real run must tell.
+
+        Raises:
+            EndedError: A signal reached this process meanwhile that ends all of it.
+        """
+        if not self._is_tested:
+            self._test()
+        if self._window is None:
+            return None
+        outcome = dry_run(self._found.request.target, plan, self._window, self._device)
+        if outcome.peak_bytes is None:
+            self._say(f"it is not dry-run: {outcome.reason}")
+        return outcome.peak_bytes
+
+    def _test(self) -> None:
+        self._is_tested = True
+        recorded = self._found.recorded
+        if self._window is None or recorded is None:
+            return
+        try:
+            self._device = find_recorded_device(self._manifest)
+        except CannotStartError as error:
+            self._give_up(str(error))
+            return
+        if self._found.is_from_dry_run:
+            return
+        outcome = dry_run(self._found.request.target, None, self._window, self._device)
+        if outcome.peak_bytes is None:
+            self._give_up(f"the job cannot be dry-run: {outcome.reason}")
+        elif abs(outcome.peak_bytes - recorded.peak_bytes) > _MOST_ERROR * recorded.peak_bytes:
+            off = describe_difference(outcome.peak_bytes, recorded.peak_bytes)
+            self._give_up(f"a dry run of the job as it is peaks at {format_bytes(outcome.peak_bytes)} ({off})")
+
+    def _give_up(self, reason: str) -> None:
+        self._window = None
+        sentence = f"{reason.rstrip('.')}; so plans are tried in real runs alone."
+        self._say(sentence)
+        self._found.warnings = (*self._found.warnings, sentence)

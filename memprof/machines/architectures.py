@@ -1,0 +1,63 @@
+"""Looks up what torch does on an architecture of NVIDIA's, as far as memory shows it (``architectures.toml``)."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """What torch does on devices of some compute capabilities.
+
+    Attributes:
+        name: Its name, such as ``Hopper``.
+        cublas_workspace_bytes: Workspace that torch gives each cuBLAS handle.
+        lt_workspace_bytes: Workspace of cuBLASLt, where torch gives it one of its own.
+        attention: Kernels of scaled dot product attention, in the order they are tried: ``cudnn``, ``flash``,
+            ``efficient``.
+        flash_backward_width: Widest heads that the flash kernel trains on; 0 where there is none.
+        has_bf16_attention: Whether the efficient kernel takes bfloat16.
+    """
+
+    name: str
+    cublas_workspace_bytes: int
+    lt_workspace_bytes: int
+    attention: tuple[str, ...]
+    flash_backward_width: int
+    has_bf16_attention: bool
+
+
+def architecture_of(capability: str) -> Architecture | None:
+    """Returns the architecture of a compute capability such as ``8.0``; None where the data has it not."""
+    return _by_capability().get(capability)
+
+
+def data_version() -> int:
+    """Returns the version of the data, which recordings of virtual devices name."""
+    return int(_read()["version"])
+
+
+@cache
+def _by_capability() -> dict[str, Architecture]:
+    return {
+        capability: Architecture(
+            name=row["name"],
+            cublas_workspace_bytes=row["cublas_workspace"],
+            lt_workspace_bytes=row["lt_workspace"],
+            attention=tuple(row["attention"]),
+            flash_backward_width=row["flash_backward"],
+            has_bf16_attention=row["bf16"],
+        )
+        for row in _read()["architecture"]
+        for capability in row["capabilities"]
+    }
+
+
+@cache
+def _read() -> dict[str, Any]:
+    text = Path(__file__).with_name("architectures.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)

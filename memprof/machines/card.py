@@ -1,0 +1,100 @@
+"""What the device of a dry run is: a machine of the catalogue, and what torch does on its architecture."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from memprof.errors import UsageError
+from memprof.machines.architectures import Architecture, architecture_of, data_version
+from memprof.machines.catalogue import CONTEXT_BYTES, LEAST_USABLE_SHARE, Accelerator, find_machine
+
+
+@dataclass(frozen=True)
+class Card:
+    """The device that a job is shown.
+
+    Attributes:
+        machine: What the catalogue says of it.
+        architecture: What torch does on it.
+    """
+
+    machine: Accelerator
+    architecture: Architecture
+
+    @property
+    def capability(self) -> tuple[int, int]:
+        """Its compute capability."""
+        major, _, minor = self.machine.capability.partition(".")
+        return int(major), int(minor)
+
+    @property
+    def capacity_bytes(self) -> int:
+        """What torch can have of it at most."""
+        return self.machine.usable_bytes or int(self.machine.memory_bytes * LEAST_USABLE_SHARE)
+
+    @property
+    def context_bytes(self) -> int:
+        """What the process takes of it beside its tensors: a rule (`machines.catalogue`), no measurement."""
+        return CONTEXT_BYTES
+
+    @property
+    def name(self) -> str:
+        """Its name as the driver would say it."""
+        return f"NVIDIA {self.machine.name}"
+
+    def speed(self) -> dict[str, Any]:
+        """Returns how fast it is by its data sheet, in the fields of ``memprof.trace.manifest.Speed``."""
+        machine = self.machine
+        rates = machine.flops_per_us
+        fp32 = rates.get("fp32", 0.0)
+        return {
+            "memory_bytes_per_us": machine.memory_bytes_per_us,
+            "to_host_bytes_per_us": machine.host_bytes_per_us,
+            "from_host_bytes_per_us": machine.host_bytes_per_us,
+            "fp32_flops_per_us": fp32,
+            "bf16_flops_per_us": rates.get("bf16", rates.get("fp16", fp32)),
+            "how": f"peaks of the maker's data sheet, which jobs do not reach ({machine.source})",
+        }
+
+    def note(self) -> str:
+        """Says that it is not there, and by which rules torch was followed on it."""
+        rules = f"torch's rules for {self.architecture.name} (version {data_version()} of memprof's data)"
+        return f"the {self.machine.name} need not be there: the job was shown one, and dispatched by {rules}"
+
+    def describe(self, device: str) -> dict[str, Any]:
+        """Returns what a manifest tells of it.
+
+        Args:
+            device: Its name in the job, such as ``cuda:0``.
+        """
+        return {
+            "device": device,
+            "kind": "cuda",
+            "name": self.machine.name,
+            "capacity_bytes": self.capacity_bytes,
+            "uuid": "",
+            "compute": self.machine.capability,
+            "driver": "",
+            "cuda": "",
+            "allocator": "native",
+        }
+
+
+def find_card(name: str) -> Card:
+    """Looks up a device that a dry run can show its job.
+
+    Args:
+        name: Such as ``h100-80g`` or ``RTX 3090``.
+
+    Raises:
+        UsageError: The catalogue has no such machine, or several, or not what torch does on it.
+    """
+    machine = find_machine(name)
+    architecture = architecture_of(machine.capability)
+    if architecture is None:
+        raise UsageError(
+            f"memprof cannot dry-run on {machine.name}: it knows what torch does on NVIDIA's devices of compute "
+            "capability 7.0 to 12.0 alone. Leave --device out, and judge the dry run by --budget."
+        )
+    return Card(machine, architecture)

@@ -1,0 +1,19 @@
+"""Tells tensors that are torch's own, as those of a dry run are, whose values nobody computes."""
+
+from __future__ import annotations
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+#: What policies take for plain memory. Subclasses may hold anything, and are left alone.
+OWN_TYPES = (torch.Tensor, torch.nn.Parameter, FakeTensor)
+
+
+def has_values(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has values to read; those of a dry run have none."""
+    return not isinstance(tensor, FakeTensor)
+
+
+def is_dry_run() -> bool:
+    """Whether nothing is computed here: tensors are made without memory."""
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None

@@ -1,0 +1,148 @@
+"""Scaled dot product attention as CUDA dispatches it: which kernel, what it saves, what it pads.
+
+Source: aten/src/ATen/native/transformers/attention.cpp and cuda/sdp_utils.cpp of torch 2.6 to 2.13.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from memprof.machines.architectures import Architecture
+from memprof.recorder.dry.device.face import is_on_device
+
+_aten = torch.ops.aten
+_HALF = (torch.float16, torch.bfloat16)
+_NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+#: Widest heads of the flash and cuDNN kernels.
+_FLASH_WIDTH = 256
+#: The flash kernel's heads are multiples of this; narrower ones are padded.
+_FLASH_STEP = 8
+#: Rows of a mask are laid out in multiples of this for the efficient kernel.
+_MASK_STEP = 8
+
+
+class Attention:
+    """Stands in for `torch.nn.functional.scaled_dot_product_attention` on the device."""
+
+    def __init__(self, architecture: Architecture) -> None:
+        """Chooses as torch does on an architecture."""
+        self._architecture = architecture
+
+    def __call__(self, _func: Any, args: Any, kwargs: Any) -> Any:
+        """Computes attention; NotImplemented where torch's own composite does as on CUDA (its plain form)."""
+        named = dict(zip(_NAMES, args, strict=False)) | kwargs
+        query, key, value = (_cast(named[name]) for name in ("query", "key", "value"))
+        if not is_on_device(query):
+            return NotImplemented
+        mask, dropout = named.get("attn_mask"), float(named.get("dropout_p", 0.0))
+        is_causal, scale = bool(named.get("is_causal", False)), named.get("scale")
+        shares_heads = bool(named.get("enable_gqa", False)) and query.shape[-3] != key.shape[-3]
+        kernel = self._choose(query, key, value, mask, is_causal=is_causal, shares_heads=shares_heads)
+        if kernel == "math":
+            return NotImplemented
+        if kernel == "flash":
+            return _flash(query, key, value, dropout, is_causal, scale)
+        if mask is not None:
+            mask = _bias(_cast(mask), query, key)
+        if kernel == "cudnn":
+            needs_sums = _needs_sums(query, key, value)
+            return _aten._scaled_dot_product_cudnn_attention.default(
+                query, key, value, mask, needs_sums, dropout, is_causal, False, scale=scale
+            )[0]
+        needs_sums = _needs_sums(query, key, value)
+        return _aten._scaled_dot_product_efficient_attention.default(
+            query, key, value, mask, needs_sums, dropout, is_causal, scale=scale
+        )[0]
+
+    def _choose(self, query: Any, key: Any, value: Any, mask: Any, *, is_causal: bool, shares_heads: bool) -> str:
+        """Returns the first kernel that takes the arguments: ``cudnn``, ``flash``, ``efficient`` or ``math``."""
+        takes = {
+            "cudnn": self._takes_cudnn,
+            "flash": self._takes_flash,
+            "efficient": self._takes_efficient,
+        }
+        if any(tensor.dim() != 4 or tensor.stride(-1) != 1 for tensor in (query, key, value)):
+            return "math"
+        if 0 in (*query.shape, *key.shape) or (is_causal and mask is not None):
+            return "math"
+        for name in self._architecture.attention:
+            if _is_enabled(name) and takes[name](query, key, value, mask, is_causal, shares_heads):
+                return name
+        return "math"
+
+    def _takes_cudnn(self, query: Any, key: Any, value: Any, mask: Any, is_causal: bool, _shares: bool) -> bool:
+        width = query.shape[-1]
+        is_plain = query.dtype in _HALF and width == value.shape[-1] and width <= _FLASH_WIDTH and width % 8 == 0
+        trains = not _needs_sums(query, key, value) or width <= 128
+        return is_plain and trains and not (is_causal and query.shape[-2] > key.shape[-2]) and not _wants_gradient(mask)
+
+    def _takes_flash(self, query: Any, key: Any, value: Any, mask: Any, is_causal: bool, _shares: bool) -> bool:
+        width = query.shape[-1]
+        if mask is not None or query.dtype not in _HALF or width != value.shape[-1] or width > _FLASH_WIDTH:
+            return False
+        if is_causal and query.shape[-2] != key.shape[-2]:
+            return False
+        return not _needs_sums(query, key, value) or width <= self._architecture.flash_backward_width
+
+    def _takes_efficient(self, query: Any, key: Any, value: Any, mask: Any, _causal: bool, shares: bool) -> bool:
+        if query.dtype not in (*_HALF, torch.float32) or (
+            query.dtype is torch.bfloat16 and not self._architecture.has_bf16_attention
+        ):
+            return False
+        # Of fp32 on architectures without TF32 no alignment is asked.
+        has_tf32 = self._architecture.has_bf16_attention
+        step = 8 if query.dtype in _HALF else 4 if has_tf32 else 1
+        return query.shape[-1] % step == 0 and value.shape[-1] % step == 0 and not shares
+
+
+def _flash(query: Any, key: Any, value: Any, dropout: float, is_causal: bool, scale: Any) -> Any:
+    width = query.shape[-1]
+    scale = width**-0.5 if scale is None else scale
+    missing = -width % _FLASH_STEP
+    if missing:
+        query, key, value = (functional.pad(tensor, (0, missing)) for tensor in (query, key, value))
+    found = _aten._scaled_dot_product_flash_attention.default(query, key, value, dropout, is_causal, False, scale=scale)
+    return found[0][..., :width] if missing else found[0]
+
+
+def _bias(mask: Any, query: Any, key: Any) -> Any:
+    """Returns a mask as the kernels take it: added, as wide as a multiple of eight asks, for every head."""
+    if mask.dtype is torch.bool:
+        hidden = torch.zeros_like(mask, dtype=query.dtype)
+        mask = hidden.masked_fill_(mask.logical_not(), float("-inf"))
+    while mask.dim() < 4:
+        mask = mask.unsqueeze(0)
+    missing = -mask.shape[-1] % _MASK_STEP
+    if missing:
+        width = mask.shape[-1]
+        mask = functional.pad(mask, (0, missing))[..., :width]
+    return mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
+
+
+def _cast(tensor: Any) -> Any:
+    """Returns a tensor in the type that autocasting runs attention in."""
+    if torch.is_autocast_enabled("cuda") and is_on_device(tensor) and tensor.dtype is torch.float32:
+        return tensor.to(torch.get_autocast_dtype("cuda"))
+    return tensor
+
+
+def _needs_sums(*tensors: Any) -> bool:
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+
+
+def _wants_gradient(mask: Any) -> bool:
+    return mask is not None and mask.requires_grad
+
+
+def _is_enabled(kernel: str) -> bool:
+    """Whether the job left a kernel switched on (`torch.nn.attention.sdpa_kernel`, `torch.backends.cuda`)."""
+    switches = torch.backends.cuda
+    enabled = {
+        "cudnn": switches.cudnn_sdp_enabled,
+        "flash": switches.flash_sdp_enabled,
+        "efficient": switches.mem_efficient_sdp_enabled,
+    }
+    return bool(enabled[kernel]())  # type: ignore[no-untyped-call]

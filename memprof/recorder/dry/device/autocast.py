@@ -1,0 +1,154 @@
+"""Autocasting on a device that is not there: the types that torch runs operators of CUDA in.
+
+torch's own kernels for this leave tensors alone that do not lie on the device in C++, whose other face these have
+(`device.face`); so they are said again here, at the same dispatch key. Lists and rules: aten/src/ATen/autocast_mode.h
+and autocast_mode.cpp, torch 2.13; operators that this torch does not have are left out.
+"""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from memprof.recorder.dry.device.face import is_on_device
+
+_KEY = "AutocastCUDA"
+_LISTS = (list, tuple)
+#: Run in the type of the context.
+_LOWER = """
+_convolution _convolution.deprecated conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d.input
+conv_transpose3d.input convolution prelu addmm addmv addr matmul einsum mm mv linalg_vecdot linear addbmm baddbmm bmm
+chain_matmul linalg_multi_dot _thnn_fused_lstm_cell _thnn_fused_gru_cell lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell
+_scaled_dot_product_flash_attention scaled_dot_product_attention
+"""
+#: Run in fp32.
+_FULL = """
+acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow.Tensor_Scalar pow.Tensor_Tensor
+pow.Scalar softplus layer_norm native_layer_norm group_norm frobenius_norm.dim nuclear_norm nuclear_norm.dim
+cosine_similarity poisson_nll_loss cosine_embedding_loss nll_loss nll_loss2d hinge_embedding_loss kl_div l1_loss
+smooth_l1_loss huber_loss mse_loss margin_ranking_loss multilabel_margin_loss soft_margin_loss triplet_margin_loss
+multi_margin_loss binary_cross_entropy_with_logits dist pdist cdist renorm logsumexp upsample_nearest1d
+_upsample_nearest_exact1d upsample_nearest2d _upsample_nearest_exact2d upsample_nearest3d _upsample_nearest_exact3d
+upsample_linear1d upsample_bilinear2d _upsample_bilinear2d_aa upsample_trilinear3d upsample_bicubic2d
+_upsample_bicubic2d_aa
+"""
+#: Return fp32, where the job does not say another type.
+_FULL_RESULT = """
+prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm linalg_matrix_norm
+linalg_matrix_norm.str_ord sum sum.dim_IntList norm.Scalar norm.ScalarOpt_dim
+"""
+#: Run in the widest type of their arguments.
+_WIDEST = "addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add cat stack"
+_SHORT = (torch.float16, torch.bfloat16)
+
+
+class Casts:
+    """Copies of parameters in the context's type, kept until it is left, as torch keeps them."""
+
+    def __init__(self) -> None:
+        """Keeps nothing yet."""
+        self._kept: dict[int, tuple[weakref.ref[torch.Tensor], torch.Tensor]] = {}
+
+    def install(self) -> None:
+        """Puts the rules into torch, for good."""
+        library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+        self._library = library  # the rules go with it
+        rules = ((_LOWER, self._lower), (_FULL, _full), (_FULL_RESULT, _full_result), (_WIDEST, _widest))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch says that its own kernels are set aside, on the job's stderr
+            for names, rule in rules:
+                for operator in filter(None, map(_find, names.split())):
+                    library.impl(operator, _kernel(operator, rule), _KEY, allow_override=True)
+        torch_module: Any = torch
+        clear = torch.clear_autocast_cache
+
+        def clear_both() -> None:
+            self._kept.clear()
+            clear()
+
+        torch_module.clear_autocast_cache = clear_both
+
+    def lower(self, value: Any) -> Any:
+        """Returns a tensor in the context's type, or what it is where that does not concern it."""
+        dtype = torch.get_autocast_dtype("cuda")
+        if not _is_eligible(value) or value.dtype is dtype:
+            return value
+        is_kept = (
+            value.dtype is torch.float32
+            and value.requires_grad
+            and value.is_leaf
+            and not value._is_view()
+            and torch.is_autocast_cache_enabled()
+        )
+        if not is_kept:
+            return value.to(dtype)
+        known = self._kept.get(id(value))
+        if known is None or known[0]() is not value:
+            known = self._kept[id(value)] = (weakref.ref(value), value.to(dtype))
+        return known[1]
+
+    def _lower(self, operator: Any, args: Any, kwargs: Any) -> Any:
+        return operator(*_each(args, self.lower), **{name: _each(value, self.lower) for name, value in kwargs.items()})
+
+
+def _find(name: str) -> Any:
+    packet_name, _, overload = name.partition(".")
+    packet = getattr(torch.ops.aten, packet_name, None)
+    return getattr(packet, overload or "default", None) if packet is not None else None
+
+
+def _kernel(operator: Any, rule: Callable[[Any, Any, Any], Any]) -> Callable[..., Any]:
+    keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, _KEY))
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(keys):
+            return rule(operator, args, kwargs)
+
+    return run
+
+
+def _full(operator: Any, args: Any, kwargs: Any) -> Any:
+    def cast(value: Any) -> Any:
+        return value.to(torch.float32) if _is_eligible(value) and value.dtype in _SHORT else value
+
+    return operator(*_each(args, cast), **{name: _each(value, cast) for name, value in kwargs.items()})
+
+
+def _full_result(operator: Any, args: Any, kwargs: Any) -> Any:
+    is_short = _is_eligible(args[0]) and args[0].dtype in _SHORT
+    says_type = kwargs.get("dtype") is not None or any(isinstance(value, torch.dtype) for value in args)
+    if not is_short or says_type:
+        return operator(*args, **kwargs)
+    if operator._schema.name == "aten::norm":
+        return torch.ops.aten.norm(*args, **kwargs, dtype=torch.float32)
+    return operator(*args, **{**kwargs, "dtype": torch.float32})
+
+
+def _widest(operator: Any, args: Any, kwargs: Any) -> Any:
+    found: list[torch.dtype] = []
+    _each(args, lambda value: found.append(value.dtype) if _is_eligible(value) else None)
+    wide = torch.float32 if torch.float32 in found or len(set(found)) > 1 else None
+    if wide is None:
+        return operator(*args, **kwargs)
+
+    def cast(value: Any) -> Any:
+        return value.to(wide) if _is_eligible(value) else value
+
+    return operator(*_each(args, cast), **{name: _each(value, cast) for name, value in kwargs.items()})
+
+
+def _is_eligible(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and is_on_device(value) and value.dtype in (torch.float32, *_SHORT)
+
+
+def _each(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Returns a value in which every tensor was changed, those in lists too."""
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if type(value) in _LISTS:
+        return type(value)(_each(item, change) for item in value)
+    return value

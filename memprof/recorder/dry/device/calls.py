@@ -1,0 +1,181 @@
+"""Translates what the job's Python asks of torch, where the answer hangs on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from memprof.machines.architectures import Architecture
+from memprof.recorder.dry.device.attention import Attention
+from memprof.recorder.dry.device.face import FACE, down, is_cuda, is_on_device
+from memprof.recorder.dry.device.recurrent import RECURRENT
+
+_Tensor: Any = torch.Tensor
+#: What functions of torch's call that the mode is off in.
+_NESTED: tuple[tuple[Any, str], ...] = (
+    (torch.nn.functional, "scaled_dot_product_attention"),
+    (torch._C._nn, "scaled_dot_product_attention"),
+    (torch, "rms_norm"),
+)
+#: What takes a device and makes no tensor.
+_OF_NAMES = {torch.device, torch.set_default_device, torch.get_default_device}
+#: torch makes these on the processor and moves them by ways that no operator shows.
+_FILLED = (torch.tensor, torch.as_tensor, torch.asarray, torch.scalar_tensor)
+
+
+class DeviceCalls(TorchFunctionMode):
+    """The lowest function mode of a dry run on a device: it sees calls as torch would get them."""
+
+    def __init__(self, architecture: Architecture, dry: Any) -> None:
+        """Prepares to translate.
+
+        Args:
+            architecture: What torch does on the device.
+            dry: The mode that operators are dry-run in.
+        """
+        super().__init__()
+        self._dry = dry
+        self._replaced: dict[Any, Callable[..., Any]] = {
+            _Tensor.cuda: _to_device,
+            _Tensor.pin_memory: _as_it_is,
+            _Tensor.is_pinned: _never,
+            _Tensor.type: self._type,
+            _Tensor.new_tensor: _new_tensor,
+            _Tensor.__getitem__: _get,
+            _Tensor.__setitem__: _set,
+            _Tensor.record_stream: _nothing,
+            torch.nn.functional.scaled_dot_product_attention: Attention(architecture),
+            torch._C._nn.scaled_dot_product_attention: Attention(architecture),
+            **dict.fromkeys(_FILLED, _filled),
+            **RECURRENT,
+        }
+        self._replaced[torch.rms_norm] = self._replaced[torch.nn.functional.rms_norm] = _rms_norm
+
+    def install(self) -> None:
+        """Sees every call from now on, those that torch makes inside its own functions and inside backward too."""
+        self.__enter__()  # type: ignore[no-untyped-call]  # torch's is not annotated
+        autograd: Any = torch.autograd
+        run = autograd._engine_run_backward
+
+        def run_backward(*args: Any, **kwargs: Any) -> Any:
+            with self:  # a function mode is off inside what it answers, and `Tensor.backward` is such a function
+                return run(*args, **kwargs)
+
+        autograd._engine_run_backward = autograd.graph._engine_run_backward = run_backward
+        make = _Tensor._make_wrapper_subclass
+
+        def make_wrapper(*args: Any, **kwargs: Any) -> Any:
+            return make(*args, **{name: down(value) for name, value in kwargs.items()})
+
+        _Tensor._make_wrapper_subclass = staticmethod(make_wrapper)  # which no function mode is told of
+        for owner, name in _NESTED:
+            original = getattr(owner, name, None)
+            if original is not None:
+                setattr(owner, name, self._standing_in(original))
+
+    def _standing_in(self, original: Any) -> Any:
+        answer = self._replaced[original]
+
+        @wraps(original)
+        def stand_in(*args: Any, **kwargs: Any) -> Any:
+            found = answer(original, args, kwargs)
+            return original(*args, **kwargs) if found is NotImplemented else found
+
+        return stand_in
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Answers one call."""
+        kwargs = kwargs or {}
+        replaced = self._replaced.get(func)
+        if replaced is not None:
+            answer = replaced(func, args, kwargs)
+            if answer is not NotImplemented:
+                return answer
+        names_device = is_cuda(kwargs.get("device")) or any(map(is_cuda, args))
+        if not names_device or func in _OF_NAMES:
+            return func(*args, **kwargs)
+        kwargs = {name: down(value) for name, value in kwargs.items()}
+        args = tuple(down(value) for value in args)
+        if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
+            return func(*args, **kwargs)
+        with self._dry:  # in a data loader, where everything else is done for real
+            return func(*args, **kwargs)
+
+    def _type(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Names the type of a tensor on the device as CUDA does."""
+        if len(args) > 1 or kwargs or not is_on_device(args[0]):
+            return NotImplemented
+        return func(args[0]).replace(FACE.type, "cuda")
+
+
+def _to_device(_func: Any, args: Any, kwargs: Any) -> Any:
+    tensor, *rest = args
+    device = rest[0] if rest else kwargs.get("device", "cuda")
+    if device is None:
+        device = "cuda"
+    elif isinstance(device, int):
+        device = torch.device("cuda", device)
+    options = {name: value for name, value in kwargs.items() if name != "device"}
+    return tensor.to(down(device), **options)
+
+
+def _as_it_is(_func: Any, args: Any, _kwargs: Any) -> Any:
+    return args[0]
+
+
+def _never(_func: Any, _args: Any, _kwargs: Any) -> Any:
+    return False
+
+
+def _nothing(_func: Any, _args: Any, _kwargs: Any) -> Any:
+    return None
+
+
+def _filled(func: Any, args: Any, kwargs: Any) -> Any:
+    """Makes a tensor of given values on the processor, and moves it as an operator."""
+    device = kwargs.get("device")
+    if not is_cuda(device):
+        return NotImplemented
+    options = {name: value for name, value in kwargs.items() if name not in ("device", "requires_grad")}
+    tensor = func(*args, **options).to(down(device))  # the mode is off in here
+    return tensor.requires_grad_() if kwargs.get("requires_grad") else tensor
+
+
+def _new_tensor(_func: Any, args: Any, kwargs: Any) -> Any:
+    tensor, data = args
+    return _filled(torch.tensor, (data,), {"device": tensor.device, "dtype": tensor.dtype, **kwargs})
+
+
+def _get(func: Any, args: Any, kwargs: Any) -> Any:
+    tensor, index = args
+    found = _as_tensors(index)
+    return NotImplemented if found is index else func(tensor, found, **kwargs)
+
+
+def _set(func: Any, args: Any, kwargs: Any) -> Any:
+    tensor, index, value = args
+    found = _as_tensors(index)
+    return NotImplemented if found is index else func(tensor, found, value, **kwargs)
+
+
+def _as_tensors(index: Any) -> Any:
+    """Returns an index in which lists of numbers are tensors, as C++ would make them on the tensor's device."""
+    if isinstance(index, list):
+        is_data = not any(isinstance(item, (slice, type(None), _Tensor)) for item in index)
+        return torch.tensor(index) if is_data else index
+    if isinstance(index, tuple) and any(isinstance(item, list) for item in index):
+        return tuple(torch.tensor(item) if isinstance(item, list) else item for item in index)
+    return index
+
+
+def _rms_norm(_func: Any, args: Any, kwargs: Any) -> Any:
+    tensor = args[0]
+    if not is_on_device(tensor) or not hasattr(torch, "_fused_rms_norm"):  # torch 2.9 and newer
+        return NotImplemented
+    named = dict(zip(("input", "normalized_shape", "weight", "eps"), args, strict=False)) | kwargs
+    shape, weight = list(named["normalized_shape"]), named.get("weight")
+    return torch.ops.aten._fused_rms_norm.default(tensor, shape, weight, named.get("eps"))[0]

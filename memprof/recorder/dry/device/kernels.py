@@ -1,0 +1,183 @@
+"""What kernels on CUDA take for themselves beside what they return, by torch's and its libraries' sources.
+
+Sizes that a library chooses at run time (cuDNN's workspaces) are estimates, and said to be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from memprof.machines.architectures import Architecture
+from memprof.recorder.dry.device.memory import VirtualMemory
+from memprof.recorder.dry.device.recurrent import gates_bytes
+
+_aten = torch.ops.aten
+_FP32 = 4
+_INT64 = 8
+_HALF = (torch.float16, torch.bfloat16)
+#: torch shares cuBLAS's workspace with cuBLASLt from this version on (TORCH_CUBLASLT_UNIFIED_WORKSPACE).
+_UNIFIED = (2, 8)
+#: Elements that one block of a foreach kernel works on (aten/src/ATen/native/cuda/MultiTensorApply.cuh).
+_CHUNK = 65_536
+#: Gradients of an embedding of no more rows are added without sorting them (cuda/Embedding.cu).
+_UNSORTED_ROWS = 3_072
+_PRODUCTS = {_aten.mm, _aten.addmm, _aten.bmm, _aten.baddbmm, _aten._addmm_activation, _aten.dot, _aten.mv, _aten.addmv}
+
+
+class DeviceKernels:
+    """Takes from the device's memory what kernels take there."""
+
+    def __init__(self, architecture: Architecture, memory: VirtualMemory) -> None:
+        """Has run nothing yet.
+
+        Args:
+            architecture: What torch does on the device.
+            memory: The device's memory.
+        """
+        self._architecture = architecture
+        self._memory = memory
+        self._handles: set[bool] = set()
+        version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+        self._is_unified = version >= _UNIFIED
+        self._estimated: set[str] = set()
+
+    def run(self, func: Any, args: Any, result: Any) -> None:
+        """Takes and gives back what an operator's kernel needs for itself; keeps what its library keeps."""
+        packet = getattr(func, "overloadpacket", None)
+        if packet in _PRODUCTS:
+            self._use_cublas(packet, args)
+            return
+        sizes = _TEMPORARIES.get(packet)
+        if sizes is not None:
+            self._memory.pass_through(sizes(args, result))
+            if packet in _ESTIMATED:
+                self._estimated.add(str(packet))
+
+    def notes(self) -> list[str]:
+        """Says which sizes are estimates."""
+        if not self._estimated:
+            return []
+        names = ", ".join(sorted(self._estimated))
+        return [f"workspaces that a library chooses at run time are estimates: those of {names}"]
+
+    def _use_cublas(self, packet: Any, args: Any) -> None:
+        """Each thread has a handle, and each handle a workspace that it keeps: forward's, and backward's."""
+        is_backward = torch._C._current_graph_task_id() != -1
+        if is_backward not in self._handles:
+            self._handles.add(is_backward)
+            self._memory.keep(self._architecture.cublas_workspace_bytes)
+        if packet is _aten.addmm and not self._is_unified and args[0].dim() == 1:
+            self._memory.pass_through([self._architecture.lt_workspace_bytes])
+
+
+def _padded(count: int, step: int) -> int:
+    return -(-count // step) * step
+
+
+def _flash_backward(args: Any, _result: Any) -> list[int]:
+    """Queries' gradients are added up in fp32, in rows of 128 and heads of 32 (flash_attn/flash_api.cpp, mha_bwd)."""
+    query, key = args[1], args[2]
+    batch, heads, length, width = query.shape
+    rows, wide = _padded(length, 128), _padded(width, 32)
+    sizes = [batch * heads * rows * _FP32, batch * heads * rows * wide * _FP32]
+    if key.shape[1] != heads:
+        sizes += [batch * heads * key.shape[2] * width * query.element_size()] * 2
+    return sizes
+
+
+def _efficient_backward(args: Any, _result: Any) -> list[int]:
+    """The gradients' products with the result, and of half types the queries' gradients in fp32 (kernel_backward.h)."""
+    query = args[1]
+    batch, heads, length, width = query.shape
+    sizes = [batch * heads * length * _FP32]
+    if query.dtype in _HALF:
+        sizes.append(batch * heads * _padded(length, 64) * _padded(width, 64) * _FP32)
+    return sizes
+
+
+def _embedding_backward(args: Any, result: Any) -> list[int]:
+    """Rows are sorted, and added up in parts of ten (cuda/EmbeddingBackwardKernel.cu); ids are taken to be random."""
+    gradient, indices, rows = args[0], args[1], args[2]
+    count = indices.numel()
+    if count <= _UNSORTED_ROWS:
+        return []
+    met = rows * (1 - (1 - 1 / rows) ** count) if rows > 1 else 1
+    parts = int(max(met, count / 10))
+    return [4 * count * indices.element_size(), 2 * parts * _INT64, parts * gradient.shape[-1] * _FP32]
+
+
+def _index_put(args: Any, _result: Any) -> list[int]:
+    """Places are sorted where values are added (cuda/Indexing.cu)."""
+    is_added = len(args) > 3 and bool(args[3])
+    if not is_added:
+        return []
+    count = max((index.numel() for index in args[1] if index is not None), default=0)
+    return [_INT64 * count] * 4
+
+
+def _group_norm(args: Any, _result: Any) -> list[int]:
+    """Factors of each sample and channel (cuda/group_norm_kernel.cu)."""
+    tensor = args[0]
+    return [tensor.shape[0] * tensor.shape[1] * _FP32] * 2
+
+
+def _group_norm_backward(args: Any, _result: Any) -> list[int]:
+    return [size for size in _group_norm([args[1]], None) for _ in range(2)]
+
+
+def _foreach_norm(args: Any, _result: Any) -> list[int]:
+    """One partial norm a chunk, as many for each tensor as the largest has (cuda/ForeachReduceOp.cu)."""
+    tensors = args[0]
+    most = max((-(-tensor.numel() // _CHUNK) for tensor in tensors), default=0)
+    return [len(tensors) * most * _FP32]
+
+
+def _convolution(args: Any, result: Any) -> list[int]:
+    """Tensor cores want channels last: cuDNN copies what is not into its workspace, and the result back."""
+    tensor, weight = args[0], args[1]
+    return [_rearranged([tensor, weight, result])]
+
+
+def _convolution_backward(args: Any, _result: Any) -> list[int]:
+    gradient, tensor, weight = args[0], args[1], args[2]
+    return [_rearranged([gradient, tensor, weight])]
+
+
+def _rearranged(tensors: list[Any]) -> int:
+    first = tensors[0]
+    if first.dtype not in (*_HALF, torch.float32) or first.dim() != 4:
+        return 0
+    if first.is_contiguous(memory_format=torch.channels_last) and not first.is_contiguous():
+        return 0
+    return sum(tensor.nbytes for tensor in tensors)
+
+
+def _recurrent(args: Any, _result: Any) -> list[int]:
+    return [gates_bytes(args)]
+
+
+def _sort(args: Any, _result: Any) -> list[int]:
+    tensor = args[0]
+    return [tensor.nbytes, tensor.numel() * _INT64]
+
+
+_TEMPORARIES: dict[Any, Callable[[Any, Any], list[int]]] = {
+    _aten._scaled_dot_product_flash_attention_backward: _flash_backward,
+    _aten._scaled_dot_product_cudnn_attention_backward: _flash_backward,
+    _aten._scaled_dot_product_efficient_attention_backward: _efficient_backward,
+    _aten.embedding_dense_backward: _embedding_backward,
+    _aten.index_put_: _index_put,
+    _aten.index_put: _index_put,
+    _aten._index_put_impl_: _index_put,
+    _aten.native_group_norm: _group_norm,
+    _aten.native_group_norm_backward: _group_norm_backward,
+    _aten._foreach_norm: _foreach_norm,
+    _aten.convolution: _convolution,
+    _aten.convolution_backward: _convolution_backward,
+    _aten._cudnn_rnn: _recurrent,
+    _aten.sort: _sort,
+}
+_ESTIMATED = {_aten.convolution, _aten.convolution_backward, _aten._cudnn_rnn, _aten.embedding_dense_backward}

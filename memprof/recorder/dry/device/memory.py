@@ -1,0 +1,215 @@
+"""The memory of a device that is not there: a caching allocator that gives addresses and no memory."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from memprof.recorder.log import RawLog
+from memprof.replay.allocator.blocks import ALLOCATED, Block
+from memprof.replay.allocator.model import CachingAllocator
+from memprof.replay.allocator.rules import Settings
+from memprof.trace.schema import ACTIONS
+
+_ALLOC, _REQUESTED, _COMPLETED, _SEGMENT_ALLOC, _SEGMENT_FREE = (
+    ACTIONS.index(name) for name in ("alloc", "free_requested", "free_completed", "segment_alloc", "segment_free")
+)
+#: Counts that torch.cuda.memory_stats() tells of each kind of bytes.
+_KINDS = ("allocated_bytes", "active_bytes", "reserved_bytes", "requested_bytes")
+
+
+class _Reference(weakref.ref[torch.UntypedStorage]):
+    """A weak reference that remembers which storage it was."""
+
+    __slots__ = ("key",)
+    key: int
+
+
+class VirtualMemory:
+    """Blocks for the storages of a dry run, as CUDA's caching allocator would give them.
+
+    Attributes:
+        device: Its name in recordings, such as ``cuda:0``.
+        allocator: The allocator. Where its device is full it gives back what is cached, and then has no end: a dry run
+            tells what would be needed.
+        current: Bytes of each kind (allocated, active, reserved, requested) now.
+        peak: The most there were since the last reset.
+        highest: The most that ever were.
+        is_overfull: Whether more was needed than the device has.
+    """
+
+    def __init__(self, settings: Settings, device: str = "cuda:0") -> None:
+        """Starts with nothing reserved.
+
+        Args:
+            settings: What the allocator is told.
+            device: The device's name.
+        """
+        self.device = device
+        self.allocator = CachingAllocator(settings)
+        self.current = dict.fromkeys(_KINDS, 0)
+        self.peak = dict.fromkeys(_KINDS, 0)
+        self.highest = dict.fromkeys(_KINDS, 0)
+        self.is_overfull = False
+        self._blocks: dict[int, tuple[_Reference, Block]] = {}
+        self._emptied: dict[int, _Reference] = {}
+        self._kept: list[Block] = []
+        self._log: RawLog | None = None
+        self._logged_segments = 0
+        self._number = -1
+
+    def hold(self, tensor: torch.Tensor) -> None:
+        """Gives a tensor's storage a block, unless it has one of its size; it is taken back when the storage goes."""
+        storage = tensor.untyped_storage()
+        key, size = storage._cdata, storage.nbytes()
+        known = self._blocks.get(key)
+        if known is not None:
+            if known[1].requested == size:
+                return
+            self.give(self._blocks.pop(key)[1])  # it was resized
+        if size:
+            reference = _Reference(storage, self._died)
+            reference.key = key
+            self._blocks[key] = (reference, self.take(size))
+
+    def resized(self, storage: torch.UntypedStorage) -> None:
+        """Exchanges the block of a storage that was given another size by no operator; 0 bytes have none."""
+        key, size = storage._cdata, storage.nbytes()
+        known = self._blocks.pop(key, None)
+        if known is not None:
+            self.give(known[1])
+        reference = known[0] if known is not None else self._emptied.pop(key, None)
+        if reference is None or reference() is not storage:
+            return
+        if size:
+            self._blocks[key] = (reference, self.take(size))
+        else:
+            self._emptied[key] = reference
+
+    def keep(self, size: int) -> None:
+        """Takes a block for good, such as a library's workspace."""
+        self._kept.append(self.take(size))
+
+    def pass_through(self, sizes: list[int]) -> None:
+        """Takes blocks all at once and gives them back, as a kernel does with what it needs for itself."""
+        for block in [self.take(size) for size in sizes if size]:
+            self.give(block)
+
+    def take(self, size: int) -> Block:
+        """Takes a block of at least so many bytes."""
+        block = self.allocator.allocate(size)
+        if block is None:  # the job would end here; the dry run goes on, to tell what it would need
+            self.is_overfull = True
+            self.allocator.settings = replace(self.allocator.settings, capacity_bytes=None, limit_bytes=None)
+            block = self.allocator.allocate(size)
+            assert block is not None  # the device has no end any more
+        self._log_segments()
+        self._change(block, 1)
+        self._write(_ALLOC, block.address, size, block.size)
+        return block
+
+    def give(self, block: Block) -> None:
+        """Gives a block back."""
+        address, requested, size = block.address, block.requested, block.size
+        self._change(block, -1)
+        self.allocator.request_free(block)
+        self.allocator.complete_free(block)
+        self._write(_REQUESTED, address, requested, -size)
+        self._write(_COMPLETED, address, requested, 0)
+
+    def span(self, storage: torch.UntypedStorage) -> tuple[int, int]:
+        """Returns a storage's address and its bytes; (0, 0) where it has no block."""
+        known = self._blocks.get(storage._cdata)
+        return (known[1].address, known[1].requested) if known is not None else (0, 0)
+
+    def empty_cache(self) -> None:
+        """Gives back every segment that is wholly free."""
+        self.allocator.release_cached()
+        self._log_segments()
+        self.current["reserved_bytes"] = self.allocator.reserved
+
+    def reset_peak(self) -> None:
+        """Forgets the highest counts so far, as the job asks."""
+        self.peak = dict(self.current)
+
+    def log_to(self, log: RawLog | None) -> None:
+        """Has everything from now on logged; to nowhere where `log` is None.
+
+        What is in use already is stated first.
+        """
+        self._log = log
+        self._logged_segments = len(self.allocator.log)
+        if log is None:
+            return
+        self._number = log.intern("devices", self.device)
+        now = time.time_ns()
+        for block in self._in_use():
+            log.device_alive.extend((now, self._number, block.address, block.size, block.requested, 0, 0))
+
+    def segment_records(self) -> list[dict[str, Any]]:
+        """Returns the segments as they are, in the words of torch's snapshots."""
+        return [
+            {
+                "device": 0,
+                "address": segment.address,
+                "total_size": segment.size,
+                "allocated_size": sum(block.size for block in used),
+                "active_size": sum(block.size for block in used),
+                "requested_size": sum(block.requested for block in used),
+                "stream": 0,
+                "type": "small" if segment.pool.is_small else "large",
+                "pool": [0, 0],
+                "is_expandable": segment.is_expandable,
+            }
+            for segment in self.allocator.segments.values()
+            for used in [[block for block in segment.blocks() if block.state == ALLOCATED]]
+        ]
+
+    def _in_use(self) -> list[Block]:
+        return [*self._kept, *(block for _, block in self._blocks.values())]
+
+    def _died(self, reference: weakref.ref[torch.UntypedStorage]) -> None:
+        assert isinstance(reference, _Reference)
+        if self._emptied.get(reference.key) is reference:
+            del self._emptied[reference.key]
+        known = self._blocks.get(reference.key)
+        if known is not None and known[0] is reference:
+            del self._blocks[reference.key]
+            self.give(known[1])
+
+    def _change(self, block: Block, sign: int) -> None:
+        current = self.current
+        current["allocated_bytes"] += sign * block.size
+        current["active_bytes"] += sign * block.size
+        current["requested_bytes"] += sign * block.requested
+        current["reserved_bytes"] = self.allocator.reserved
+        if sign > 0:
+            for counts in (self.peak, self.highest):
+                for kind, value in current.items():
+                    if value > counts[kind]:
+                        counts[kind] = value
+
+    def _write(self, action: int, address: int, requested: int, change: int) -> None:
+        log = self._log
+        if log is None:
+            return
+        now = time.time_ns()
+        log.history.extend((now // 1000, self._number, action, address, requested, 0, 0))
+        if change:
+            current = self.current
+            log.device_events.extend(
+                (now, self._number, address, change, current["allocated_bytes"], current["reserved_bytes"])
+            )
+
+    def _log_segments(self) -> None:
+        log, self._logged_segments, first = self._log, len(self.allocator.log), self._logged_segments
+        if log is None:
+            return
+        now = time.time_ns() // 1000
+        for event in self.allocator.log[first:]:
+            action = _SEGMENT_ALLOC if event.action in ("segment_alloc", "segment_map") else _SEGMENT_FREE
+            log.history.extend((now, self._number, action, event.address, event.size, 0, 0))

@@ -1,0 +1,60 @@
+"""Tells a recording of a device that is not there what recordings of real devices say of theirs."""
+
+from __future__ import annotations
+
+import time
+
+from memprof.machines.card import Card
+from memprof.recorder.dry.device.memory import VirtualMemory
+from memprof.recorder.log import RawLog
+
+
+class Telling:
+    """Takes the place of the allocator's history and of the driver's samples (`recorder.sources`)."""
+
+    def __init__(self, log: RawLog, memory: VirtualMemory, card: Card) -> None:
+        """Tells nothing yet.
+
+        Args:
+            log: Where to.
+            memory: The device's memory.
+            card: What the device is.
+        """
+        self.is_running = False
+        self._log = log
+        self._memory = memory
+        self._card = card
+        self._is_described = False
+
+    def start(self) -> bool:
+        """States what is in use, and has everything from now on logged."""
+        if not self.is_running:
+            self._memory.log_to(self._log)
+            self.is_running = True
+        return True
+
+    def cut(self) -> None:
+        """Does nothing: everything is logged as it happens."""
+
+    def stop(self) -> None:
+        """Logs the segments as they are, and stops."""
+        if self.is_running:
+            now = time.time_ns()
+            self._log.record("segments", {"time_ns": now, "segments": self._memory.segment_records()})
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Stops without logging."""
+        self.is_running = False
+        self._memory.log_to(None)
+
+    def sample(self) -> None:
+        """Logs how full the whole device would be; the first time, what it is."""
+        log, card, memory = self._log, self._card, self._memory
+        if not self._is_described:
+            self._is_described = True
+            log.record("device", card.describe(memory.device))
+        reserved = memory.current["reserved_bytes"]
+        used = reserved + card.context_bytes
+        number = log.intern("devices", memory.device)
+        log.device_memory.extend((time.time_ns(), number, card.capacity_bytes, used, used, reserved, -1))

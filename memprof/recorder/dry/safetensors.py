@@ -1,0 +1,94 @@
+"""Has safetensors give shapes in a dry run: `safe_open`, which its other ways to load a file go through too."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch._guards import active_fake_mode
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+from memprof.recorder.dry.spans import mapped
+
+
+def watch_safetensors(watched: Callable[[Any], AbstractContextManager[None]], is_begun: Callable[[], bool]) -> None:
+    """Takes the place of `safetensors.safe_open`; does nothing where the library is not installed.
+
+    Args:
+        watched: Surrounds the opening of a file, and learns that it is missing.
+        is_begun: Tells whether the job has made its first model; until then, what the processor is given is data.
+    """
+    if find_spec("safetensors") is None:
+        return
+    library: Any = importlib.import_module("safetensors")
+    original = library.safe_open
+
+    def safe_open(filename: Any, framework: str, device: Any = "cpu", **more: Any) -> Any:
+        if active_fake_mode() is None or framework not in ("pt", "torch", "pytorch"):
+            with watched(filename):
+                return original(filename, framework=framework, device=device, **more)
+        # The file is mapped, not read; and the device may not be there.
+        with watched(filename), unset_fake_temporarily():
+            return _Open(original(filename, framework=framework, device="cpu", **more), device, is_begun)
+
+    library.safe_open = safe_open
+
+
+class _Open:
+    """An open file, of whose tensors the shapes are given."""
+
+    def __init__(self, file: Any, device: Any, is_begun: Callable[[], bool]) -> None:
+        self._file = file
+        self._is_begun = is_begun
+        self._device = f"cuda:{device}" if isinstance(device, int) else device
+
+    def __enter__(self) -> _Open:
+        self._file.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._file.__exit__(*error)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def get_tensor(self, name: str) -> torch.Tensor:
+        """Returns the shape of a tensor."""
+        with unset_fake_temporarily():
+            tensor = self._file.get_tensor(name)
+        return self._shape_of(tensor)
+
+    def get_tensors(self, *args: Any, **kwargs: Any) -> dict[str, torch.Tensor]:
+        """Returns the shapes of all tensors, by their names."""
+        with unset_fake_temporarily():
+            tensors = self._file.get_tensors(*args, **kwargs)
+        return {name: self._shape_of(tensor) for name, tensor in tensors.items()}
+
+    def get_slice(self, name: str) -> _Slice:
+        """Returns a tensor to take a part of."""
+        return _Slice(self._file.get_slice(name), self._shape_of)
+
+    def _shape_of(self, tensor: torch.Tensor) -> torch.Tensor:
+        if torch.device(self._device).type == "cpu":
+            return mapped(tensor.shape, tensor.stride(), tensor.dtype) if self._is_begun() else tensor
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=self._device)
+
+
+class _Slice:
+    """A tensor in a file, of whose parts the shapes are given."""
+
+    def __init__(self, part: Any, shape_of: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self._part = part
+        self._shape_of = shape_of
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._part, name)
+
+    def __getitem__(self, key: Any) -> torch.Tensor:
+        with unset_fake_temporarily():
+            tensor = self._part[key]
+        return self._shape_of(tensor)

@@ -1,0 +1,130 @@
+"""`memprof suggest --check`: plans are dry-run as applied, and the first that fits is kept."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memprof.cli.main import main
+from memprof.policies.plan_file import read_plan
+
+#: Another MiB as soon as any module is checkpointed: as much as no prediction could know.
+TRAINING = """
+import sys, torch
+from torch import nn
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.wide, self.narrow = nn.Linear(64, 256), nn.Linear(256, 64)
+    def forward(self, x):
+        return x + self.narrow(torch.relu(self.wide(x)))
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(*(Block() for _ in range(6)))
+    def forward(self, x):
+        return self.layers(x)
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(6):
+    optimizer.zero_grad()
+    loss = model(torch.randn(512, 64)).square().mean()
+    planned = any("forward" in module.__dict__ for module in model.modules())
+    extra = torch.ones(2**18) if planned and "heavy" in sys.argv else None
+    loss.backward()
+    optimizer.step()
+    print("step", step)
+"""
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the job and its two recordings, of which one's plans take more than predicted."""
+    folder = tmp_path_factory.mktemp("check")
+    (folder / "train.py").write_text(TRAINING)
+    for name in ("light", "heavy"):
+        subprocess.run(
+            [sys.executable, "-m", "memprof", "record", "-q", "--stop", "-o", f"{name}.memprof", "train.py", name],
+            cwd=folder,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            check=True,
+            capture_output=True,
+            timeout=240,
+        )
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def here(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(job)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+def run(capfd: pytest.CaptureFixture[str], *words: str, status: int = 0) -> str:
+    assert main(["suggest", *words]) == status
+    captured = capfd.readouterr()
+    # What the job prints in a dry run are made-up values.
+    assert "step" not in captured.err
+    return captured.out
+
+
+def checked(text: str) -> list[dict[str, Any]]:
+    found = json.loads(text)["checked"]
+    assert isinstance(found, list)
+    return found
+
+
+def test_best_plan_is_confirmed_by_a_dry_run(capfd: pytest.CaptureFixture[str]) -> None:
+    """The page says so beside the prediction, to the byte the same; the check ends there, and the plan is kept."""
+    page = run(
+        capfd, "light.memprof", "--budget", "70%", "--allow", "checkpoint,swap", "--check", "--write", "kept.toml"
+    )
+    assert " Confirmed by a dry run: peak " in page.splitlines()[0]
+    rows = [line for line in page.splitlines() if line.endswith("as predicted  fits")]
+    assert len(rows) == 1
+    plan = read_plan("kept.toml")
+    assert rows[0].startswith(plan.describe())
+    assert "next: memprof record --plan kept.toml train.py light" in page
+
+
+def test_plans_that_do_not_fit_as_applied_are_said_to_and_none_is_kept(capfd: pytest.CaptureFixture[str]) -> None:
+    """A MiB more than predicted is over the budget: exit code 4, the difference in bytes and as a share, no file."""
+    words = ["heavy.memprof", "--budget", "80%", "--allow", "checkpoint", "--write", "none.toml", "--json"]
+    text = run(capfd, *words, "--check", "1", status=4)
+    (one,) = checked(text)
+    assert one["fits"] is False
+    assert one["difference_bytes"] == 2**20
+    assert one["dry_run_peak_allocated_bytes"] == one["predicted_peak_allocated_bytes"] + 2**20
+    assert one["difference_ratio"] == pytest.approx(2**20 / one["predicted_peak_allocated_bytes"])
+    assert not Path("none.toml").exists()
+
+
+def test_where_the_job_is_not_there_one_sentence_says_so(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: Path
+) -> None:
+    """The search is shown all the same; nothing was checked."""
+    monkeypatch.chdir(tmp_path)
+    text = run(capfd, str(job / "light.memprof"), "--budget", "70%", "--allow", "checkpoint", "--check", "--json")
+    assert checked(text) == []
+    assert [one for one in json.loads(text)["warnings"] if one.startswith("no plan was checked: There is no script")]
+
+
+def test_without_check_nothing_is_said_of_it(capfd: pytest.CaptureFixture[str]) -> None:
+    """JSON has the key with null, and the page names the way to check."""
+    words = ["light.memprof", "--budget", "70%", "--allow", "checkpoint"]
+    assert json.loads(run(capfd, *words, "--json"))["checked"] is None
+    assert "--check  dry-run the job under it" in run(capfd, *words)
+
+
+@pytest.mark.parametrize("option", ["--compare", "--devices", "--at-batch=4", "--maximise=batch", "--explain=1"])
+def test_check_is_of_the_job_as_it_was_recorded(capfd: pytest.CaptureFixture[str], option: str) -> None:
+    """What asks for another size, or for no plan, does not go with it: exit code 2 before anything is searched."""
+    assert main(["suggest", "light.memprof", "--budget", "70%", option, "--check"]) == 2
+    assert "--check dry-runs the job as it was recorded" in capfd.readouterr().err

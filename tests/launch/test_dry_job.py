@@ -1,0 +1,78 @@
+"""Which job a dry run starts for a recording, and what it says where it cannot."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from memprof.analysis.checked import Checked, describe_difference, worth_keeping
+from memprof.errors import MemprofError
+from memprof.launch.dry_job import find_recorded_device, find_recorded_job
+from memprof.launch.target import Target
+from memprof.machines.catalogue import find_machine
+from memprof.policies.optimizer.policy import OptimizerPolicy
+from memprof.policies.plan import Plan
+from memprof.trace.manifest import Machine, Manifest
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("")
+    return tmp_path
+
+
+def test_recorded_command_is_started_again() -> None:
+    """A script and a module run under this Python, wherever the recording's was; a command as it is."""
+    script = find_recorded_job(Manifest(command=("/elsewhere/python3", "train.py", "--lr", "1")))
+    assert script == Target((sys.executable, "train.py", "--lr", "1"), "train.py")
+    module = find_recorded_job(Manifest(command=("/elsewhere/python3", "-m", "package.train", "-x")))
+    assert module == Target((sys.executable, "-m", "package.train", "-x"), "package.train")
+    command = (sys.executable, "-u", "train.py")
+    assert find_recorded_job(Manifest(command=command)) == Target(command, "train.py")
+
+
+@pytest.mark.parametrize(
+    ("manifest", "sentence", "status"),
+    [
+        (Manifest(), "does not say how its job was started", 125),
+        (Manifest(command=("python", "train.py"), plan={"checkpoint": {}}), "recorded under a plan already", 125),
+        (Manifest(command=("python", "gone.py")), "Ask again in the folder where the job was recorded", 127),
+        (Manifest(command=("no-such-launcher", "train.py")), "There is no command no-such-launcher", 127),
+    ],
+    ids=["imported", "planned", "script", "command"],
+)
+def test_job_that_cannot_be_started_is_said_to_be(manifest: Manifest, sentence: str, status: int) -> None:
+    """One sentence each: what is missing, and what to do."""
+    with pytest.raises(MemprofError) as error:
+        find_recorded_job(manifest)
+    assert sentence in str(error.value)
+    assert error.value.exit_code == status
+
+
+def test_job_of_a_gpu_is_shown_one_of_its_kind() -> None:
+    """By the driver's name; one that memprof knows nothing of is refused, and a processor needs none."""
+    assert find_recorded_device(Manifest()) == ""
+    known = Manifest(machine=Machine(device_name="NVIDIA GeForce RTX 3090", device_kind="cuda"))
+    assert find_recorded_device(known) == find_machine("rtx3090").name
+    unknown = Manifest(machine=Machine(device_name="Abacus 9", device_kind="cuda"))
+    with pytest.raises(MemprofError, match="recorded on Abacus 9"):
+        find_recorded_device(unknown)
+
+
+def test_plan_that_is_confirmed_is_kept_before_one_that_nobody_could_check() -> None:
+    """Of plans predicted at 100 bytes: one 20 over a budget of 110, one unchecked, one 5 more than predicted."""
+    over, unchecked, fits = (
+        Checked(Plan((OptimizerPolicy(loop=way),)), 100, 110, dry, "" if dry else "cannot")
+        for way, dry in (("loop", 130), ("foreach", None), ("fused", 105))
+    )
+    assert (over.fits, unchecked.fits, fits.fits) == (False, None, True)
+    assert worth_keeping((over, unchecked, fits)) is fits
+    assert worth_keeping((over, unchecked)) is unchecked
+    assert worth_keeping((over,)) is None
+    assert (fits.difference_bytes, fits.difference_ratio) == (5, 0.05)
+    assert unchecked.difference_bytes is unchecked.difference_ratio is None
+    assert describe_difference(105, 100) == "+5 B, +5 %"
+    assert describe_difference(100, 100) == "as predicted"

@@ -1,0 +1,242 @@
+"""A dry run on a GPU that is not there: the job sees CUDA, and what CUDA would hold is told."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from memprof.trace.schema import AllocatorEvents, DeviceMemory, Memory, Segments
+from memprof.trace.step import Step
+from memprof.trace.store import Trace
+
+_CUBLAS = 8_519_680  # bytes of a handle's workspace on Ampere
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a job ended under `memprof record`, and its trace, which may not be there."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+    path: Path
+
+    @property
+    def trace(self) -> Trace:
+        """The recording."""
+        assert self.returncode == 0, self.stderr
+        return Trace.open(self.path)
+
+    @property
+    def step(self) -> Step:
+        """Its steady step."""
+        step = self.trace.steady_step()
+        step.check()
+        return step
+
+
+def _record(folder: Path, script: str, *words: str) -> Ended:
+    (folder / "job.py").write_text(script)
+    path = folder / "run.memprof"
+    command = [sys.executable, "-P", "-m", "memprof.cli.main", "record", "-f", "-o", str(path), *words, "job.py"]
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env={**{name: value for name, value in os.environ.items() if "MEMPROF" not in name}, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    return Ended(done.returncode, done.stdout, done.stderr, path)
+
+
+_JOB = """
+import json, torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, TensorDataset
+
+assert torch.cuda.is_available() and torch.cuda.device_count() == 1
+assert torch.cuda.get_device_capability() == (8, 0), torch.cuda.get_device_capability()
+early = torch.ones(300, device="cuda")  # before there is a model
+assert torch.cuda.memory_allocated() == 1536, torch.cuda.memory_allocated()
+del early
+assert torch.cuda.memory_allocated() == 0
+assert torch.cuda.memory_reserved() == 2 * 2**20
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.qkv, self.out = nn.LayerNorm(128), nn.Linear(128, 384), nn.Linear(128, 128)
+        self.drop = nn.Dropout(0.1)
+    def forward(self, x):
+        q, k, v = (part.view(*x.shape[:2], 4, 32).transpose(1, 2) for part in self.qkv(self.norm(x)).chunk(3, -1))
+        x = x + self.drop(self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)))
+        assert x.is_cuda and x.device == torch.device("cuda:0") and x.get_device() == 0
+        assert x.type().startswith("torch.cuda."), x.type()
+        return x
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.first, self.second = nn.Embedding(64, 128), Block(), Block()
+        self.head = nn.Linear(128, 64)
+    def forward(self, ids):
+        x = self.first(self.embed(ids))
+        return self.head(checkpoint(self.second, x, use_reentrant=False))
+
+ids = torch.randint(64, (64, 32))
+data = DataLoader(TensorDataset(ids, ids), batch_size=16, pin_memory=True)
+model = Net().to("cuda" if torch.cuda.is_available() else "cpu")
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+scaler = torch.amp.GradScaler("cuda")
+stream = torch.cuda.Stream()
+for step, (inputs, targets) in enumerate(data):
+    assert inputs.device.type == "cpu" and int(inputs.max()) < 64  # really loaded
+    inputs, targets = inputs.cuda(non_blocking=True), targets.to("cuda:0")
+    with torch.autocast("cuda", torch.bfloat16):
+        logits = model(inputs)
+        assert logits.dtype is torch.bfloat16, logits.dtype
+        loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    assert loss.dtype is torch.float32
+    scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+    mask = torch.zeros(16, dtype=torch.bool, device="cuda")
+    mask[[0, 2]] = True
+    torch.cuda.synchronize()
+    with torch.device("cuda"):
+        assert torch.zeros(3).is_cuda and torch.tensor([1, 2]).is_cuda
+    stats = torch.cuda.memory_stats()
+    assert stats["allocated_bytes.all.peak"] == torch.cuda.max_memory_allocated()
+print(json.dumps({
+    "allocated": torch.cuda.max_memory_allocated(), "reserved": torch.cuda.max_memory_reserved(),
+    "free": torch.cuda.mem_get_info()[0], "total": torch.cuda.mem_get_info()[1],
+}))
+try:
+    torch.zeros(1, device="cuda:1")
+except RuntimeError as error:
+    print("second:", error)
+"""
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Ended:
+    """A job that uses CUDA in most of the ways that jobs do, dry-run to its end."""
+    folder = tmp_path_factory.mktemp("device")
+    return _record(folder, _JOB, "--dry-run", "--device", "a100-80g", "--steps", "9")
+
+
+def test_the_job_sees_a_device_and_nothing_of_the_dry_run(ended: Ended) -> None:
+    """Every question of the job's is answered as on CUDA; its own counts are those of the recording."""
+    assert ended.returncode == 0, ended.stderr
+    told = json.loads(ended.stdout.splitlines()[0])
+    memory = ended.trace.table(Memory)
+    assert told["allocated"] == memory.allocated_bytes.max()
+    assert told["reserved"] == memory.reserved_bytes.max()
+    assert told["free"] < told["total"] - told["reserved"]
+    assert ended.stdout.splitlines()[1] == "second: CUDA error: invalid device ordinal"
+    assert "Warning" not in ended.stderr
+
+
+def test_the_recording_is_one_of_a_device(ended: Ended) -> None:
+    """Blocks are multiples of 512 bytes, segments those of the caching allocator; the four counts stand apart."""
+    trace, step = ended.trace, ended.step
+    assert trace.manifest.machine.device_kind == "cuda"
+    assert trace.manifest.machine.device_name == "A100 80GB"
+    assert set(step.memory.device) == {"cuda:0"}
+    own = step.storages.allocated_bytes[step.storages.allocated_bytes > 0]
+    assert not (own % 512).any()
+    assert (step.storages.requested_bytes <= step.storages.allocated_bytes).any()
+    assert (step.memory.allocated_bytes <= step.memory.active_bytes).all()
+    assert (step.memory.active_bytes <= step.memory.reserved_bytes).all()
+    device = trace.table(DeviceMemory)
+    assert (device.used_bytes > device.reserved_bytes).all()
+    assert trace.table(Segments).total_size_bytes.sum() == step.memory.reserved_bytes.max()
+    assert {"alloc", "free_requested", "free_completed"} <= set(trace.table(AllocatorEvents).action)
+
+
+def test_operators_are_those_of_cuda(ended: Ended) -> None:
+    """Attention runs in the flash kernel, dropout keeps a mask of one byte, updates are foreach ones."""
+    step = ended.step
+    names = set(step.ops.name)
+    assert "aten._scaled_dot_product_flash_attention.default" in names
+    assert "aten._scaled_dot_product_flash_attention_backward.default" in names
+    assert "aten.native_dropout.default" in names
+    assert any(str(name).startswith("aten._foreach_addcdiv_") for name in names)
+    assert step.ops.is_recompute.any()
+    assert "bool" in set(step.storages.dtype[step.storages.category == "activation"])
+
+
+def test_each_thread_has_its_cublas_workspace(ended: Ended) -> None:
+    """Forward's handle and backward's keep one each, of the architecture's size."""
+    step = ended.step
+    is_workspace = step.storages.category == "workspace"
+    assert step.storages.allocated_bytes[is_workspace].tolist() == [_CUBLAS, _CUBLAS]
+    assert set(step.storages.name[is_workspace]) == {"cuBLAS workspace"}
+
+
+def test_gradients_and_state_lie_on_the_device(ended: Ended) -> None:
+    """Weights, gradients and two moments take as much as their sizes say, rounded up block by block."""
+    storages = ended.step.storages
+    for category, count in (("parameter", 1), ("gradient", 2)):  # those of the step before go at its beginning
+        rows = np.flatnonzero((storages.category == category) & (storages.allocated_bytes > 0))
+        sizes = storages.allocated_bytes[rows].tolist()
+        # Embedding 64 x 128, two blocks (norm, 384 x 128 and 128 x 128 with biases), head 64 x 128.
+        wanted = [4 * 64 * 128] * 2 + [512] * 7 + [4 * 384 * 128, 1536, 4 * 128 * 128] * 2
+        assert sorted(sizes) == sorted(wanted * count), category
+
+
+_PLAIN = """
+import torch
+model = torch.nn.Sequential(*[torch.nn.Linear(LARGE, LARGE, bias=False) for _ in range(8)]).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(9):
+    model(torch.randn(4, LARGE, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_a_job_that_does_not_fit_is_told_so_and_why(tmp_path: Path) -> None:
+    """8 matrices of 2 GiB and their gradients are 32 GiB; the sentence names the device, the bytes and the reason."""
+    ended = _record(tmp_path, _PLAIN.replace("LARGE", "23170"), "--dry-run", "--device", "rtx4090")
+    assert ended.returncode == 0, ended.stderr
+    assert "It does not fit the RTX 4090" in ended.stderr
+    assert "Most of it is" in ended.stderr
+    assert "memprof suggest run.memprof --machine 'RTX 4090'" in ended.stderr.replace(str(tmp_path) + "/", "")
+    peak = int(ended.step.memory.allocated_bytes.max())
+    matrix = -(-4 * 23170 * 23170 // (2 * 2**20)) * 2 * 2**20
+    assert peak == pytest.approx(16 * matrix, rel=0.002)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("--dry-run", "--device", "a1000"), "memprof knows no machine 'a1000': did you mean"),
+        (("--dry-run", "--device", "h100"), "can be one of several machines: write H100 SXM"),
+        (("--dry-run", "--device", "mi300x"), "memprof cannot dry-run on MI300X"),
+        (("--device", "a100-80g"), "add --dry-run"),
+    ],
+    ids=["unknown", "ambiguous", "other-maker", "real-run"],
+)
+def test_devices_that_cannot_be_shown_are_refused_in_a_sentence(
+    tmp_path: Path, words: tuple[str, ...], sentence: str
+) -> None:
+    """Status 125, near matches are named, and the job has not run."""
+    ended = _record(tmp_path, "open('ran', 'w')\n", *words)
+    assert ended.returncode == 125
+    assert sentence in ended.stderr
+    assert not (tmp_path / "ran").exists()

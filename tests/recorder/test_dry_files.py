@@ -1,0 +1,183 @@
+"""Checkpoints, ranks and jobs without a model in a dry run: shapes are read, and what is missing is named."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from memprof.launch.fit.attempt import measure
+from memprof.trace.store import Trace
+
+_MODEL = """
+import os, sys, torch
+from torch import nn
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(100, 64), nn.Linear(64, 100, bias=False)
+        self.head.weight = self.embed.weight
+    def forward(self, ids):
+        return self.head(self.embed(ids))
+
+def train(model):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(6):
+        model(torch.randint(0, 100, (4, 8))).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+_SAVES = """
+saved = {"model": Tied().state_dict(), "row": torch.zeros(1000, 10)[3], "ids": torch.arange(7), "step": 5}
+torch.save(saved, "run.pt")
+torch.save(Tied(), "model.pt")
+"""
+
+#: What is kept of the file stays alive while the job trains.
+_LOADS = """
+model = Tied()
+kept = torch.load("run.pt")
+with open("run.pt", "rb") as file:
+    again = torch.load(file, map_location="cpu")
+mapped = torch.load("run.pt", map_location=lambda storage, place: storage, mmap=True)
+whole = torch.load("model.pt", weights_only=False)
+for one in (kept, again, mapped):
+    assert one["step"] == 5
+    assert one["ids"].tolist() == [0, 1, 2, 3, 4, 5, 6], one["ids"]
+    embed, head = one["model"]["embed.weight"], one["model"]["head.weight"]
+    assert embed.shape == (100, 64) and embed.untyped_storage()._cdata == head.untyped_storage()._cdata
+    assert one["row"].shape == (10,) and one["row"].untyped_storage().nbytes() == 40_000
+assert whole.embed.weight is whole.head.weight
+print(type(kept["row"]).__name__, type(mapped["row"]).__name__, type(kept["ids"]).__name__)
+try:
+    torch.load("nowhere/best.pt")
+except FileNotFoundError:
+    print("goes on")
+model.load_state_dict(kept["model"])
+train(model)
+"""
+
+
+def _run(folder: Path, script: str, *options: str, words: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    (folder / "job.py").write_text(script)
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "memprof.cli.main", "record", "-f", *options, "job.py", *words],
+        cwd=folder,
+        env={**{name: value for name, value in os.environ.items() if "MEMPROF" not in name}, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+
+def _peak(folder: Path, name: str) -> int:
+    return measure(Trace.open(folder / name)).peak_bytes
+
+
+def test_checkpoint_on_disk_is_loaded_as_shapes_and_takes_what_it_takes(tmp_path: Path) -> None:
+    """Storages are shared as in the file, small whole numbers are read, a mapped file is none of torch's memory: the
+    peak of a job that keeps it all is the real one, to the byte. What the job does without a file is left to it."""
+    (tmp_path / "save.py").write_text(_MODEL + _SAVES)
+    subprocess.run([sys.executable, "save.py"], cwd=tmp_path, check=True, timeout=240)
+    real = _run(tmp_path, _MODEL + _LOADS, "--stop", "-o", "real.memprof")
+    assert real.stdout == "Tensor Tensor Tensor\ngoes on\n", real.stderr
+    dry = _run(tmp_path, _MODEL + _LOADS, "--dry-run", "-o", "dry.memprof")
+    assert dry.stdout == "FakeTensor FakeTensor Tensor\ngoes on\n", dry.stderr
+    assert _peak(tmp_path, "dry.memprof") == _peak(tmp_path, "real.memprof")
+
+
+_SAFE = """
+from safetensors import safe_open
+from safetensors.torch import load_file
+model = nn.Linear(64, 64)
+model.load_state_dict(load_file("run.safetensors"), assign=True)
+with safe_open("run.safetensors", framework="pt") as file:
+    assert set(file.keys()) == {"weight", "bias"}
+    assert file.get_tensor("weight").shape == (64, 64)
+    assert file.get_slice("weight")[:3].shape == (3, 64)
+print(type(model.weight.data).__name__)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(6):
+    model(torch.randn(4, 64)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_safetensors_are_shapes_in_a_mapped_file(tmp_path: Path) -> None:
+    """`load_file` and `safe_open` give shapes; parameters that stay in the mapped file are none of torch's memory."""
+    pytest.importorskip("safetensors")
+    import torch
+    from safetensors.torch import save_file
+
+    save_file(torch.nn.Linear(64, 64).state_dict(), tmp_path / "run.safetensors")
+    dry = _run(tmp_path, _MODEL + _SAFE, "--dry-run", "-o", "dry.memprof")
+    assert dry.stdout == "FakeTensor\n", dry.stderr
+    # The gradients, the input and what it leads to; not the weight of 16,384 bytes.
+    assert 16_384 + 256 < _peak(tmp_path, "dry.memprof") < 2 * 16_384
+
+
+_MISSING = """
+def resume():
+    return torch.load("nowhere/best.pt")
+
+how = sys.argv[1]
+if how == "before":
+    resume()
+model = Tied()
+if how == "after":
+    try:
+        resume()
+    except OSError as error:
+        raise RuntimeError("no checkpoint") from error
+"""
+
+
+@pytest.mark.parametrize("how", ["before", "after"])
+def test_missing_checkpoint_is_named_with_the_way_to_go_on(tmp_path: Path, how: str) -> None:
+    """One sentence and status 125, whether it is loaded before or after the model is made."""
+    ended = _run(tmp_path, _MODEL + _MISSING, "--dry-run", "-o", "dry.memprof", words=(how,))
+    assert ended.returncode == 125
+    line = 1 + (_MODEL + _MISSING).splitlines().index('    return torch.load("nowhere/best.pt")')
+    assert f"job.py:{line} loads nowhere/best.pt, which is not there" in ended.stderr
+    assert "same names and shapes" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert not (tmp_path / "dry.memprof").exists()
+
+
+_RANKS = """
+import torch.distributed as dist
+os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29533")
+dist.init_process_group("gloo", rank=0, world_size=1)
+model = Tied()
+total = torch.zeros(4) + model.head.weight.sum()
+dist.all_reduce(total)
+dist.barrier()
+print("reduced", flush=True)
+nn.parallel.DistributedDataParallel(model)
+"""
+
+
+def test_a_world_of_one_works_and_replicas_are_refused(tmp_path: Path) -> None:
+    """Collectives of a single rank are dry-run; DistributedDataParallel ends with 125 and a sentence."""
+    ended = _run(tmp_path, _MODEL + _RANKS, "--dry-run", "-o", "dry.memprof")
+    assert ended.returncode == 125
+    assert ended.stdout == "reduced\n"
+    assert "DistributedDataParallel cannot be dry-run" in ended.stderr
+    assert "--shard ddp:N" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_job_without_a_model_is_told_that_it_ran_for_real(tmp_path: Path) -> None:
+    """Its own status, and a sentence that says where a dry run begins."""
+    ended = _run(tmp_path, "import torch\nprint(torch.ones(2).sum().item())\n", "--dry-run", "-o", "dry.memprof")
+    assert ended.returncode == 0
+    assert ended.stdout == "2.0\n"
+    assert "a dry run begins with the first that is made" in ended.stderr
+    assert not (tmp_path / "dry.memprof").exists()
