@@ -26,6 +26,7 @@ from memprof.replay.allocator.rules import Settings, settings_from_options
 from memprof.replay.allocator.steps import StepRequests, device_of, requests_of_step
 from memprof.trace.manifest import PREDICTED, Manifest
 from memprof.trace.schema import NONE
+from memprof.trace.spool import DRY_RUN
 from memprof.trace.step import Step
 from memprof.trace.store import Trace
 from memprof.units import format_bytes, format_percent
@@ -192,7 +193,9 @@ def settings_in_force(manifest: Manifest, step: Step) -> SettingsInForce:
         for one in plan_from_tables({Allocator.name: plan[Allocator.name]}).policies:
             options |= one.options() if isinstance(one, Allocator) else {}
     text = ",".join(f"{key}:{value}" for key, value in options.items())
-    capacity = (manifest.machine.capacity_bytes or None) if is_on_device else None
+    # A dry run's device has no end where the job does not fit.
+    is_bounded = is_on_device and manifest.backend.name != DRY_RUN
+    capacity = (manifest.machine.capacity_bytes or None) if is_bounded else None
     try:
         return SettingsInForce(settings_from_options(options, capacity_bytes=capacity), text)
     except ValueError:

@@ -12,6 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from memprof.analysis.basis import basis_of
+from memprof.analysis.reserved import reserved_expandable, reserved_under
+from memprof.analysis.suggest import suggest
+from memprof.planners.space.explore import Wish
 from memprof.trace.schema import AllocatorEvents, DeviceMemory, Memory, Segments
 from memprof.trace.step import Step
 from memprof.trace.store import Trace
@@ -240,3 +244,27 @@ def test_devices_that_cannot_be_shown_are_refused_in_a_sentence(
     assert ended.returncode == 125
     assert sentence in ended.stderr
     assert not (tmp_path / "ran").exists()
+
+
+def test_a_job_that_insists_on_cuda_is_told_how_to_be_shown_some(tmp_path: Path) -> None:
+    """Without --device and without CUDA: status 125 and one sentence in place of torch's traceback."""
+    ended = _record(tmp_path, "import torch\ntorch.nn.Linear(4, 4).cuda()\n", "--dry-run")
+    assert ended.returncode == 125
+    assert "--device a100-80g" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_plans_whose_segments_are_above_the_budget_get_segments_that_grow(ended: Ended) -> None:
+    """As it is the job's tensors fit and its segments do not; with segments that grow in place both do."""
+    trace, step = ended.trace, ended.step
+    reserved, grown = reserved_under(step, trace.manifest), reserved_expandable(step, trace.manifest)
+    assert reserved is not None
+    assert grown is not None
+    budget = max(grown, int(step.memory.allocated_bytes.max()))
+    assert budget < reserved
+    found = suggest(trace, basis_of(trace), Wish(budget))
+    assert found.plans[0].plan.describe() == "allocator expandable_segments"
+    assert found.reserved[0] is not None
+    assert found.reserved[0] <= budget
+    kept = suggest(trace, basis_of(trace), Wish(budget, forbid=("allocator",)))
+    assert kept.plans[0].policies == ()

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, dataloader
 
 from memprof.recorder.dry.answers import Answers
 from memprof.recorder.dry.files import Files
+from memprof.recorder.dry.no_device import refuse_missing_device
 from memprof.recorder.dry.ranks import join_nobody
 from memprof.recorder.dry.replicas import refuse_replicas
 from memprof.recorder.dry.spans import dry_owned_span, dry_span, dry_storage_span
@@ -68,6 +69,8 @@ class DryRun:
             self._begin_at(owner)
         if self._device is not None:
             self._begin()
+        else:
+            refuse_missing_device(self._refuse)
         join_nobody()  # now: a job may join its ranks before it makes a model
 
     def adopt(self, mode: OperatorMode, inventory: Inventory, sources: MemorySources, log: RawLog) -> None:

@@ -1,0 +1,36 @@
+"""Says how a job that insists on CUDA is dry-run where there is none."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+#: What torch says of a device that it or the machine has not.
+_SAYINGS = (
+    "Torch not compiled with CUDA enabled",
+    "Found no NVIDIA driver",
+    "not linked with support for cuda devices",
+    "No CUDA GPUs are available",
+    "Attempting to deserialize object on a CUDA device",
+    "Cannot access accelerator device when none is available",
+)
+
+
+def refuse_missing_device(refuse: Callable[[str], NoReturn]) -> None:
+    """Has a job that ends for want of CUDA say how to show it some.
+
+    Args:
+        refuse: Ends the job with a sentence.
+    """
+    before = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        if isinstance(error, (RuntimeError, AssertionError)) and any(said in str(error) for said in _SAYINGS):
+            refuse(
+                "the job asks for CUDA, and there is none here: show it a GPU that need not be there, with --dry-run "
+                "--device a100-80g or another of the catalogue."
+            )
+        before(kind, error, trace)
+
+    sys.excepthook = hook
