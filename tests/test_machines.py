@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from memprof.errors import UsageError
+from memprof.machines.architectures import architecture_of
 from memprof.machines.budget import parse_budget
+from memprof.machines.card import find_card
 from memprof.machines.catalogue import (
     CONTEXT_BYTES,
     LEAST_USABLE_SHARE,
@@ -169,3 +171,31 @@ def test_share_of_nothing_is_refused() -> None:
     """A recording without a peak has no shares."""
     with pytest.raises(UsageError, match="this recording has none"):
         parse_budget("60%", 0)
+
+
+def test_every_nvidia_machine_has_an_architecture() -> None:
+    """What torch does there is known for every compute capability of the catalogue; makers without one have none."""
+    for machine in accelerators():
+        architecture = architecture_of(machine.capability)
+        assert (architecture is None) == (machine.capability == ""), machine.name
+        if architecture is not None:
+            assert architecture.cublas_workspace_bytes % 512 == 0
+            assert set(architecture.attention) <= {"cudnn", "flash", "efficient"}
+
+
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [("a100-80g", "A100 80GB"), ("A100 80GiB", "A100 80GB"), ("h100-80g", "H100 SXM"), ("a100-40g", "A100 40GB")],
+)
+def test_sizes_may_be_written_short(written: str, name: str) -> None:
+    """80g, 80gb and 80gib are one size."""
+    assert find_machine(written).name == name
+
+
+def test_a_card_can_be_found_by_the_name_it_gives_itself() -> None:
+    """A dry run's recording names its device as the catalogue does."""
+    card = find_card("rtx4090")
+    assert machine_of_device(card.describe("cuda:0")["name"]) is card.machine
+    assert card.capability == (8, 9)
+    with pytest.raises(UsageError, match="cannot dry-run on MI300X"):
+        find_card("mi300x")

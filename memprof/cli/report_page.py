@@ -12,6 +12,7 @@ from memprof.cli import rank_tables
 from memprof.cli import report_tables as tables
 from memprof.cli.page import Page, printable
 from memprof.trace.manifest import PREDICTED
+from memprof.trace.spool import DRY_RUN
 from memprof.units import format_bytes, format_percent, format_us
 
 _PLURALS = {
@@ -121,8 +122,10 @@ def _add_all(page: Page, report: Report, top: int | None) -> None:
     page.add_section(f"Largest storages {when}", tables.largest(report, shown.holding, rows))
     _add_saved(page, report, tree_rows)
     _add_recompute(page, report, rows)
+    is_dry = report.manifest.backend.name == DRY_RUN
+    teller = "as a driver would tell; the context is a rule" if is_dry else "as the driver tells"
     for use in report.devices:
-        page.add_section(f"All of {use.device}", tables.device(use), "at its fullest, as the driver tells")
+        page.add_section(f"All of {use.device}", tables.device(use), f"at its fullest, {teller}")
     page.add_section("Host memory", tables.host(report), "highest of the whole job")
 
 

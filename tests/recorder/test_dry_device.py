@@ -254,8 +254,12 @@ def test_a_job_that_insists_on_cuda_is_told_how_to_be_shown_some(tmp_path: Path)
     assert "Traceback" not in ended.stderr
 
 
-def test_plans_whose_segments_are_above_the_budget_get_segments_that_grow(ended: Ended) -> None:
+def test_plans_whose_segments_are_above_the_budget_get_segments_that_grow(tmp_path: Path) -> None:
     """As it is the job's tensors fit and its segments do not; with segments that grow in place both do."""
+    sample = str(Path(__file__).parents[2] / "sample_traces" / "gpt" / "train.py")
+    words = ["train.py", "--layers", "6", "--width", "640", "--length", "256", "--batch-size", "8"]
+    script = f"import runpy, sys\nsys.argv = {words!r}\nrunpy.run_path({sample!r}, run_name='__main__')\n"
+    ended = _record(tmp_path, script, "--dry-run", "--device", "l4")
     trace, step = ended.trace, ended.step
     reserved, grown = reserved_under(step, trace.manifest), reserved_expandable(step, trace.manifest)
     assert reserved is not None
@@ -268,3 +272,47 @@ def test_plans_whose_segments_are_above_the_budget_get_segments_that_grow(ended:
     assert found.reserved[0] <= budget
     kept = suggest(trace, basis_of(trace), Wish(budget, forbid=("allocator",)))
     assert kept.plans[0].policies == ()
+
+
+_ATTENTION = """
+import torch
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+def kernel(dtype, width=64, mask=None, length=16, **options):
+    q = torch.randn(2, 4, length, width, device="cuda", dtype=dtype, requires_grad=True)
+    if mask is not None:
+        mask = torch.ones(length, length, device="cuda", dtype=mask)
+    return F.scaled_dot_product_attention(q, q, q, attn_mask=mask, **options).grad_fn.name()
+
+print("half", kernel(torch.float16))
+print("bf16", kernel(torch.bfloat16, is_causal=True))
+print("fp32", kernel(torch.float32))
+print("fp32 of 30", kernel(torch.float32, width=30))
+print("masked half", kernel(torch.float16, mask=torch.bool))
+with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):
+    print("asked for", kernel(torch.float16))
+with torch.autocast("cuda", torch.float16):
+    print("autocast", kernel(torch.float32))
+torch.nn.Linear(1, 1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("device", "kernels"),
+    [
+        ("v100-sxm2-16gb", ("Efficient", "math", "Efficient", "Efficient", "Efficient", "Efficient", "Efficient")),
+        ("rtx3090", ("Flash", "Flash", "Efficient", "math", "Efficient", "Efficient", "Flash")),
+        ("h100-80g", ("Cudnn", "Cudnn", "Efficient", "math", "Cudnn", "Efficient", "Cudnn")),
+    ],
+)
+def test_attention_runs_in_the_kernel_that_the_card_would_choose(
+    tmp_path: Path, device: str, kernels: tuple[str, ...]
+) -> None:
+    """By type, width, mask and compute capability, and by what the job allows; as sdp_utils.cpp of torch chooses."""
+    ended = _record(tmp_path, _ATTENTION, "--dry-run", "--device", device)
+    nodes = [line.rpartition(" ")[2] for line in ended.stdout.splitlines()]
+    assert len(nodes) == len(kernels), ended.stderr
+    for node, kernel in zip(nodes, kernels, strict=True):
+        is_fused = "ScaledDotProduct" in node
+        assert (kernel in node) if kernel != "math" else not is_fused, (nodes, kernels)
