@@ -22,6 +22,7 @@ def policy_types() -> tuple[type[Policy], ...]:
     from memprof.policies.loss.policy import ChunkedLoss
     from memprof.policies.optimizer.policy import OptimizerPolicy
     from memprof.policies.precision.policy import Precision
+    from memprof.policies.remat.policy import Remat
     from memprof.policies.shard.policy import Shard
     from memprof.policies.swap.policy import Swap
 
@@ -35,6 +36,7 @@ def policy_types() -> tuple[type[Policy], ...]:
         Compress,
         OptimizerPolicy,
         Compile,
+        Remat,
         Allocator,
     )
 

@@ -28,6 +28,7 @@ BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 NAMES = (
     "peak_exactness",
     "dry_run",
+    "published_peaks",
     "unknown_share",
     "recording_cost",
     "after_window",
@@ -38,6 +39,7 @@ NAMES = (
     "report_start",
     "two_faces",
     "swap_disk",
+    "remat",
     "sharding",
     "transform_speed",
     "planners",

@@ -19,7 +19,6 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
-from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -69,9 +68,14 @@ def _naive() -> Iterator[Callable[[], int]]:
 
 @contextmanager
 def _mem_tracker() -> Iterator[Callable[[], int]]:
-    tracker = MemTracker()
-    # It follows one iteration of the modules, and is to be told where the next begins.
-    register_optimizer_step_post_hook(lambda *_: tracker.reset_mod_stats())
+    tracker, backward = MemTracker(), torch.Tensor.backward
+
+    def backward_and_reset(*args: Any, **kwargs: Any) -> None:
+        """It follows one iteration of the modules, and is to be told where it ends: there may be many a step."""
+        backward(*args, **kwargs)
+        tracker.reset_mod_stats()
+
+    torch.Tensor.backward = backward_and_reset  # type: ignore[method-assign]
     with tracker:
         yield lambda: sum(int(parts["Total"]) for parts in tracker.get_tracker_snapshot("peak").values())
 

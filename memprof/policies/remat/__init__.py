@@ -1,0 +1,1 @@
+"""Holds a budget of bytes: saved tensors are dropped and made again, operator by operator."""

@@ -1,0 +1,170 @@
+"""Installs the runtime that holds a budget in a real job."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from memprof.errors import PolicyError
+from memprof.policies.job import Job
+from memprof.policies.remat.counters import Counter, ProcessorCounter, counter_of
+from memprof.policies.remat.keys import Keys
+from memprof.policies.remat.memory import Memory
+from memprof.policies.remat.mode import RematMode
+from memprof.policies.remat.needs import Needs
+from memprof.policies.remat.remaking import Remaking
+from memprof.policies.remat.saved import SavedHooks
+from memprof.policies.remat.swapping import Swapping
+from memprof.policies.remat.transform import OVERLAP
+from memprof.policies.swap.device import HostCarrier
+from memprof.policies.swap.disk import DiskCarrier
+from memprof.policies.swap.packing import require_unhooked
+from memprof.policies.swap.policy import DEFAULT_GBPS
+from memprof.units import format_bytes
+
+if TYPE_CHECKING:
+    from memprof.policies.remat.policy import Remat
+
+
+class Runtime:
+    """The parts of one budget; a process has one, whichever of its models it was asked for."""
+
+    def __init__(self, policy: Remat, job: Job) -> None:
+        """Builds the parts.
+
+        Raises:
+            PolicyError: The device does not tell what is allocated, or nothing can be carried where the policy says.
+        """
+        self.policy = policy
+        self.users = 0
+        self.counter: Counter = counter_of(job.device)
+        self._carrier = _carrier(policy, job)
+        swapping = None if self._carrier is None else Swapping(self._carrier, DEFAULT_GBPS[policy.swap] * 1000)
+        self.memory = Memory(self.counter, policy.budget_bytes, policy.heuristic, swapping)
+        self.memory.on_thrash = self._warn
+        self.memory.warn_factor = policy.warn_factor
+        needs = Needs(self.counter, job.device)
+        remaking = Remaking(self.memory)
+        self.keys = Keys(self.memory, policy.recompute) if policy.recompute else None
+        self.mode = RematMode(self.memory, needs, remaking, self.keys)
+        self.hooks = SavedHooks(self.memory, remaking, self.keys)
+        self._has_warned = False
+
+    def begin(self) -> None:
+        """Puts mode and hooks below those of the job."""
+        self.hooks.slide_in()
+        self.mode.slide_in()
+
+    def end(self) -> None:
+        """Takes them out. What autograd keeps already is still given back."""
+        self.mode.slide_out()
+        self.hooks.slide_out()
+        self.memory.stop()
+        self.counter.close()
+
+    def _warn(self) -> None:
+        """Says once that most of the time goes into making things again."""
+        if self._has_warned:
+            return
+        self._has_warned = True
+        memory = self.memory
+        warnings.warn(
+            f"remat: what is made again takes {memory.again_us / max(memory.first_us, 1.0):.1f} times as long as what "
+            f"runs for the first time, to stay within {format_bytes(memory.budget_bytes)}. A larger budget, a smaller "
+            "batch or swap makes it quicker.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
+_runtime: Runtime | None = None
+
+
+def begin_counting() -> None:
+    """Has the allocator count before the job makes its first tensor."""
+    ProcessorCounter.begin_early()
+
+
+def apply_remat(job: Job, policy: Remat) -> None:
+    """Installs the policy; several models of one process share a budget.
+
+    Raises:
+        PolicyError: The model is compiled or divided over ranks, other hooks are in its way, or another budget is
+            in force.
+    """
+    global _runtime  # noqa: PLW0603 - one budget a process
+    _refuse(job)
+    if _runtime is not None and _runtime.policy != policy:
+        raise PolicyError("This process holds another budget of remat already; give one budget for all its models.")
+    runtime = _runtime or Runtime(policy, job)
+    try:
+        if runtime.keys is not None:
+            runtime.keys.install(job)
+        if _runtime is None:
+            runtime.begin()
+            _runtime = runtime
+    except BaseException:
+        if _runtime is None:
+            runtime.counter.close()
+        raise
+    runtime.users += 1
+    job.on_undo(_leave)
+
+
+def _leave() -> None:
+    global _runtime  # noqa: PLW0603 - one budget a process
+    if _runtime is not None:
+        _runtime.users -= 1
+        if not _runtime.users:
+            _runtime.end()
+            _runtime = None
+
+
+def _refuse(job: Job) -> None:
+    try:
+        require_unhooked(job.model, [job.model])
+    except PolicyError:
+        raise PolicyError(OVERLAP) from None
+    for name, module in job.modules_named().items():
+        forward: Any = vars(module).get("forward")
+        if getattr(module, "_compiled_call_impl", None) is not None or hasattr(forward, "_torchdynamo_orig_callable"):
+            raise PolicyError(
+                f"{name or 'The model'} is compiled by torch.compile, whose operators remat does not see: leave one of "
+                "the two out, or give the compiler itself a budget with --compile."
+            )
+    if type(job.model).__name__ == "OptimizedModule" or job.has_parts:
+        raise PolicyError("remat needs the plain model: it is divided over ranks, or compiled by torch.compile.")
+
+
+def _carrier(policy: Remat, job: Job) -> HostCarrier | DiskCarrier | None:
+    if not policy.swap:
+        return None
+    kind = job.device.type
+    if policy.swap == "host":
+        if kind != "cuda":
+            raise PolicyError(
+                "This model is in host memory already, so remat cannot carry it there; write swap = 'disk'."
+            )
+        return HostCarrier(job.device)
+    if kind != "cpu":
+        raise PolicyError(
+            f"remat carries to disk what is in host memory, and this model is on {kind}; write swap = 'host'."
+        )
+    carrier = DiskCarrier(tempfile.gettempdir())
+    job.on_undo(carrier.close)
+    return carrier
+
+
+def _leave_in_child() -> None:
+    """Lets a forked process, such as a worker that loads data, go without."""
+    global _runtime  # noqa: PLW0603 - one budget a process
+    if _runtime is not None:
+        _runtime.mode.slide_out()
+        _runtime.hooks.slide_out()
+        _runtime = None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_in_child)

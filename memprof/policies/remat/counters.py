@@ -1,0 +1,141 @@
+"""Tells how many bytes a device's allocator has given out, as the allocator itself counts."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+
+from memprof.errors import PolicyError
+from memprof.recorder.light.count import AllocatorCount
+from memprof.recorder.native import AllocatorTable
+
+_NO_COUNT = "remat needs the allocator's own count of bytes, which this build of torch does not tell."
+
+
+class Counter(Protocol):
+    """Allocated bytes of one device."""
+
+    def used_bytes(self) -> int:
+        """Returns the bytes allocated now."""
+        ...
+
+    def lacks_bytes(self, need_bytes: int, budget_bytes: int) -> int:
+        """Returns how many bytes are missing where as many more are to fit; 0 or less where they do."""
+        ...
+
+    def close(self) -> None:
+        """Stops counting."""
+        ...
+
+
+class ProcessorCounter:
+    """The CPU allocator's count.
+
+    From the start of a process it is whole. Where it begins later, what is alive is looked for among Python's objects;
+    what of that dies later is subtracted here, unless the count was on already when it was made.
+    """
+
+    _is_whole = False
+
+    def __init__(self) -> None:
+        """Begins to count.
+
+        Raises:
+            PolicyError: This torch has no such count.
+        """
+        was_on = AllocatorTable.is_kept()
+        self._table, self._count = AllocatorTable(), AllocatorCount()
+        self._table.switch_on(is_late=not was_on)
+        if not self._count.find():
+            self._table.switch_off()
+            raise PolicyError(_NO_COUNT)
+        self._older_bytes = 0
+        self._older: dict[int, weakref.ref[Any]] = {}
+        if not ProcessorCounter._is_whole:
+            before = self._count.read()
+            for storage in _live_storages():
+                self._add_older(storage, is_counted=was_on)
+            self._older_bytes -= before
+
+    @classmethod
+    def begin_early(cls) -> None:
+        """Has the allocator count from here on, for as long as the process lives: before the job's first tensor."""
+        if not AllocatorTable.is_kept():
+            cls._is_whole = True
+            AllocatorTable().switch_on(is_late=False)
+
+    def used_bytes(self) -> int:
+        """Returns the bytes allocated now."""
+        return self._count.read() + self._older_bytes
+
+    def lacks_bytes(self, need_bytes: int, budget_bytes: int) -> int:
+        """Returns how many bytes are missing where as many more are to fit; 0 or less where they do."""
+        return self._count.read() + self._older_bytes + need_bytes - budget_bytes
+
+    def close(self) -> None:
+        """Stops counting."""
+        self._table.switch_off()
+
+    def _add_older(self, storage: torch.UntypedStorage, *, is_counted: bool) -> None:
+        size, key = storage.nbytes(), storage._cdata
+        self._older_bytes += size
+        if not is_counted:
+            self._older[key] = weakref.ref(storage, partial(self._forget, key, size))
+
+    def _forget(self, key: int, size_bytes: int, _: Any) -> None:
+        self._older_bytes -= size_bytes
+        del self._older[key]
+
+
+def _live_storages() -> list[torch.UntypedStorage]:
+    """Lists the storages in host memory that Python's objects hold."""
+    found: dict[int, torch.UntypedStorage] = {}
+    for value in gc.get_objects():
+        if not issubclass(type(value), torch.Tensor) or type(value).__module__.partition(".")[0] != "torch":
+            continue
+        for tensor in (value, value.grad if value.is_leaf else None):
+            if tensor is not None and tensor.layout is torch.strided and tensor.device.type == "cpu":
+                storage = tensor.untyped_storage()
+                found[storage._cdata] = storage
+    return list(found.values())
+
+
+class DeviceCounter:
+    """The count of CUDA's caching allocator, asked only where an upper bound of it does not fit: asking takes 20 us."""
+
+    def __init__(self, device: torch.device) -> None:
+        """Knows its device."""
+        self._device = torch.cuda.current_device() if device.index is None else device.index
+        self._bound = self.used_bytes()
+
+    def used_bytes(self) -> int:
+        """Returns the bytes allocated now."""
+        self._bound = int(torch._C._cuda_memoryStats(self._device)["allocated_bytes"]["all"]["current"])
+        return self._bound
+
+    def lacks_bytes(self, need_bytes: int, budget_bytes: int) -> int:
+        """Returns how many bytes are missing where as many more are to fit; 0 or less where they do."""
+        if self._bound + need_bytes > budget_bytes:
+            self.used_bytes()
+        self._bound += need_bytes
+        return self._bound - budget_bytes
+
+    def close(self) -> None:
+        """Has nothing to stop."""
+
+
+def counter_of(device: torch.device) -> Counter:
+    """Returns the counter of a device.
+
+    Raises:
+        PolicyError: Its allocator does not tell.
+    """
+    if device.type == "cpu":
+        return ProcessorCounter()
+    if device.type == "cuda":
+        return DeviceCounter(device)
+    raise PolicyError(f"remat holds budgets of CUDA devices and of processors, and this model is on {device.type}.")

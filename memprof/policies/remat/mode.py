@@ -1,0 +1,287 @@
+"""Sees every operator of the job: makes room for it, and notes the recipe of what it makes."""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from functools import partial
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from memprof.policies.remat.cells import Blank, Cell, Recipe, Ref
+from memprof.policies.remat.generators import put_back, states_for
+from memprof.policies.remat.keys import Keys
+from memprof.policies.remat.memory import Memory
+from memprof.policies.remat.needs import Needs
+from memprof.policies.remat.operators import Operator
+from memprof.policies.remat.remaking import Remaking
+from memprof.recorder.out_of_memory import is_out_of_memory
+
+_Tensor = torch.Tensor
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+_LISTS = (list, tuple)
+_COMPLEX = frozenset({torch.complex32, torch.complex64, torch.complex128})
+_strided = torch.strided
+#: What an operator takes may grow with what it is given; after so many runs of a kind it is taken as it is.
+_WATCHED_RUNS = 16
+_now_ns = time.perf_counter_ns
+_is_grad_enabled = torch.is_grad_enabled
+_sequence_number = torch._C._autograd._get_sequence_nr
+_current_node = torch._C._current_autograd_node
+_get_mode = torch._C._get_dispatch_mode
+_FAKE = torch._C._TorchDispatchModeKey.FAKE
+
+
+class _NotPlainError(Exception):
+    """A tensor among the arguments is not plain strided memory."""
+
+
+class RematMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's base is not annotated
+    """Lies on the dispatch stack while the job runs, below any mode of the job's."""
+
+    def __init__(self, memory: Memory, needs: Needs, remaking: Remaking, keys: Keys | None) -> None:
+        """Shares the parts of the runtime."""
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's base is not annotated
+        self._memory = memory
+        self._needs = needs
+        self._remaking = remaking
+        self._keys = keys
+        self._operators: dict[int, Operator] = {}  # each holds its function, whose number stays its own
+        self._lock = threading.RLock()  # backward on a device runs in threads of its own
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Lets torch.compile compile: without this a mode makes it run eager for good."""
+        return True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Declines torch's own guard, which would import torch._dynamo into the job."""
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Runs one operator."""
+        if self._remaking.is_running or _get_mode(_FAKE) is not None:
+            return func(*args, **kwargs) if kwargs else func(*args)
+        for kind in types:
+            if kind not in _PLAIN:
+                return NotImplemented
+        operator = self._operators.get(id(func))
+        if operator is None:
+            operator = self._operators[id(func)] = Operator(func)
+        if operator.is_view:
+            return func(*args, **kwargs) if kwargs else func(*args)
+        with self._lock:
+            return self._run(operator, func, args, kwargs or {})
+
+    def _run(self, operator: Operator, func: Any, args: Any, kwargs: Any) -> Any:
+        memory = self._memory
+        if memory.due:
+            memory.drop_due()
+        recipe = None
+        if operator.can_repeat and _is_grad_enabled():
+            recipe = self._recipe(operator, func, args, kwargs)
+        if self._keys is not None and _current_node() is None:
+            name = self._keys.name(operator.name)
+            if recipe is not None:
+                recipe.key = name
+        if recipe is not None:
+            need = recipe.need
+        else:
+            parts: list[Any] = [operator]
+            _add_key(parts, args)
+            need = self._needs.of(tuple(parts))
+        if operator.written_names:
+            for storage in _written(operator, args, kwargs):
+                memory.before_write(storage)
+        if not need.is_heard and (need.highest_bytes < 0 or self._needs.can_hear()):
+            guess = self._needs.estimate_bytes(func, args, kwargs)
+            memory.make_room(guess, operator.name, is_sure=False)
+            learn = partial(self._needs.learn, need, guess, func, args, kwargs)
+            try:
+                result, cost_us = learn()
+            except (RuntimeError, MemoryError) as error:
+                result, cost_us = self._call_again(error, recipe, learn, 0)
+        else:
+            memory.make_room(need.highest_bytes, operator.name, is_sure=need.is_heard)
+            is_watched = need.runs < _WATCHED_RUNS
+            before = memory.counter.used_bytes() if is_watched else 0
+            start = _now_ns()
+            try:
+                result = func(*args, **kwargs)
+            except (RuntimeError, MemoryError) as error:
+                result = self._call_again(error, recipe, partial(func, *args, **kwargs), need.highest_bytes)
+            cost_us = (_now_ns() - start) / 1000
+            if is_watched:
+                need.runs += 1
+                need.highest_bytes = max(need.highest_bytes, memory.counter.used_bytes() - before)
+        memory.clock_us += cost_us
+        memory.first_us += cost_us
+        if recipe is not None:
+            recipe.cost_us = cost_us
+            self._note(operator, recipe, args, result)
+        elif operator.written_names:
+            for storage in _written(operator, args, kwargs):
+                memory.changed(storage, None)
+        return result
+
+    def _call_again(self, error: BaseException, recipe: Recipe | None, call: Callable[[], Any], need_bytes: int) -> Any:
+        """Runs an operator that the device had no memory for again, each time with more of it dropped."""
+        memory = self._memory
+        while is_out_of_memory(error) and (victim := memory.victims.choose(memory.clock_us)) is not None:
+            freed = 0
+            while victim is not None and freed <= need_bytes:
+                freed += victim.size_bytes
+                memory.drop(victim)
+                victim = memory.victims.choose(memory.clock_us)
+            try:
+                if recipe is not None:
+                    put_back(recipe.random)
+                return call()
+            except (RuntimeError, MemoryError) as again:
+                error = again.with_traceback(None)
+        raise error
+
+    # -- recipes --------------------------------------------------------------------------------------------------
+
+    def _recipe(self, operator: Operator, func: Any, args: Any, kwargs: Any) -> Recipe | None:
+        """Notes how an operator is about to be run; None where that is of no use later."""
+        parts: list[Any] = [operator]
+        cells: list[Cell] = []
+        anchors: list[torch.UntypedStorage] = []
+        try:
+            noted = [self._noted(value, parts, cells, anchors) for value in args]
+            names = (
+                {name: self._noted(value, parts, cells, anchors) for name, value in kwargs.items()} if kwargs else None
+            )
+        except (_NotPlainError, NotImplementedError):
+            return None
+        recipe = Recipe(func, self._needs.of(tuple(parts)), _sequence_number())
+        if operator.statistics is not None and operator.moves_statistics(args):
+            self._blank_statistics(operator, args, noted, cells)
+        recipe.args, recipe.kwargs = tuple(noted), names
+        recipe.inputs = tuple(dict.fromkeys(cells)) if len(cells) > 1 else tuple(cells)
+        recipe.anchors = tuple(anchors)
+        if operator.is_random:
+            device = cells[0].device if cells else torch.device((kwargs or {}).get("device") or "cpu")
+            recipe.random = states_for(kwargs, device)
+        return recipe
+
+    def _noted(self, value: Any, parts: list[Any], cells: list[Cell], anchors: list[torch.UntypedStorage]) -> Any:
+        """Returns an argument as a recipe holds it; adds what tells its kind of run, and its cell."""
+        kind = type(value)
+        if kind is _Tensor or kind in _PLAIN or isinstance(value, _Tensor):
+            if value.layout is not _strided or value.dtype in _COMPLEX:
+                raise _NotPlainError
+            storage = value.untyped_storage()
+            cell = self._memory.meet(storage)
+            if cell.recipe is None:
+                anchors.append(storage)
+            cells.append(cell)
+            ref = Ref(cell, value)
+            parts.append(ref.size)
+            parts.append(ref.dtype)
+            return ref
+        if kind in _LISTS:
+            return [self._noted(item, parts, cells, anchors) for item in value]
+        if kind is int or kind is bool:
+            parts.append(value)
+        return value
+
+    def _blank_statistics(self, operator: Operator, args: Any, noted: list[Any], cells: list[Cell]) -> None:
+        assert operator.statistics is not None
+        for position in operator.statistics[:2]:
+            if position is not None and position < len(args) and isinstance(args[position], _Tensor):
+                cells.remove(noted[position].cell)
+                noted[position] = Blank(args[position])
+
+    def _note(self, operator: Operator, recipe: Recipe, args: Any, result: Any) -> None:
+        """Notes what an operator made."""
+        memory = self._memory
+        reader = weakref.ref(recipe)
+        for cell in recipe.inputs:
+            cell.used_us = memory.clock_us
+            cell.add_reader(reader)
+        if operator.changes >= 0:
+            storage = args[operator.changes].untyped_storage()
+            before = memory.find(storage)
+            if before is None or before.recipe is None:
+                memory.changed(storage, None)
+                return
+            recipe.changes = before
+            recipe.outputs.append(weakref.ref(memory.changed(storage, recipe)))
+            return
+        if operator.statistics is not None and operator.moves_statistics(args):
+            for position in operator.statistics[:2]:
+                if position is not None and position < len(args) and isinstance(args[position], _Tensor):
+                    memory.changed(args[position].untyped_storage(), None)
+        for number, value in enumerate(result) if type(result) in _LISTS else ((0, result),):
+            if not isinstance(value, _Tensor) or value.layout is not _strided:
+                continue
+            storage = value.untyped_storage()
+            if memory.find(storage) is not None:
+                continue  # a view of an input
+            cell = Cell(recipe, number, storage.nbytes(), storage.device)
+            cell.used_us = memory.clock_us
+            memory.place(cell, storage)
+            recipe.outputs.append(weakref.ref(cell))
+
+    # -- the stack ------------------------------------------------------------------------------------------------
+
+    def slide_in(self) -> None:
+        """Puts the mode below whatever modes are on the stack."""
+        above = _pop_all()
+        torch._C._push_on_torch_dispatch_stack(self)
+        for mode in above:
+            torch._C._push_on_torch_dispatch_stack(mode)
+
+    def slide_out(self) -> None:
+        """Takes the mode out of the stack, leaving all others in their order."""
+        for mode in _pop_all():
+            if mode is not self:
+                torch._C._push_on_torch_dispatch_stack(mode)
+
+    def __enter__(self) -> Any:
+        """Use `slide_in`: entering like any other mode would put it on top of the user's."""
+        raise TypeError("RematMode slides in, it is not entered")
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Use `slide_out`."""
+        raise TypeError("RematMode slides out, it is not left")
+
+
+def _pop_all() -> list[Any]:
+    """Empties the stack of user modes; bottom first. Infrastructure modes (fake tensors, tracing) stay."""
+    positions = range(torch._C._len_torch_dispatch_stack())
+    modes = [torch._C._get_dispatch_stack_at(position) for position in positions]
+    users = [mode for mode in modes if getattr(mode, "_mode_key", None) is None]
+    for _ in users:
+        torch._C._pop_torch_dispatch_stack(None)
+    return users
+
+
+def _add_key(parts: list[Any], values: Any) -> None:
+    for value in values:
+        kind = type(value)
+        if isinstance(value, _Tensor):
+            parts.append(value.shape)
+            parts.append(value.dtype)
+        elif kind is int or kind is bool:
+            parts.append(value)
+        elif kind in _LISTS:
+            _add_key(parts, value)
+
+
+def _written(operator: Operator, args: Any, kwargs: Any) -> list[torch.UntypedStorage]:
+    """Lists the storages that an operator writes into."""
+    values = [args[position] for position in operator.written if position < len(args)]
+    values += [kwargs[name] for name in operator.written_names if name in kwargs]
+    items = [item for value in values for item in (value if type(value) in _LISTS else (value,))]
+    return [item.untyped_storage() for item in items if isinstance(item, _Tensor) and item.layout is _strided]

@@ -1,0 +1,119 @@
+"""Holds a budget of bytes: saved tensors are dropped while memory is short, and made again when backward asks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Self
+
+from memprof.errors import PolicyError, UsageError
+from memprof.policies.base import Policy
+from memprof.units import format_bytes, parse_bytes
+
+if TYPE_CHECKING:
+    from memprof.policies.job import Job
+    from memprof.trace.step import Step
+
+HEURISTICS = ("eq-class", "msps")
+SWAPS = ("", "host", "disk")
+
+
+@dataclass(frozen=True)
+class Remat(Policy):
+    """Drops saved tensors while memory is short and makes them again, operator by operator.
+
+    Attributes:
+        budget: Most bytes that may be allocated at once, as text: ``8GiB``; "" where the plan names what is dropped.
+        recompute: Keys of saved tensors that are dropped at once and made again, whatever the budget:
+            ``layers.0.mlp.1:aten.gelu.default:0``, the module, the operator, and which of its runs made it.
+        heuristic: How the victim is chosen where the budget decides; one of HEURISTICS.
+        swap: ``host`` or ``disk`` where a victim is carried there instead if that is quicker than making it again.
+        warn_factor: Time of operators run again, as a multiple of those run first, from which on the job is warned.
+    """
+
+    name: ClassVar[str] = "remat"
+    flag_help: ClassVar[str] = (
+        "never more than so many allocated bytes: saved tensors are dropped while memory is short and made again when "
+        "backward asks; :host or :disk carries them there where that is quicker"
+    )
+    flag_example: ClassVar[str] = "8GiB"
+    numerics: ClassVar[str] = "none"
+    source: ClassVar[str] = "modelled"
+
+    budget: str = ""
+    recompute: tuple[str, ...] = ()
+    heuristic: str = "eq-class"
+    swap: str = ""
+    warn_factor: float = 2.0
+
+    def __post_init__(self) -> None:
+        """Checks the settings."""
+        if not self.budget and not self.recompute:
+            raise PolicyError("remat needs a budget, or what is made again: write budget = '8GiB'.")
+        if self.budget and self.budget_bytes <= 0:
+            raise PolicyError("remat cannot hold a budget of nothing; write budget = '8GiB'.")
+        for key in self.recompute:
+            if len(key.rsplit(":", 2)) != 3 or not key.rsplit(":", 1)[1].isdecimal():
+                raise PolicyError(
+                    f"remat does not know {key!r}; write module, operator and number: 'layers.0:aten.gelu.default:0'."
+                )
+        if self.heuristic not in HEURISTICS:
+            raise PolicyError(f"remat does not know heuristic = {self.heuristic!r}; write {' or '.join(HEURISTICS)}.")
+        if self.swap not in SWAPS:
+            raise PolicyError(f"remat does not know swap = {self.swap!r}; write host or disk, or leave it out.")
+        if not self.warn_factor > 0:
+            raise PolicyError(f"remat cannot warn at {self.warn_factor} times the forward; write warn_factor = 2.0.")
+
+    @property
+    def budget_bytes(self) -> int:
+        """The budget, 0 where there is none.
+
+        Raises:
+            PolicyError: The text is no size.
+        """
+        if not self.budget:
+            return 0
+        try:
+            return parse_bytes(self.budget)
+        except UsageError as error:
+            raise PolicyError(f"remat cannot read its budget: {error}.") from None
+
+    @classmethod
+    def from_flag(cls, text: str) -> Self:
+        """Reads ``8GiB``, with ``:host`` or ``:disk`` behind it.
+
+        Raises:
+            PolicyError: The text makes no sense.
+        """
+        size, _, to = text.partition(":")
+        if to.strip() not in SWAPS:
+            raise PolicyError(f"remat does not know {to.strip()!r} behind ':'; write --remat {cls.flag_example}:disk.")
+        if not size.strip():
+            raise PolicyError(f"remat needs a budget; write --remat {cls.flag_example}.")
+        return cls(budget=size.strip(), swap=to.strip())
+
+    def transform(self, step: Step) -> Step:
+        """Drops and makes again what the runtime would."""
+        from memprof.policies.remat.transform import transform_remat
+
+        return transform_remat(step, self)
+
+    def start(self) -> None:
+        """Begins to count allocated bytes before the job makes its first tensor."""
+        from memprof.policies.remat.apply import begin_counting
+
+        begin_counting()
+
+    def apply(self, job: Job) -> None:
+        """Installs the runtime in the job's process."""
+        from memprof.policies.remat.apply import apply_remat
+
+        apply_remat(job, self)
+
+    def describe(self) -> str:
+        """Names the budget, or what is made again."""
+        parts = [f"within {format_bytes(self.budget_bytes)}"] if self.budget else []
+        if self.recompute:
+            parts.append(f"{len(self.recompute)} saved tensors made again")
+        if self.swap:
+            parts.append(f"swap to {self.swap} where quicker")
+        return f"remat {', '.join(parts)}"

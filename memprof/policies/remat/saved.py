@@ -1,0 +1,111 @@
+"""Gives autograd handles in the place of what it saves, and takes the handles back for tensors."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+
+from memprof.policies.remat.cells import Cell, view_of
+from memprof.policies.remat.keys import Keys
+from memprof.policies.remat.memory import Memory
+from memprof.policies.remat.remaking import Remaking
+from memprof.policies.swap.packing import Left, Version, is_plain
+
+_APPLY = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]  # a class method in Python
+
+
+class Handle:
+    """What autograd holds in the place of a tensor that may be dropped."""
+
+    __slots__ = ("_cell", "_dtype", "_hooks", "_offset", "_size", "_stride", "_version")
+
+    def __init__(self, hooks: SavedHooks, cell: Cell, tensor: torch.Tensor) -> None:
+        """Holds the cell, and how the tensor lies in it."""
+        self._hooks = hooks
+        self._cell = cell
+        self._dtype, self._offset = tensor.dtype, tensor.storage_offset()
+        self._size, self._stride = tensor.shape, tensor.stride()
+        with torch._C._DisableTorchDispatch():
+            self._version = Version(tensor, keeps_memory=False)
+
+    def unpack(self) -> torch.Tensor:
+        """Returns the tensor.
+
+        Raises:
+            RuntimeError: It was changed in place since, as PyTorch says it without hooks.
+        """
+        self._version.check()
+        storage = self._hooks.restore(self._cell.latest())
+        return view_of(storage, self._dtype, self._offset, self._size, self._stride)
+
+    def __del__(self) -> None:
+        hooks = getattr(self, "_hooks", None)
+        if hooks is not None:
+            hooks.release(self._cell.latest())
+
+
+class SavedHooks:
+    """The pair of hooks, below any that the job installs itself."""
+
+    def __init__(self, memory: Memory, remaking: Remaking, keys: Keys | None) -> None:
+        """Shares the parts of the runtime.
+
+        Args:
+            memory: Which content is where.
+            remaking: Makes contents again.
+            keys: What a plan wants of which saved tensor; None where only the budget decides.
+        """
+        self._memory = memory
+        self._remaking = remaking
+        self._keys = keys
+
+    def pack(self, tensor: torch.Tensor) -> Handle | Left:
+        """Takes a tensor that autograd saves."""
+        # What an autograd.Function saves is kept: its author may do with it what no operator does.
+        if is_plain(tensor) and sys._getframe(1).f_code is not _APPLY:
+            storage = tensor.untyped_storage()
+            cell = self._memory.find(storage)
+            if cell is not None and cell.recipe is not None and cell.recipe.can_repeat and cell.size_bytes:
+                handle = Handle(self, cell, tensor)
+                self._memory.save(cell, storage)
+                if self._keys is not None:
+                    self._keys.decide(cell)
+                return handle
+        with torch._C._DisableTorchDispatch():
+            return Left(tensor)
+
+    def unpack(self, packed: Handle | Left) -> torch.Tensor:
+        """Gives autograd back what it saved."""
+        return packed.unpack()
+
+    def restore(self, cell: Cell) -> torch.UntypedStorage:
+        """Returns a storage with a cell's content."""
+        return self._remaking.restore(cell)
+
+    def release(self, cell: Cell) -> None:
+        """Notes that autograd lets go of a cell."""
+        self._memory.release(cell)
+
+    def slide_in(self) -> None:
+        """Puts the hooks below whatever hooks are in force."""
+        above = _pop_all()
+        torch._C._autograd._push_saved_tensors_default_hooks(self.pack, self.unpack)
+        for pair in above:
+            torch._C._autograd._push_saved_tensors_default_hooks(*pair)
+
+    def slide_out(self) -> None:
+        """Takes the hooks out, leaving all others in their order."""
+        for pair in _pop_all():
+            if pair[0] != self.pack:
+                torch._C._autograd._push_saved_tensors_default_hooks(*pair)
+
+
+def _pop_all() -> list[Any]:
+    """Takes all hooks of this thread; returns them, the lowest first."""
+    found = []
+    while (pair := torch._C._autograd._top_saved_tensors_default_hooks(True)) is not None:
+        found.append(pair)
+        torch._C._autograd._pop_saved_tensors_default_hooks()
+    return found[::-1]

@@ -1,0 +1,113 @@
+"""What of a recorded step may be dropped and made again: storages that forward made and autograd keeps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from memprof.replay.time import op_cost_us
+from memprof.trace.schema import NONE, Bools, Floats, Ints
+from memprof.trace.step import Step
+
+_LASTING = ("parameter", "buffer", "gradient", "optimizer_state", "input")
+_STATISTICS = ("batch_norm", "instance_norm")
+
+
+@dataclass(frozen=True, eq=False)
+class Units:
+    """The storages of a step as the runtime sees them. Columns are of shape ``(storages,)``, but for cost.
+
+    A storage is made again by all operators that wrote it in forward, in their order; what they read is needed for it.
+
+    Attributes:
+        may_go: Whether it may be dropped: autograd keeps it, and operators that can repeat made it.
+        can_remake: Whether operators that can repeat made it, kept or not.
+        held: The last operator up to which somebody besides backward nodes holds it.
+        makers: Operators that make each storage.
+        sources: Storages that those read besides it.
+        cost_us: What each operator adds when it runs once more, shape ``(ops,)``.
+    """
+
+    may_go: Bools
+    can_remake: Bools
+    held: Ints
+    makers: dict[int, list[int]]
+    sources: dict[int, list[int]]
+    cost_us: Floats
+
+    def remake_us(self, storage: int) -> float:
+        """Returns the time of the operators that make a storage."""
+        return float(sum(self.cost_us[op_id] for op_id in self.makers[storage]))
+
+
+def units_of(step: Step) -> Units:
+    """Reads the units off a step."""
+    ops, storages, uses = step.ops, step.storages, step.uses
+    created, freed = storages.created_op_id, storages.freed_op_id
+    total = len(ops)
+    is_forward = (ops.phase == "forward") & ~ops.is_recompute & (ops.kind == "compute")
+    is_own = (created != NONE) & ~np.isin(storages.category, _LASTING) & (storages.allocated_bytes > 0)
+    is_own[is_own] = is_forward[created[is_own]]
+    # What backward changes in place, or writes, cannot be had again.
+    writes = uses.role != "read"
+    late = writes & ~is_forward[uses.op_id]
+    is_own[uses.storage_id[late]] = False
+
+    makers: dict[int, list[int]] = {}
+    reads: dict[int, list[int]] = {}
+    for op_id, storage, role in zip(uses.op_id.tolist(), uses.storage_id.tolist(), uses.role.tolist(), strict=True):
+        if role == "read":
+            reads.setdefault(op_id, []).append(storage)
+        elif is_own[storage]:
+            makers.setdefault(storage, []).append(op_id)
+    for storage in np.flatnonzero(is_own).tolist():
+        first = int(created[storage])
+        if first not in makers.setdefault(storage, []):
+            makers[storage].insert(0, first)
+    sources = {
+        storage: list(dict.fromkeys(s for op_id in made_by for s in reads.get(op_id, ()) if s != storage))
+        for storage, made_by in makers.items()
+    }
+
+    last = _last_of_nodes(step)
+    saved = step.saved
+    by_node = last[saved.forward_op_id] != NONE
+    kept_until = np.full(len(storages), NONE, dtype=np.int64)
+    np.maximum.at(kept_until, saved.storage_id[by_node], last[saved.forward_op_id[by_node]])
+    held = _held(step)
+    # Freed later than the last node lets go of it, somebody else holds it all along.
+    lives = np.where(freed == NONE, total, freed)
+    held = np.where(lives > kept_until, lives, held)
+    return Units(is_own & (kept_until != NONE) & (held < lives), is_own, held, makers, sources, op_cost_us(step))
+
+
+def _last_of_nodes(step: Step) -> Ints:
+    """Returns the last operator of each forward operator's backward node, NONE where it has none."""
+    ops = step.ops
+    rows = np.flatnonzero((ops.forward_op_id != NONE) & ~ops.is_recompute & (ops.phase == "backward"))
+    last = np.full(len(ops) + 1, NONE, dtype=np.int64)
+    last[ops.forward_op_id[rows]] = rows
+    return last
+
+
+def _held(step: Step) -> Ints:
+    """Returns the last operator that each storage is held for by others than backward nodes that saved it."""
+    ops, storages, uses, calls = step.ops, step.storages, step.uses, step.module_calls
+    count = len(storages)
+    held = np.where(storages.created_op_id == NONE, 0, storages.created_op_id)
+    pairs = np.unique(step.saved.forward_op_id * count + step.saved.storage_id)
+    node = ops.forward_op_id[uses.op_id]
+    by_packer = (node != NONE) & np.isin(node * count + uses.storage_id, pairs)
+    np.maximum.at(held, uses.storage_id[~by_packer], uses.op_id[~by_packer])
+    # A call's frames hold what it was called with until it returns.
+    told = np.flatnonzero((calls.first_op_id != NONE) & (calls.last_op_id != NONE) & ~calls.is_recompute)
+    order = np.argsort(uses.op_id, kind="stable")
+    use_op, use_storage = uses.op_id[order], uses.storage_id[order]
+    for call in told.tolist():
+        first, last = int(calls.first_op_id[call]), int(calls.last_op_id[call])
+        low, high = np.searchsorted(use_op, [first, last + 1])
+        touched = np.unique(use_storage[low:high])
+        given = touched[storages.created_op_id[touched] < first]
+        held[given] = np.maximum(held[given], last)
+    return held

@@ -1,0 +1,162 @@
+"""Chooses what is dropped when memory is short: what is large, stale and quickly made again.
+
+Source: Kirisame et al., Dynamic Tensor Rematerialization, ICLR 2021, section 4.1 and appendix C: h = (own cost + cost
+of the dropped neighbourhood) / (bytes x staleness), with the neighbourhood kept as classes of a union-find structure
+(h-DTR-eq), and with samples of the candidates instead of all (appendix E.2). The msps heuristic leaves staleness out
+and counts only what is needed to make a value again (after Peng et al., Capuchin, ASPLOS 2020).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import torch
+
+from memprof.policies.remat.cells import Cell
+
+HEURISTICS = ("eq-class", "msps")
+#: Candidates looked at for one victim, and dropped values without a class that are walked through for one candidate.
+_SAMPLE, _WALK = 48, 24
+_use_count = torch._C._storage_Use_Count
+
+
+class Victims:
+    """The cells that may be dropped: those that autograd saved, in memory and held by nobody else."""
+
+    def __init__(self, heuristic: str) -> None:
+        """Knows none."""
+        self._is_stale_cheap = heuristic == "eq-class"
+        self._pool: list[Cell] = []
+        self._random = random.Random(0)  # of its own: the job's numbers stay as they are
+        self._joined_to: list[int] = []
+        self._class_us: list[float] = []
+
+    def __len__(self) -> int:
+        """Returns how many there are, those in use included."""
+        return len(self._pool)
+
+    def add(self, cell: Cell) -> None:
+        """Takes a cell in."""
+        if cell.slot < 0:
+            cell.slot = len(self._pool)
+            self._pool.append(cell)
+
+    def remove(self, cell: Cell) -> None:
+        """Takes a cell out."""
+        if cell.slot >= 0:
+            last = self._pool.pop()
+            if last is not cell:
+                self._pool[cell.slot] = last
+                last.slot = cell.slot
+            cell.slot = -1
+
+    def choose(self, clock_us: float) -> Cell | None:
+        """Returns the cell of least h among a sample, None where none can go.
+
+        Args:
+            clock_us: The time now, on the clock of summed operator time.
+        """
+        pool = self._pool
+        count = len(pool)
+        picked = pool if count <= _SAMPLE else [pool[self._random.randrange(count)] for _ in range(_SAMPLE)]
+        best, least = None, 0.0
+        for cells in (picked, pool):
+            for cell in cells:
+                if may_go(cell):
+                    h = self.h(cell, clock_us)
+                    if best is None or h < least:
+                        best, least = cell, h
+            if best is not None or cells is pool:
+                return best
+        return best
+
+    def h(self, cell: Cell, clock_us: float) -> float:
+        """Returns what dropping a cell costs for what it gives: less is better."""
+        cost_us = self.remake_us(cell)
+        if self._is_stale_cheap:
+            return cost_us / (cell.size_bytes * (clock_us - cell.used_us + 1e-3))
+        return cost_us / cell.size_bytes
+
+    def remake_us(self, cell: Cell) -> float:
+        """Returns the time of making a cell again, with the dropped ones around it."""
+        assert cell.recipe is not None
+        total_us = cell.recipe.cost_us
+        classes: set[int] = set()
+        seen: set[int] = set()
+        ways = (_above, _below) if self._is_stale_cheap else (_above,)
+        for way in ways:
+            stack, steps = [cell], 0
+            while stack and steps < _WALK:
+                for other in way(stack.pop()):
+                    if other.is_there() or other.recipe is None or id(other) in seen:
+                        continue
+                    seen.add(id(other))
+                    steps += 1
+                    if other.class_number >= 0 and self._is_stale_cheap:
+                        classes.add(self._class_of(other.class_number))
+                    elif other.place is None:
+                        total_us += other.recipe.cost_us
+                        stack.append(other)
+        return total_us + sum(self._class_us[number] for number in classes)
+
+    def dropped(self, cell: Cell) -> None:
+        """Puts a dropped cell into a class, joined with those of the dropped cells beside it."""
+        assert cell.recipe is not None
+        number = len(self._joined_to)
+        self._joined_to.append(number)
+        self._class_us.append(cell.recipe.cost_us)
+        cell.class_number = number
+        for way in (_above, _below):
+            for other in way(cell):
+                if other.class_number >= 0 and not other.is_there():
+                    near = self._class_of(other.class_number)
+                    if near != number:
+                        self._joined_to[near] = number
+                        self._class_us[number] += self._class_us[near]
+
+    def made_again(self, cell: Cell) -> None:
+        """Takes a cell out of its class; classes are never split."""
+        if cell.class_number >= 0:
+            assert cell.recipe is not None
+            number = self._class_of(cell.class_number)
+            self._class_us[number] = max(0.0, self._class_us[number] - cell.recipe.cost_us)
+            cell.class_number = -1
+
+    def forget_classes(self) -> None:
+        """Starts classes anew, when no cell is in one any more."""
+        self._joined_to.clear()
+        self._class_us.clear()
+
+    def _class_of(self, number: int) -> int:
+        while self._joined_to[number] != number:
+            self._joined_to[number] = number = self._joined_to[self._joined_to[number]]
+        return number
+
+
+def may_go(cell: Cell) -> bool:
+    """Tells whether a cell's memory would be free if it were dropped, and its content could be had again."""
+    hold = cell.hold
+    return (
+        hold is not None
+        and not cell.locks
+        and not cell.is_kept
+        and cell.recipe is not None
+        and cell.recipe.can_repeat
+        and cell.size_bytes > 0
+        and _use_count(hold._cdata) == 1
+    )
+
+
+def _above(cell: Cell) -> tuple[Cell, ...]:
+    """Returns the cells that a cell is made from."""
+    return cell.recipe.inputs if cell.recipe is not None else ()
+
+
+def _below(cell: Cell) -> Iterator[Cell]:
+    """Yields the cells that are made from a cell."""
+    for recipe in cell.live_readers():
+        for output in recipe.outputs:
+            made = output()
+            if made is not None:
+                yield made

@@ -1,0 +1,194 @@
+"""Does remat hold its budget, with the numbers of the plain run, and at what price?"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from memprof.errors import PolicyError
+from memprof.planners.find import find_plan
+from memprof.planners.graph import graph_of
+from memprof.planners.single_tensors import remat_of
+from memprof.policies.plan import Plan
+from memprof.policies.plan_file import write_plan
+from memprof.policies.remat.policy import Remat
+from memprof.replay.live import live_bytes
+from memprof.trace.step import Step
+from memprof.trace.store import Trace
+from tests.benchmarks.recording import JOBS, ROOT, Job, run
+from tests.benchmarks.section import Section, verdict
+
+#: The jobs, and the repeated part of each for checkpointing by layers; "" where there is none.
+MODELS = {"gpt": "layers.*", "resnet": "stages.*", "lstm": "layers.*", "unet": "down.*,up.*", "tree": ""}
+SHARES = (0.9, 0.7, 0.5, 0.4, 0.3)
+SHARE_BAR, OPERATOR_BAR_US = 0.02, 15.0
+_ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One run within a budget.
+
+    Attributes:
+        row: Its cells.
+        over: Highest recorded peak over the budget.
+        is_equal: Whether every line that the job printed is that of the plain run.
+        share_error: Predicted less measured share of the time that runs again; 0 where it was not predicted.
+    """
+
+    row: tuple[str, ...]
+    over: float
+    is_equal: bool
+    share_error: float
+
+
+def measure(folder: Path, *, quick: bool) -> Section:
+    """Records every job plain and within budgets of shares of its peak, as many processes one after the other."""
+    outcomes: list[Outcome] = []
+    refused: list[tuple[str, ...]] = []
+    for model in ("gpt", "tree") if quick else MODELS:
+        job = Job(ROOT / "tests" / "policies" / "jobs" / f"{model}.py", ("--steps", "8"))
+        base = folder / f"{model}.memprof"
+        printed = run(job.recorded(base), folder, **_ONE_THREAD).stdout
+        step = Trace.open(base).steady_step()
+        for share in (0.7,) if quick else SHARES:
+            budget = int(_peak(step) * share)
+            try:
+                outcomes.append(_within(job, model, f"{share:.0%}", step, budget, printed, folder))
+            except RuntimeError as error:
+                least = _least_share(step)
+                sentence = str(error).strip().rpartition("memprof: ")[2].partition(" at once")[0]
+                refused.append((model, f"{share:.0%}", "-", "-", "-", "-", f"{sentence}; predicted least {least:.0%}"))
+        if MODELS[model] and not quick:
+            outcomes += _beside_checkpoint(job, model, step, printed, folder)
+    planned = _planned(folder, quick=quick)
+    small = json.loads(run([sys.executable, str(JOBS / "many_operators.py")], folder, PYTHONPATH=str(ROOT)).stdout)
+    mode_us, all_us = ((small[key] - small["plain_us"]) / small["operators"] for key in ("mode_us", "remat_us"))
+    over = max(outcome.over for outcome in outcomes)
+    equal = sum(outcome.is_equal for outcome in outcomes)
+    errors = sorted(abs(outcome.share_error) for outcome in outcomes)
+    text = (
+        f"peak over budget at most 1.000: highest {over:.4f}; every printed loss equal to the bit: {equal} of "
+        f"{len(outcomes)}; share of what runs again predicted within 2 points: "
+        f"{sum(error <= SHARE_BAR for error in errors)} of {len(errors)}, worst {errors[-1]:.1%}; bookkeeping at most "
+        f"15 us an operator: {all_us - mode_us:.1f} beside {mode_us:.1f} that torch takes to call Python"
+    )
+    passed = over <= 1 and equal == len(outcomes) and errors[-1] <= SHARE_BAR and all_us - mode_us <= OPERATOR_BAR_US
+    return Section(
+        "A budget held by remat",
+        "The jobs of tests/policies/jobs plain and under `memprof record --remat`, one thread; the peak is the highest "
+        "of the recorded steps, times are those of the steps without the recorder. Checkpoint rows: all repeated "
+        f"layers under activation checkpointing, then remat at the peak that they reach. {planned} Bookkeeping: CPU "
+        f"time of a step of {small['operators']:,} operators on 32 numbers.",
+        ("model", "budget", "peak / budget", "losses", "step time", "again", "predicted again"),
+        (*(outcome.row for outcome in outcomes), *refused),
+        verdict(text, passed=passed),
+    )
+
+
+def _within(job: Job, model: str, title: str, step: Step, budget: int, printed: bytes, folder: Path) -> Outcome:
+    head = folder / "head.memprof"
+    done = run(_under(job, head, "--remat", str(budget)), folder, **_ONE_THREAD)
+    trace = Trace.open(head)
+    over = max(_peak(trace.step(number)) for number in trace.recorded_steps) / budget
+    measured = trace.steady_step()
+    share = _share(measured)
+    try:
+        predicted = _share(Remat(budget=str(budget)).transform(step))
+        told = f"{predicted:.1%}"
+    except PolicyError:
+        predicted, told = share, "does not fit"
+    is_equal = done.stdout == printed
+    row = (
+        model,
+        title,
+        f"{over:.4f}",
+        "equal" if is_equal else "DIFFER",
+        f"{measured.duration_us / step.duration_us:.2f} x",
+        f"{share:.1%}",
+        told,
+    )
+    return Outcome(row, over, is_equal, predicted - share)
+
+
+def _beside_checkpoint(job: Job, model: str, step: Step, printed: bytes, folder: Path) -> list[Outcome]:
+    """Sets remat beside checkpointing by layers, at the peak that this reaches."""
+    head = folder / "checkpointed.memprof"
+    done = run(_under(job, head, "--checkpoint", MODELS[model]), folder, **_ONE_THREAD)
+    checkpointed = Trace.open(head).steady_step()
+    peak = _peak(checkpointed)
+    title = f"{peak / _peak(step):.0%}"
+    row = (
+        model,
+        f"checkpoint: {title}",
+        "1.0000",
+        "equal" if done.stdout == printed else "DIFFER",
+        f"{checkpointed.duration_us / step.duration_us:.2f} x",
+        f"{_share(checkpointed):.1%}",
+        "-",
+    )
+    try:
+        beside = _within(job, model, f"as checkpoint: {title}", step, peak, printed, folder)
+    except RuntimeError:
+        return [Outcome(row, 1.0, done.stdout == printed, 0.0)]
+    return [Outcome(row, 1.0, done.stdout == printed, 0.0), beside]
+
+
+def _planned(folder: Path, *, quick: bool) -> str:
+    """Has the job run what planners' schedules make again, and says what came of it."""
+    base, plan, head = folder / "resnet.memprof", folder / "remat.toml", folder / "planned.memprof"
+    job = Job(ROOT / "tests" / "policies" / "jobs" / "resnet.py", ("--steps", "8"))
+    if quick:
+        run(job.recorded(base), folder, **_ONE_THREAD)
+    step = Trace.open(base).steady_step()
+    graph = graph_of(step)
+    parts = []
+    for planner in ("dtr",) if quick else ("checkmate", "dtr", "knapsack"):
+        finding = find_plan(step, int(_peak(step) * 0.7), planner=planner, time_limit_s=30)
+        policy = None if finding.runs is None else remat_of(step, graph, finding.runs)
+        if policy is None:
+            parts.append(f"{planner}: {finding.status}")
+            continue
+        written, predicted = Plan((policy,)).predict(step, trace=base.name)
+        write_plan(plan, written)
+        run(_under(job, head, "--plan", str(plan)), folder, **_ONE_THREAD)
+        measured = Trace.open(head).steady_step()
+        parts.append(
+            f"{planner}: schedule {finding.schedule_peak_bytes:,}, predicted {_peak(predicted):,}, measured "
+            f"{_peak(measured):,} bytes, again {_share(predicted):.1%} predicted, {_share(measured):.1%} measured"
+        )
+    return f"Planned mode, resnet at 70 %, {'; '.join(parts)}."
+
+
+def _under(job: Job, output: Path, *flags: str) -> list[str]:
+    command = job.recorded(output)
+    place = command.index("record") + 1
+    return [*command[:place], *flags, *command[place:]]
+
+
+def _peak(step: Step) -> int:
+    return int(live_bytes(step).during.max())
+
+
+def _share(step: Step) -> float:
+    """Returns the time of the operators that run again, as a share of that of all others."""
+    took = np.nan_to_num(step.ops.duration_us)
+    again = step.ops.is_recompute
+    return float(took[again].sum() / took[~again].sum())
+
+
+def _least_share(step: Step) -> float:
+    """Returns the smallest share of the peak that the prediction holds, within half a percent."""
+    low, high, peak = 0.0, 1.0, _peak(step)
+    while high - low > 0.005:
+        middle = (low + high) / 2
+        try:
+            Remat(budget=str(int(peak * middle))).transform(step)
+            high = middle
+        except PolicyError:
+            low = middle
+    return high
