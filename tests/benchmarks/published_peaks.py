@@ -58,9 +58,14 @@ class Peak:
     notes: str
 
     def error(self, size_bytes: int) -> float:
-        """Returns by how many per cent a prediction is off; 0 if by less than the figure was rounded by."""
-        difference = size_bytes - self.bytes
-        return 0.0 if abs(difference) < self.rounding_bytes else 100 * difference / self.bytes
+        """Returns by how many per cent a prediction is off."""
+        return 100 * (size_bytes / self.bytes - 1)
+
+    @property
+    def doubt(self) -> str:
+        """Says by how many per cent the source may have rounded, where that is as much as one."""
+        share = 100 * self.rounding_bytes / self.bytes
+        return f" (source: ±{share:.0f} %)" if share >= 1 else ""
 
 
 @dataclass(frozen=True)
@@ -150,9 +155,8 @@ def compare(peaks: Sequence[Peak], counted: Mapping[tuple[str, str], Counted]) -
     for peak in peaks:
         ours = counted[OURS, peak.id]
         errors = (_error(peak, counted[name, peak.id]) for name in (OURS, *PEERS))
-        rows.append(
-            (peak.id, peak.set, peak.what, format_bytes(peak.bytes), format_bytes(ours.peak_bytes), *errors),
-        )
+        published = format_bytes(peak.bytes) + peak.doubt
+        rows.append((peak.id, peak.set, peak.what, published, format_bytes(ours.peak_bytes), *errors))
     passed = True
     for kind, bar in BARS.items():
         judged = [peak for peak in peaks if (peak.kind, peak.what, peak.set) == (kind, "allocated", "evaluation")]
@@ -166,10 +170,10 @@ def compare(peaks: Sequence[Peak], counted: Mapping[tuple[str, str], Counted]) -
         "Jobs whose peak on a GPU others have published (tests/benchmarks/published: sources, configurations, what is "
         "uncertain), each dry-run for three steps on its card with --device. Which counter was published is in the "
         "third column: bytes allocated or reserved by torch, or of the whole device, where a rule for the context is "
-        "added. A difference below what the source rounded by is 0. Beside it: the highest count of live storages on "
-        "fake tensors of the CPU, and torch's MemTracker on the same; neither knows of reserved bytes or of a context, "
-        f"nor of autocasting for CUDA. Each of these ran for {PEER_LIMIT_S} s at most. Medians are of the errors' "
-        "sizes.",
+        "added. Where a source rounds by a per cent or more, that is said. Beside it: the highest count of live "
+        "storages on fake tensors of the CPU, and torch's MemTracker on the same; neither knows of reserved bytes or "
+        f"of a context, nor of autocasting for CUDA. Each of these ran for {PEER_LIMIT_S} s at most. Medians are of "
+        "the errors' sizes.",
         ("job", "set", "bytes", "published", OURS, "error", *(f"error of {name}" for name in PEERS)),
         tuple(rows),
         verdict("median of allocated bytes, evaluation set: transformers <= 3 %, conv nets <= 8 %", passed=passed),
