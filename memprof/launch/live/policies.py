@@ -22,6 +22,7 @@ FROM_THE_START = {
     "allocator": "the allocator reads its options when the process starts",
     "compile": "nobody can tell its effect without running it",
     "optimizer": "updates in backward end the job where its gradients are clipped or scaled",
+    "remat": "what is held is counted from the job's first tensor on",
     "shard": "parameters are divided before an optimizer holds them",
 }
 
