@@ -316,3 +316,31 @@ def test_attention_runs_in_the_kernel_that_the_card_would_choose(
     for node, kernel in zip(nodes, kernels, strict=True):
         is_fused = "ScaledDotProduct" in node
         assert (kernel in node) if kernel != "math" else not is_fused, (nodes, kernels)
+
+
+_DEFERRED = """
+import torch
+from torch import nn
+with torch.device("meta"):
+    model = nn.Sequential(nn.Linear(512, 512), nn.Linear(512, 512))
+    assert all(part.device.type == "meta" for part in torch.empty(4, 4).split(2))
+assert torch.cuda.memory_allocated() == 0
+model.to_empty(device="cuda")
+assert model[0].weight.device == torch.device("cuda:0")
+print(torch.cuda.memory_allocated())
+for layer in model:
+    layer.reset_parameters()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(9):
+    model(torch.randn(4, 512, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_a_model_made_without_memory_gets_it_on_the_device(tmp_path: Path) -> None:
+    """Deferred initialization: nothing is taken on the meta device, and by `to_empty` as much as the weights are."""
+    ended = _record(tmp_path, _DEFERRED, "--dry-run", "--device", "l4")
+    assert ended.returncode == 0, ended.stderr
+    assert int(ended.stdout) == 2 * (4 * 512 * 512 + 4 * 512)
+    assert (ended.step.storages.category == "parameter").sum() == 4

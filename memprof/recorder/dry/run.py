@@ -228,7 +228,11 @@ class DryRun:
 
         def give(first: Any, second: Any) -> None:
             if isinstance(first, FakeTensor) and isinstance(second, FakeTensor):
-                first.data = second.data
+                if "meta" in (first.device.type, second.device.type):  # whose data cannot be given to another device's
+                    torch._C._swap_tensor_impl(first, second)
+                    first.__dict__, second.__dict__ = second.__dict__, first.__dict__
+                else:
+                    first.data = second.data
             else:
                 swap(first, second)  # type: ignore[no-untyped-call]
 

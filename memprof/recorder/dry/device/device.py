@@ -83,8 +83,8 @@ class VirtualDevice:
 
     def after(self, func: Any, args: Any, result: Any) -> None:
         """Gives an operator's results their blocks, and its kernel what it needs for itself."""
-        is_here = self._hold(result)
-        if is_here or any(face.is_on_device(value) for value in _flat(args)):
+        reads = any(face.is_on_device(value) for value in _flat(args))
+        if self._hold(result, reads=reads) or reads:
             self._kernels.run(func, args, result)
 
     def span(self, tensor: torch.Tensor) -> tuple[int, int]:
@@ -121,12 +121,18 @@ class VirtualDevice:
         except (NotImplementedError, RuntimeError):
             return 0, 0  # sparse and opaque tensors
 
-    def _hold(self, result: Any) -> bool:
+    def _hold(self, result: Any, *, reads: bool) -> bool:
+        """Gives results on the device their blocks; returns whether there are any.
+
+        Args:
+            result: What an operator returned.
+            reads: Whether it was given a tensor on the device.
+        """
         is_here = False
         for tensor in (result,) if isinstance(result, torch.Tensor) else _flat(result):
             if not isinstance(tensor, FakeTensor):
                 continue
-            if tensor.fake_device.type == "meta" and len(_flat(result)) > 1:
+            if reads and tensor.fake_device.type == "meta":
                 tensor.fake_device = CUDA  # seeds, of which torch cannot say where they will be
             if tensor.fake_device.type == "cuda" and tensor.layout is torch.strided:
                 is_here = True
