@@ -16,8 +16,9 @@ import ctypes
 import os
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch._C import _autograd, _profiler
@@ -100,6 +101,8 @@ class NativeEvents:
 
     name = "native"
     needs_outputs = False
+    #: Told of the allocations of every session that ends: others cannot hear for themselves while it runs.
+    listeners: ClassVar[list[Callable[[list[Any]], None]]] = []
 
     def __init__(self, log: RawLog) -> None:
         """Shares the recorder's log."""
@@ -151,7 +154,8 @@ class NativeEvents:
             return
         self.is_running = False
         events, device_events = self._log.events, self._log.device_events
-        for event in allocations(_autograd._disable_profiler()):
+        heard = allocations(_autograd._disable_profiler())
+        for event in heard:
             fields = event.extra_fields
             if fields.device.type == "cpu":
                 events.extend((event.start_time_ns, fields.ptr, fields.alloc_size, fields.total_allocated))
@@ -168,6 +172,8 @@ class NativeEvents:
                     )
                 )
         events.extend((time.time_ns(), *HEARD))
+        for listener in self.listeners:
+            listener(heard)
 
     def abandon(self) -> None:
         """Drops the session in a forked child."""

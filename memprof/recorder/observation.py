@@ -50,6 +50,7 @@ class Observation:
 
     Attributes:
         watch: How the step under way is observed.
+        is_paused: Whether nothing is recorded until the next step begins.
         thread: The thread observed.
         progress: Where in the step the job is.
     """
@@ -89,6 +90,7 @@ class Observation:
         self._of_thread = threading.local()
         self._of_thread.end = _AtThreadEnd(on_thread_end)
         self.watch = Watch.SKIPPED
+        self.is_paused = False
         self.progress = Progress()
         self._rounds = rounds
         self._is_late = is_late
@@ -144,6 +146,7 @@ class Observation:
     def begin_step(self, watch: Watch) -> None:
         """Switches the observers for a step that begins now."""
         self.watch = watch
+        self.is_paused = False
         self.progress.begin_step()
         self._step_first_op = self._log.op_count
         if self.is_recording:
@@ -178,6 +181,15 @@ class Observation:
             self._log.sample_rss()
         # Where the job's own profiler took over, the rest of the step was not heard.
         self._write_step(step, end_ns, is_complete=self._sources.is_open or not self.is_recording)
+
+    def pause(self) -> None:
+        """Stops to record, and leaves out what has run of the step under way: it begins anew when that goes on."""
+        if self.is_recording:
+            self._log.record("pauses", {"op": self._step_first_op, "time_ns": self._step_start_ns})
+            self._slide_out()
+            self._sources.stop()
+        self._times.abandon()
+        self.watch, self.is_paused = Watch.SKIPPED, True
 
     def close(self, step: int, reason: str, *, is_inside_step: bool) -> None:
         """Ends the recording for good."""

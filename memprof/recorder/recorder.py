@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from memprof.recorder.construction import is_within_constructor
 from memprof.recorder.modules import ModuleCallObserver
 from memprof.recorder.native import AllocatorTable
 from memprof.recorder.observation import Observation
@@ -131,6 +132,22 @@ class Recorder:
             self._fail(error)
         self._stop_job_if_asked()
 
+    def pause(self) -> None:
+        """Records nothing from here on until `resume`: what runs between two steps belongs to neither."""
+        try:
+            if self._observation is not None and self._is_observed():
+                self._observation.pause()
+        except Exception as error:  # noqa: BLE001 - nothing in here may reach the job
+            self._fail(error)
+
+    def resume(self) -> None:
+        """Begins the step under way anew, after `pause`."""
+        try:
+            if self._observation is not None and self._is_observed() and self._observation.is_paused:
+                self._begin_step(self._observation)
+        except Exception as error:  # noqa: BLE001 - nothing in here may reach the job
+            self._fail(error)
+
     def finish(self, reason: str, error: BaseException | None = None) -> None:
         """Ends the recording where it is, and takes every hook away.
 
@@ -242,6 +259,8 @@ class Recorder:
     # -- steps --------------------------------------------------------------------------------------------------
 
     def _should_begin(self) -> bool:
+        if is_within_constructor():
+            return False
         if torch.is_grad_enabled():
             return True
         if not self._waits_for_training:

@@ -72,12 +72,39 @@ def test_time_limit_is_kept() -> None:
     assert answer.best is None
 
 
+def test_remat_is_the_last_resort() -> None:
+    """It is tried where nothing else fits, beside what it can stand with; never where it is not allowed."""
+    step = step_named("gpt")
+    peak = int(live_bytes(step).during.max())
+    wish = Wish(int(peak * 0.3), forbid=("swap", "precision"))
+    found = explore(step, wish)
+    assert found.best is not None
+    assert found.best.policies[-1].name == "remat"
+    assert found.best.peak_bytes <= wish.budget_bytes
+    assert all(one.policies[-1].name == "remat" for one in found.fitting)
+    assert explore(step, dataclasses.replace(wish, forbid=(*wish.forbid, "remat"))).best is None
+    assert explore(step, Wish(wish.budget_bytes, allow=("checkpoint",))).best is None
+    easy = explore(step, Wish(int(peak * 0.6)))
+    assert not any(policy.name == "remat" for one in easy.fitting for policy in one.policies)
+    named = explore(step, Wish(int(peak * 0.6), allow=("remat",)))
+    assert named.best is not None
+    assert [policy.name for policy in named.best.policies] == ["remat"]
+
+
+def test_a_schedules_own_tensors_are_a_plan() -> None:
+    """Beside the modules that a planner's schedule comes to stands the plan that names its saved tensors."""
+    step = step_named("resnet")
+    budget = int(live_bytes(step).during.max() * 0.7)
+    found = explore(step, Wish(budget, planner="dtr"))
+    assert any(policy.name == "remat" and policy.recompute for one in found.fitting for policy in one.policies)
+
+
 @pytest.mark.parametrize("planner", ["sqrt", "selective", "chain", "dtr"])
 def test_named_planner_chooses_the_modules(planner: str) -> None:
     """A plan that follows a planner's schedule fits, and the answer tells what the schedule itself comes to."""
     step = step_named("gpt")
     budget = int(live_bytes(step).during.max()) * 6 // 10
-    answer = explore(step, Wish(budget, planner=planner))
+    answer = explore(step, Wish(budget, forbid=("remat",), planner=planner))
     assert answer.schedule is not None
     assert answer.schedule.planner == planner
     assert 0 < answer.schedule.peak_bytes <= budget

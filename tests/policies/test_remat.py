@@ -421,6 +421,37 @@ def test_victims_are_carried_to_disk_where_that_is_quicker():
     assert within.peak_bytes <= plain.peak_bytes * 0.7
 
 
+def test_what_kernels_take_is_heard_through_a_recorders_session(tmp_path):
+    """One profiler runs at a time: while a recorder's does, estimates stand, and give way to what it heard once cut."""
+    from memprof.policies.remat.counters import ProcessorCounter
+    from memprof.policies.remat.needs import Needs
+    from memprof.recorder.log import RawLog
+    from memprof.recorder.native import NativeEvents
+    from memprof.trace.spool import SpoolWriter
+
+    convolution, counter = torch.ops.aten.convolution.default, ProcessorCounter()
+    args = (torch.randn(4, 16, 32, 32), torch.randn(16, 16, 3, 3), None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+    convolution(*args)  # what a first run sets up for good is not the kernel's
+    needs, later = Needs(counter, torch.device("cpu")), Needs(counter, torch.device("cpu"))
+    alone, beside, again = needs.of("alone"), later.of("beside"), later.of("again")
+    needs.learn(alone, 1, convolution, args, {})
+    assert alone.is_heard
+    later.begin()
+    session = NativeEvents(RawLog(SpoolWriter(tmp_path)))
+    assert session.start()
+    later.learn(beside, 1 << 30, convolution, args, {})
+    assert not beside.is_heard
+    assert beside.highest_bytes >= 1 << 30
+    session.cut()
+    assert beside.is_heard
+    assert beside.highest_bytes == alone.highest_bytes >= 4 * 16 * 32 * 32 * 4
+    later.learn(again, 1 << 30, convolution, args, {})
+    later.end()
+    session.stop()
+    assert not again.is_heard
+    counter.close()
+
+
 # -- what a plan names -----------------------------------------------------------------------------------------------
 
 

@@ -12,6 +12,7 @@ from memprof.planners.graph import graph_of
 from memprof.planners.project import project
 from memprof.planners.registry import named_planner
 from memprof.planners.schedule import replay
+from memprof.planners.single_tensors import remat_of
 from memprof.planners.space.frames import find_frames
 from memprof.planners.space.groups import find_groups
 from memprof.planners.space.select import Selection
@@ -19,11 +20,14 @@ from memprof.planners.space.tried import Tried
 from memprof.planners.space.workbench import Workbench, allowed_names, rank
 from memprof.policies.base import Policy
 from memprof.policies.compile.policy import Compile
+from memprof.policies.remat.policy import Remat
 from memprof.trace.step import Step
 
 #: What is used unless something else is asked for: what computes the same numbers but for rounding, and can be applied
-#: to a job as it is.
+#: to a job as it is. Where nothing fits with these, remat is tried.
 DEFAULT_POLICIES = ("precision", "accumulate", "loss", "checkpoint", "swap", "optimizer")
+#: Combinations beside which a budget is held by force.
+_MOST_HELD = 6
 
 
 @dataclass(frozen=True)
@@ -136,7 +140,9 @@ def explore(step: Step, wish: Wish, report: Callable[[Tried], None] = lambda _: 
             for policies in _compiled(wish):
                 bench.try_plan(*policies)
             if wish.planner == "auto":
-                _search(bench, allowed, wish)
+                frames = _search(bench, allowed, wish)
+                if _may_rematerialise(bench, wish) and (wish.allow or not _fast_enough(bench, wish)):
+                    _hold(bench, frames, wish)
             else:
                 schedule = _follow(bench, wish)
         except KeyboardInterrupt:
@@ -153,16 +159,43 @@ def _compiled(wish: Wish) -> tuple[tuple[Policy, ...], ...]:
     return wish.measured or (((Compile(),),) if is_open else ())
 
 
-def _search(bench: Workbench, allowed: set[str], wish: Wish) -> None:
+def _search(bench: Workbench, allowed: set[str], wish: Wish) -> list[tuple[Policy, ...]]:
+    """Chooses modules beside every combination of the other policies, and returns those combinations."""
     groups = find_groups(bench.step)
     selection = Selection(bench, groups, allowed, wish.budget_bytes)
-    for frame in find_frames(bench, allowed, world_size=wish.world_size):
+    frames = find_frames(bench, allowed, world_size=wish.world_size)
+    for frame in frames:
         base = bench.try_plan(*frame)
         if base is None:
             continue
         best = next(iter(bench.fitting(wish.budget_bytes)), None)
         if base.peak_bytes > wish.budget_bytes and (best is None or base.step_time_us < best.step_time_us):
             selection.choose(frame)
+    return frames
+
+
+def _follow_exactly(bench: Workbench, policy: Remat | None, wish: Wish) -> None:
+    """Tries the schedule's own saved tensors, and holds the budget besides where it would pass it."""
+    found = None if policy is None else bench.try_plan(policy)
+    if policy is not None and found is not None and found.peak_bytes > wish.budget_bytes:
+        bench.try_plan(dataclasses.replace(policy, budget=str(wish.budget_bytes)))
+
+
+def _may_rematerialise(bench: Workbench, wish: Wish) -> bool:
+    """Whether single tensors may be made again: on a device, where that has not been run yet, when it is named."""
+    if "remat" in wish.forbid or wish.allow:
+        return "remat" in wish.allow and "remat" not in wish.forbid
+    return not bench.step.is_on_device()
+
+
+def _hold(bench: Workbench, frames: list[tuple[Policy, ...]], wish: Wish) -> None:
+    """Holds the budget by making saved tensors again one by one, beside the fastest combinations it can stand with."""
+    held = 0
+    for frame in frames:
+        found = bench.try_plan(*frame, Remat(budget=str(wish.budget_bytes)))
+        held += found is not None
+        if held == _MOST_HELD or bench.is_late():
+            break
 
 
 def _follow(bench: Workbench, wish: Wish) -> Scheduled:
@@ -175,15 +208,22 @@ def _follow(bench: Workbench, wish: Wish) -> Scheduled:
         return Scheduled(wish.planner, found.status, found.reason, 0, 0.0)
     done = replay(graph, found.runs, found.moves)
     project(bench, graph, found, find_groups(bench.step), wish.budget_bytes)
+    if _may_rematerialise(bench, wish):
+        _follow_exactly(bench, remat_of(bench.step, graph, found.runs), wish)
     time_us = graph.duration_us + done.extra_us + done.stall_us
     return Scheduled(wish.planner, found.status, found.reason, done.peak_bytes, time_us)
 
 
-def _answer(bench: Workbench, wish: Wish, recorded: Tried, took_s: float) -> Answer:
+def _fast_enough(bench: Workbench, wish: Wish) -> list[Tried]:
+    """Returns the plans within budget and slowdown, the fastest first."""
     slowest = float("inf")
     if wish.most_slowdown is not None:
-        slowest = recorded.step_time_us * (1 + wish.most_slowdown)
-    fits = [one for one in bench.fitting(wish.budget_bytes) if one.step_time_us <= slowest]
+        slowest = bench.archive[()].step_time_us * (1 + wish.most_slowdown)
+    return [one for one in bench.fitting(wish.budget_bytes) if one.step_time_us <= slowest]
+
+
+def _answer(bench: Workbench, wish: Wish, recorded: Tried, took_s: float) -> Answer:
+    fits = _fast_enough(bench, wish)
     inside = set(map(id, fits))
     others = sorted(
         (one for one in bench.archive.values() if id(one) not in inside and one.policies),

@@ -108,6 +108,8 @@ def find_largest(sized: SizedStep, wish: Wish, report: Callable[[Tried], None] =
     Raises:
         PolicyError: A policy is named that there is not.
     """
+    if not wish.allow:  # held by force nearly every size fits, ever more slowly
+        wish = dataclasses.replace(wish, forbid=(*wish.forbid, "remat"))
     deadline = time.monotonic() + wish.time_limit_s
     at: dict[int, AtSize] = {}
     known: dict[tuple[Policy, ...], None] = {(): None}

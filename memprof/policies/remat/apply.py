@@ -45,15 +45,16 @@ class Runtime:
         self.memory = Memory(self.counter, policy.budget_bytes, policy.heuristic, swapping)
         self.memory.on_thrash = self._warn
         self.memory.warn_factor = policy.warn_factor
-        needs = Needs(self.counter, job.device)
+        self.needs = Needs(self.counter, job.device)
         remaking = Remaking(self.memory)
         self.keys = Keys(self.memory, policy.recompute) if policy.recompute else None
-        self.mode = RematMode(self.memory, needs, remaking, self.keys)
+        self.mode = RematMode(self.memory, self.needs, remaking, self.keys)
         self.hooks = SavedHooks(self.memory, remaking, self.keys)
         self._has_warned = False
 
     def begin(self) -> None:
         """Puts mode and hooks below those of the job."""
+        self.needs.begin()
         self.hooks.slide_in()
         self.mode.slide_in()
 
@@ -61,6 +62,7 @@ class Runtime:
         """Takes them out. What autograd keeps already is still given back."""
         self.mode.slide_out()
         self.hooks.slide_out()
+        self.needs.end()
         self.memory.stop()
         self.counter.close()
 

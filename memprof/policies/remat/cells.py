@@ -121,15 +121,17 @@ class Need:
         highest_bytes: Bytes it takes while it runs, -1 before the first time.
         runs: How often it ran.
         is_heard: Whether that was heard from the allocator; else it is a guess.
+        is_awaited: Whether a recorder has heard it, and will tell when its session ends.
     """
 
-    __slots__ = ("highest_bytes", "is_heard", "runs")
+    __slots__ = ("highest_bytes", "is_awaited", "is_heard", "runs")
 
     def __init__(self) -> None:
         """Knows nothing."""
         self.highest_bytes = -1
         self.runs = 0
         self.is_heard = False
+        self.is_awaited = False
 
 
 class Ref:

@@ -99,7 +99,7 @@ class RematMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
         if operator.written_names:
             for storage in _written(operator, args, kwargs):
                 memory.before_write(storage)
-        if not need.is_heard and (need.highest_bytes < 0 or self._needs.can_hear()):
+        if not need.is_heard and self._needs.must_learn(need):
             guess = self._needs.estimate_bytes(func, args, kwargs)
             memory.make_room(guess, operator.name, is_sure=False)
             learn = partial(self._needs.learn, need, guess, func, args, kwargs)

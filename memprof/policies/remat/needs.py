@@ -1,8 +1,13 @@
-"""Knows how many bytes each operator takes while it runs: estimated before the first run, and heard during it."""
+"""Knows how many bytes each operator takes while it runs: estimated before the first run, and heard during it.
+
+One session of torch's profiler runs at a time. While a recorder's does, what a kernel took is read from
+that one, when it ends or is cut; the estimate stands until then.
+"""
 
 from __future__ import annotations
 
 import time
+from bisect import bisect_left, bisect_right
 from typing import Any
 
 import torch
@@ -14,7 +19,9 @@ from memprof.recorder.native import NativeEvents, allocations, start_profiler
 
 _Tensor = torch.Tensor
 _LISTS = (list, tuple)
-_now_ns = time.perf_counter_ns
+_now_ns, _wall_ns = time.perf_counter_ns, time.time_ns
+#: How far the profiler's clock may be off the system's.
+_CLOCK_SLACK_NS = 3_000
 #: Parts of the names of operators whose kernels take memory of their own, about as much as they read and write.
 _HUNGRY = (
     "conv",
@@ -43,6 +50,8 @@ class Needs:
         self._device = device
         self._kinds: dict[Any, Need] = {}
         self._can_hear = NativeEvents.is_available() and device.type == "cpu"
+        self._awaited: list[tuple[Need, int, int, int]] = []  # who ran, from when to when, and what was kept of it
+        self._listener = self._hear
 
     def of(self, key: Any) -> Need:
         """Returns what a kind of run takes.
@@ -65,12 +74,20 @@ class Needs:
         is_hungry = any(part in str(function) for part in _HUNGRY)
         return output_bytes + (input_bytes + output_bytes if is_hungry else 0)
 
-    def can_hear(self) -> bool:
-        """Whether a kernel can be listened to now: two sessions of torch's profiler cannot run at once."""
-        return self._can_hear and not _autograd._profiler_enabled()
+    def begin(self) -> None:
+        """Begins to read what recorders hear."""
+        NativeEvents.listeners.append(self._listener)
+
+    def end(self) -> None:
+        """Ends it."""
+        NativeEvents.listeners.remove(self._listener)
+
+    def must_learn(self, need: Need) -> bool:
+        """Whether a kernel has to be watched in its next run, since it is not known what it takes."""
+        return need.highest_bytes < 0 or not (need.is_awaited or _autograd._profiler_enabled())
 
     def learn(self, need: Need, guess_bytes: int, function: Any, args: Any, kwargs: Any) -> tuple[Any, float]:
-        """Runs an operator and hears what its kernel takes; where it cannot be heard, the guess stands until it can.
+        """Runs an operator and hears what its kernel takes; the guess stands where that is told later, or never.
 
         Args:
             need: Where that is noted.
@@ -83,15 +100,18 @@ class Needs:
             The result, and how long it took in microseconds.
         """
         before = self._counter.used_bytes()
-        need.is_heard = self.can_hear()
+        need.is_heard = self._can_hear and not _autograd._profiler_enabled()
         if not need.is_heard:
-            start = _now_ns()
+            start, start_wall = _now_ns(), _wall_ns()
             result = function(*args, **kwargs)
-            took_ns = _now_ns() - start
+            took_ns, end_wall = _now_ns() - start, _wall_ns()
             is_hungry = any(part in str(function) for part in _HUNGRY)
             kept = self._counter.used_bytes() - before
             highest = max(guess_bytes + guess_bytes // 2, kept + kept // 2) if is_hungry else 0
             need.is_heard = not is_hungry
+            need.is_awaited = is_hungry and self._can_hear
+            if need.is_awaited:
+                self._awaited.append((need, start_wall, end_wall, kept))
         else:
             # A scope that no training job enters: the session neither sees nor outlives one of the job's.
             start_profiler(_profiler.RecordScope.LITE_INTERPRETER, profile_memory=True)
@@ -101,18 +121,41 @@ class Needs:
                 took_ns = _now_ns() - start
             finally:
                 heard = _autograd._disable_profiler()
-            highest = _highest_of(heard)
+            highest = _highest_of(allocations(heard))
         need.highest_bytes = max(highest, self._counter.used_bytes() - before, 0)
         return result, took_ns / 1000
 
+    def _hear(self, heard: list[Any]) -> None:
+        """Reads what the awaited kernels took out of what a recorder heard."""
+        awaited, self._awaited = self._awaited, []
+        if not awaited:
+            return
+        heard = [event for event in heard if event.extra_fields.device.type == self._device.type]
+        times = [event.start_time_ns for event in heard]
+        order = sorted(range(len(times)), key=times.__getitem__)
+        times = [times[number] for number in order]
+        for need, start, end, kept in awaited:
+            need.is_awaited = False
+            first, last = bisect_left(times, start - _CLOCK_SLACK_NS), bisect_right(times, end + _CLOCK_SLACK_NS)
+            highest, left = _highest([heard[number].extra_fields.alloc_size for number in order[first:last]])
+            # Where more was heard than the kernel's own, the next run is read instead.
+            if left == kept:
+                need.highest_bytes, need.is_heard = highest, True
 
-def _highest_of(heard: Any) -> int:
+
+def _highest_of(heard: list[Any]) -> int:
     """Returns the most bytes that were held at once of those that a session heard being taken."""
+    in_order = sorted(heard, key=lambda event: event.start_time_ns)
+    return _highest([event.extra_fields.alloc_size for event in in_order])[0]
+
+
+def _highest(sizes: list[int]) -> tuple[int, int]:
+    """Returns the most bytes held at once while blocks were taken and given back (negative sizes), and those left."""
     total = highest = 0
-    for event in sorted(allocations(heard), key=lambda event: event.start_time_ns):
-        total += event.extra_fields.alloc_size
+    for size in sizes:
+        total += size
         highest = max(highest, total)
-    return highest
+    return highest, total
 
 
 def _output_bytes(function: Any, args: Any, kwargs: Any) -> int:

@@ -34,7 +34,7 @@ def transform_remat(step: Step, policy: Remat) -> Step:
     Raises:
         PolicyError: The budget is smaller than what an operator needs at once, or swap or compress were there before.
     """
-    if np.isin(step.ops.name, _OTHERS).any():
+    if _replaces_saved(step):
         raise PolicyError(OVERLAP)
     units = units_of(step)
     at_once = _named(step, units, policy.recompute)
@@ -45,6 +45,12 @@ def transform_remat(step: Step, policy: Remat) -> Step:
     again = float(units.cost_us[np.array(course.source, dtype=np.int64)].sum()) if course.source else 0.0
     draft.duration_us += again + OPERATOR_US * len(step.ops) + SAVED_US * len(step.saved)
     return draft.build()
+
+
+def _replaces_saved(step: Step) -> bool:
+    """Tells whether a policy took tensors away that autograd saved; optimizer state is no such thing."""
+    is_others = np.isin(step.ops.name, _OTHERS)[step.uses.op_id]
+    return bool((is_others & (step.storages.category[step.uses.storage_id] != "optimizer_state")).any())
 
 
 def _named(step: Step, units: Units, recompute: tuple[str, ...]) -> set[int]:

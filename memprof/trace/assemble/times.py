@@ -72,11 +72,12 @@ def find_partners(
     found = np.flatnonzero(partner != NONE)
     if ((partner == NONE) & is_work).sum() > _TOLERATED_MISSING * max(is_work.sum(), 1):
         return None
+    inner = _inner(kept, timed_names, depth)
     timed_row = np.full(len(names), NONE, dtype=np.int64)
     duration_us = np.full(len(names), np.nan)
     runs_in_place = np.zeros(len(names), dtype=np.bool_)
     for i in found:
-        timed = timed_row[i] = kept[partner[i]]
+        timed = timed_row[i] = inner[partner[i]]
         duration_us[i] = duration_ns[timed] / 1000
         runs_in_place[i] = timed_names[timed] == names[i] + "_"
     return Partners(timed_row, duration_us, runs_in_place)
@@ -99,6 +100,33 @@ def _outermost(candidates: list[int], depth: Ints) -> list[int]:
         if inside != NONE:
             kept.append(position)
     return kept
+
+
+def _inner(kept: list[int], names: list[str], depth: Ints) -> list[int]:
+    """Returns the row that does the work of each operator.
+
+    Below a dispatch mode of the job's own every operator is there twice: around the mode's Python code, and inside it.
+    Composite operators that call another overload of their name look the same, but are few.
+    """
+    levels = depth.tolist()
+    found = []
+    for row in kept:
+        inner = row
+        while (child := _child_of_its_name(inner, names, levels)) != NONE:
+            inner = child
+        found.append(inner)
+    changed = sum(inner != row for inner, row in zip(found, kept, strict=True))
+    return found if 2 * changed > len(kept) else kept
+
+
+def _child_of_its_name(row: int, names: list[str], levels: list[int]) -> int:
+    """Returns the last part of an operator that has its name, NONE where none has."""
+    found, position = NONE, row + 1
+    while position < len(levels) and levels[position] > levels[row]:
+        if levels[position] == levels[row] + 1 and names[position] == names[row]:
+            found = position
+        position += 1
+    return found
 
 
 def _align(mine: list[str], theirs: list[str]) -> Ints:

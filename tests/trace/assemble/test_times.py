@@ -63,6 +63,22 @@ def test_operators_inside_a_kernel_belong_to_it() -> None:
     assert found.duration_us.tolist() == [5.0, 1.5]
 
 
+def test_a_mode_of_the_jobs_own_costs_no_operator_anything() -> None:
+    """Below a dispatch mode each operator is there twice: inside the mode's Python is the kernel."""
+    timed = [("a", 9000, 0), ("empty", 100, 1), ("a", 1000, 1), ("b", 9500, 0), ("b", 2000, 1), ("zero", 500, 2)]
+    found = partners(["a", "b"], timed)
+    assert found is not None
+    assert found.duration_us.tolist() == [1.0, 2.0]
+
+
+def test_an_operator_that_calls_its_own_overload_is_whole() -> None:
+    """sum() calls sum over dimensions: one such operator among others is no mode, and keeps its whole time."""
+    timed = [("sum", 9000, 0), ("sum", 8000, 1), *flat(["a", "b", "c"])]
+    found = partners(["sum", "a", "b", "c"], timed)
+    assert found is not None
+    assert found.duration_us.tolist() == [9.0, 1.0, 2.0, 3.0]
+
+
 def test_an_operator_that_runs_in_place_without_the_recorder_is_told() -> None:
     """Recorded add, timed add_: autograd adds in place when no mode is there. add_ recorded as add_ is nothing new."""
     found = partners(["add", "add_", "add"], flat(["add_", "add_", "add"]))
