@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from pathlib import Path
 
 import click
 
-from memprof.errors import MemprofError
-from memprof_dashboard.serve import serve
+from memprof.errors import MemprofError, UsageError
 
 
 @click.command(
@@ -35,6 +35,10 @@ def dashboard(traces: tuple[Path, ...], host: str, port: int, prefix: str, brows
     TRACE is a recording, a folder of ranks, or the spool folder of a job that is running or died. Several are shown
     side by side. The page is for this machine's user alone: its address holds a token.
     """
+    if importlib.util.find_spec("dash") is None:
+        raise UsageError("The dashboard needs dash and plotly: pip install 'torch-memprof[dashboard]'")
+    from memprof_dashboard.serve import serve  # dash takes seconds to import; the help needs none of it
+
     serve(list(traces), host=host, port=port, prefix=prefix, opens_browser=browser, say=_say)
 
 

@@ -25,7 +25,7 @@ from memprof_dashboard.figures.base import CONFIG
 from memprof_dashboard.figures.timeline import Marks, overview, timeline
 from memprof_dashboard.figures.treemap import treemap
 from memprof_dashboard.markup import Html, element, name, section, shorten, text
-from memprof_dashboard.palette import PHASE_COLOURS, THEMES, Theme, fill_of
+from memprof_dashboard.palette import PHASE_COLOURS, RECOMPUTED, RECOMPUTED_COLOUR, THEMES, Theme, fill_of
 from memprof_dashboard.sources import Rank
 
 _ROWS = 10
@@ -180,6 +180,8 @@ def _body(report: Report, rank: Rank, rows: int | None) -> str:
 def _phases(rank: Rank) -> Html:
     """Returns what the colours of the band below the timeline stand for."""
     shown = [(phase, colour) for phase, colour in PHASE_COLOURS.items() if phase in rank.history.phases]
+    if rank.history.runs_again.any():
+        shown.append((RECOMPUTED, RECOMPUTED_COLOUR))
     parts = [text("phases: ")]
     for phase, colour in shown:
         swatch = element("span", kind="swatch", style=f"background:{colour}")

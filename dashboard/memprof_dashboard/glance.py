@@ -12,7 +12,7 @@ from memprof.replay.history import History
 from memprof.units import format_bytes, format_us, parse_bytes
 from memprof_dashboard import parts
 from memprof_dashboard.figures.timeline import draw
-from memprof_dashboard.palette import fill_of
+from memprof_dashboard.palette import RECOMPUTED, fill_of
 from memprof_dashboard.reactions import shown
 from memprof_dashboard.sources import Rank
 from memprof_dashboard.state import View
@@ -79,7 +79,8 @@ def _fact(label: str, value: str, detail: str) -> html.Div:
 
 
 def _phase(history: History, op_id: int) -> str:
-    return history.phases[history.phase[op_id]] or "other"
+    phase = history.phases[history.phase[op_id]] or "other"
+    return f"{RECOMPUTED} in {phase}" if history.runs_again[op_id] else phase
 
 
 def readout(rank: Rank, view: View) -> Any:

@@ -36,6 +36,8 @@ FILLS = {
 
 #: Phases, in the order of a step.
 PHASE_COLOURS = {"forward": "#56B4E9", "backward": "#E69F00", "optimizer": "#009E73", "other": "#BBBBBB"}
+#: Operators of any phase that recompute what was dropped, and what a reader sees them called.
+RECOMPUTED, RECOMPUTED_COLOUR = "recomputed", "#D55E00"
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,7 @@ class History:
             ``replay.live.live_bytes(step).during`` in every step.
         phase: Phase of each operator, as a place in ``phases``.
         phases: Names of the phases that occur.
+        runs_again: Whether each operator recomputes what one before it made.
         step: Step of each operator.
         module: Module of each operator, NONE outside of any.
         categories: Categories that hold anything, in the schema's order.
@@ -68,6 +69,7 @@ class History:
         phase: Coded = trace.columns(Ops, "phase")["phase"]
         self.phases: tuple[str, ...] = tuple(phase.distinct)
         self.phase: Codes = phase.codes.astype(np.int8)
+        self.runs_again: Bools = trace.columns(Ops, "is_recompute")["is_recompute"]
         workspace: Ints = trace.columns(Ops, "workspace_bytes")["workspace_bytes"]
         self._workspace: npt.NDArray[np.integer] = workspace
         if np.abs(workspace).max(initial=0) < 2**31:

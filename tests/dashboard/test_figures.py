@@ -119,6 +119,17 @@ def test_phases_are_a_band_below(history: History) -> None:
     assert np.asarray(band.text).tolist() == [["forward", "forward", "backward", "optimizer"]]
 
 
+def test_what_is_recomputed_has_a_colour_of_its_own() -> None:
+    """In backward, the band below tells operators that run again from those that run for the first time."""
+    forward = Op("aten.relu.default", makes=["a"], reads=["w"], frees=["a"], module="first")
+    again = Op("aten.relu.default", "backward", makes=["b"], reads=["w"], module="first", is_recompute=True)
+    last = Op("aten.mm.default", "backward", makes=["g"], reads=["b"], frees=["b"])
+    recomputing = History(make_trace([[forward, again, last]], [Storage(name, KIB, "activation") for name in "wabg"]))
+    (band,) = (trace for trace in timeline(recomputing, 0, 3, LIGHT).data if trace.type == "heatmap")
+    assert np.asarray(band.text).tolist() == [["forward", "recomputed", "backward"]]
+    assert len({int(code) for code in np.asarray(band.z)[0]}) == 3
+
+
 def test_lines_of_cursor_budget_and_capacity(history: History) -> None:
     """The cursor's shape is the first, which callbacks move; without a cursor it has no width."""
     marks = Marks(at=2, budget_bytes=4 * KIB, capacity_bytes=10 * KIB)
