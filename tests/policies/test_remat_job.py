@@ -34,7 +34,7 @@ def record(folder: Path, name: str, *flags: str) -> str:
 
 @pytest.mark.slow
 def test_a_unet_trains_within_what_checkpointing_its_blocks_does_not_reach(tmp_path: Path) -> None:
-    """At 60 % of the peak the gate fails under checkpointing, and passes under remat with the losses of the plain run."""
+    """At 60 % of the peak the gate fails under checkpointing, and passes under remat with the plain losses."""
     plain = record(tmp_path, "plain.memprof")
     budget = str(int(live_bytes(Trace.open(tmp_path / "plain.memprof").steady_step()).during.max() * 0.6))
     record(tmp_path, "checkpointed.memprof", "--checkpoint", "down.*,up.*,widen.*,predict")
