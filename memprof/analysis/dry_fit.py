@@ -24,7 +24,6 @@ class DryFit:
         context_bytes: What the process takes beside the allocator, by a rule.
         reserved_bytes: The most that torch's allocator would reserve.
         allocated_bytes: The most that it would have given out.
-        budget_bytes: What tensors can take (`machines.catalogue`).
         largest: The category with most bytes at the steady step's peak.
         share: Its share of them.
     """
@@ -34,7 +33,6 @@ class DryFit:
     context_bytes: int
     reserved_bytes: int
     allocated_bytes: int
-    budget_bytes: int
     largest: str
     share: float
 
@@ -89,7 +87,6 @@ def dry_fit(trace: Trace) -> DryFit | None:
         context_bytes=int((device.used_bytes - device.reserved_bytes).max()),
         reserved_bytes=int(memory.reserved_bytes.max()),
         allocated_bytes=int(memory.allocated_bytes.max()),
-        budget_bytes=found.budget_bytes,
         largest=(most.key if most is not None else None) or "unknown",
         share=most.bytes / split.total_bytes if most is not None else 0.0,
     )

@@ -7,7 +7,7 @@ from typing import Any
 
 from memprof.errors import UsageError
 from memprof.machines.architectures import Architecture, architecture_of, data_version
-from memprof.machines.catalogue import CONTEXT_BYTES, LEAST_USABLE_SHARE, Accelerator, find_machine
+from memprof.machines.catalogue import CONTEXT_BYTES, Accelerator, find_machine
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Card:
     @property
     def capacity_bytes(self) -> int:
         """What torch can have of it at most."""
-        return self.machine.usable_bytes or int(self.machine.memory_bytes * LEAST_USABLE_SHARE)
+        return self.machine.capacity_bytes
 
     @property
     def context_bytes(self) -> int:

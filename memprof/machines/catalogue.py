@@ -67,9 +67,14 @@ class Accelerator:
     note: str = ""
 
     @property
+    def capacity_bytes(self) -> int:
+        """What torch can have of it at most: what it reports there, or as much as is left of any."""
+        return self.usable_bytes or int(self.memory_bytes * LEAST_USABLE_SHARE)
+
+    @property
     def budget_bytes(self) -> int:
-        """What tensors can take: the usable memory without the context."""
-        return (self.usable_bytes or int(self.memory_bytes * LEAST_USABLE_SHARE)) - CONTEXT_BYTES
+        """What tensors can take: the capacity without the context."""
+        return self.capacity_bytes - CONTEXT_BYTES
 
     @property
     def budget_source(self) -> str:
@@ -126,7 +131,7 @@ def _by_key() -> dict[str, Accelerator]:
 def _key(name: str) -> str:
     """Reduces a name to what tells machines apart; ``80g`` and ``80gib`` are ``80gb``."""
     plain = re.sub(r"[^a-z0-9]", "", _MAKERS.sub("", name.lower()))
-    return re.sub(r"(\d)g(ib)?(?=$|[^a-z0-9])", r"\1gb", plain)
+    return re.sub(r"(\d)g(ib)?$", r"\1gb", plain)
 
 
 def _listed(names: list[str]) -> str:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -15,48 +11,14 @@ import torch
 from memprof.recorder.dry.answers import Answers
 from memprof.trace.schema import Memory
 from memprof.trace.step import Step
-from memprof.trace.store import Trace
+from tests.recorder.recorded import Ended, record, record_script
 
 _SAMPLES = Path(__file__).parents[2] / "sample_traces"
 _GPT = ("--layers", "2", "--width", "32", "--batch-size", "4", "--length", "32", "--steps", "6")
 
 
-@dataclass(frozen=True)
-class Ended:
-    """How a job ended under `memprof record`, and its trace, which may not be there."""
-
-    returncode: int
-    stdout: str
-    stderr: str
-    trace: Path
-
-
-def _record(folder: Path, *words: str) -> Ended:
-    path = folder / f"{len(list(folder.iterdir()))}.memprof"
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "memprof.cli.main", "record", "-o", str(path), *words],
-        cwd=folder,
-        env={**{name: value for name, value in os.environ.items() if "MEMPROF" not in name}, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    return Ended(done.returncode, done.stdout, done.stderr, path)
-
-
 def _dry_run(folder: Path, script: str, *options: str) -> Ended:
-    (folder / "job.py").write_text(script)
-    return _record(folder, "--dry-run", *options, "job.py")
-
-
-def _step(ended: Ended) -> Step:
-    assert ended.returncode == 0, ended.stderr
-    return Trace.open(ended.trace).steady_step()
-
-
-def _peak(step: Step) -> int:
-    return int(step.memory.allocated_bytes.max())
+    return record_script(folder, script, "--dry-run", *options)
 
 
 def _names(step: Step) -> list[str]:
@@ -73,20 +35,19 @@ def test_operators_and_peak_are_those_of_a_real_run_to_the_byte(
 ) -> None:
     """Every operator of a step is there in its order, and the peak is the real one, workspaces of kernels included."""
     script = str(_SAMPLES / sample / "train.py")
-    real = _step(_record(tmp_path, "--stop", script, *arguments))
-    dry = _step(_record(tmp_path, "--dry-run", script, *arguments))
-    dry.check()
-    assert _names(dry) == _names(real)
-    assert _peak(dry) == _peak(real)
+    real = record(tmp_path, "--stop", script, *arguments, name="real.memprof")
+    dry = record(tmp_path, "--dry-run", script, *arguments, name="dry.memprof")
+    assert _names(dry.step) == _names(real.step)
+    assert dry.peak == real.peak
 
 
 def test_a_plan_is_dry_run_as_it_is_applied(tmp_path: Path) -> None:
     """Under a plan, too, the peak of the dry run is that of the real run, to the byte."""
     words = ("--checkpoint", "layers.*", str(_SAMPLES / "gpt" / "train.py"), *_GPT)
-    real = _step(_record(tmp_path, "--stop", *words))
-    dry = _step(_record(tmp_path, "--dry-run", *words))
-    assert dry.ops.is_recompute.any()
-    assert _peak(dry) == _peak(real)
+    real = record(tmp_path, "--stop", *words, name="real.memprof")
+    dry = record(tmp_path, "--dry-run", *words, name="dry.memprof")
+    assert dry.step.ops.is_recompute.any()
+    assert dry.peak == real.peak
 
 
 _LARGE = """
@@ -103,11 +64,11 @@ for step in range(1000):
 def test_a_model_larger_than_the_machine_takes_hardly_any_memory(tmp_path: Path) -> None:
     """32 GiB of weights and as much of gradients are told exactly, by a process that never holds two of them."""
     ended = _dry_run(tmp_path, _LARGE)
-    step = _step(ended)
+    step = ended.step
     weights = step.storages.allocated_bytes[step.storages.category == "parameter"].tolist()
     assert weights == [2**30] * 32
-    assert 64 * 2**30 <= _peak(step) < 64 * 2**30 + 2**23  # 32 activations of 64 KiB, and their gradients
-    assert Trace.open(ended.trace).table(Memory).host_rss_bytes.max() < 2 * 2**30
+    assert 64 * 2**30 <= ended.peak < 64 * 2**30 + 2**23  # 32 activations of 64 KiB, and their gradients
+    assert ended.trace.table(Memory).host_rss_bytes.max() < 2 * 2**30
 
 
 _ASKING = """
@@ -185,14 +146,14 @@ def test_a_job_that_asks_for_values_goes_on_and_is_told_of_it(tmp_path: Path, wo
     assert "made-up values" in ended.stderr
     assert "1.000 1.000" in ended.stdout
     assert not (tmp_path / "best.pt").exists()
-    manifest = Trace.open(ended.trace).manifest
+    manifest = ended.trace.manifest
     assert manifest.backend.name == "dry-run"
     line = 1 + next(i for i, text in enumerate(_ASKING.splitlines()) if "loss.item():.3f" in text)
     notes = " ".join(manifest.notes)
     assert f"job.py:{line}" in notes
     assert "torch.save wrote nothing" in notes
     assert "update" not in notes
-    assert (Trace.open(ended.trace).steady_step().ops.phase == "optimizer").any()
+    assert (ended.step.ops.phase == "optimizer").any()
 
 
 _CUSTOM = """
@@ -216,9 +177,9 @@ def test_an_operator_that_tells_no_shape_is_named_with_the_way_to_tell_it(tmp_pa
     assert "mine::double cannot be dry-run" in refused.stderr
     assert '@torch.library.register_fake("mine::double")' in refused.stderr
     assert "Traceback" not in refused.stderr
-    assert not refused.trace.exists()
+    assert not refused.path.exists()
     fake = '@torch.library.register_fake("mine::double")\ndef _(x):\n    return torch.empty_like(x)'
-    assert "mine.double.default" in _names(_step(_dry_run(tmp_path, _CUSTOM.replace("FAKE", fake))))
+    assert "mine.double.default" in _names(_dry_run(tmp_path, _CUSTOM.replace("FAKE", fake)).step)
 
 
 _MASKED = """
@@ -236,18 +197,18 @@ for step in range(9):
 def test_sizes_that_depend_on_values_are_upper_bounds_and_said_to_be(tmp_path: Path) -> None:
     """A mask lets everything through: 16 x 8 positive elements of 4 bytes; the note names operator and line."""
     ended = _dry_run(tmp_path, _MASKED)
-    step = _step(ended)
+    step = ended.step
     indexed = int(np.flatnonzero(step.ops.name == "aten.index.Tensor")[0])
     made = step.storages.created_op_id == step.ops.op_id[indexed]
     assert step.storages.allocated_bytes[made].tolist() == [16 * 8 * 4]
-    assert any("upper bounds" in note and "job.py:7" in note for note in Trace.open(ended.trace).manifest.notes)
+    assert any("upper bounds" in note and "job.py:7" in note for note in ended.trace.manifest.notes)
 
 
 def test_times_are_a_roofline_and_say_so(tmp_path: Path) -> None:
     """An operator takes as long as its bytes or its operations at the machine's measured speed, whichever is longer."""
     ended = _dry_run(tmp_path, _MASKED)
-    step = _step(ended)
-    manifest = Trace.open(ended.trace).manifest
+    step = ended.step
+    manifest = ended.trace.manifest
     assert manifest.op_times.startswith("roofline")
     product = int(np.flatnonzero(step.ops.name == "aten.addmm.default")[0])
     speed = manifest.machine.speed

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -17,49 +13,9 @@ from memprof.analysis.reserved import reserved_expandable, reserved_under
 from memprof.analysis.suggest import suggest
 from memprof.planners.space.explore import Wish
 from memprof.trace.schema import AllocatorEvents, DeviceMemory, Memory, Segments
-from memprof.trace.step import Step
-from memprof.trace.store import Trace
+from tests.recorder.recorded import Ended, record_script
 
 _CUBLAS = 8_519_680  # bytes of a handle's workspace on Ampere
-
-
-@dataclass(frozen=True)
-class Ended:
-    """How a job ended under `memprof record`, and its trace, which may not be there."""
-
-    returncode: int
-    stdout: str
-    stderr: str
-    path: Path
-
-    @property
-    def trace(self) -> Trace:
-        """The recording."""
-        assert self.returncode == 0, self.stderr
-        return Trace.open(self.path)
-
-    @property
-    def step(self) -> Step:
-        """Its steady step."""
-        step = self.trace.steady_step()
-        step.check()
-        return step
-
-
-def _record(folder: Path, script: str, *words: str) -> Ended:
-    (folder / "job.py").write_text(script)
-    path = folder / "run.memprof"
-    command = [sys.executable, "-P", "-m", "memprof.cli.main", "record", "-f", "-o", str(path), *words, "job.py"]
-    done = subprocess.run(
-        command,
-        cwd=folder,
-        env={**{name: value for name, value in os.environ.items() if "MEMPROF" not in name}, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    return Ended(done.returncode, done.stdout, done.stderr, path)
 
 
 _JOB = """
@@ -140,7 +96,7 @@ except RuntimeError as error:
 def ended(tmp_path_factory: pytest.TempPathFactory) -> Ended:
     """A job that uses CUDA in most of the ways that jobs do, dry-run to its end."""
     folder = tmp_path_factory.mktemp("device")
-    return _record(folder, _JOB, "--dry-run", "--device", "a100-80g", "--steps", "9")
+    return record_script(folder, _JOB, "--dry-run", "--device", "a100-80g", "--steps", "9")
 
 
 def test_the_job_sees_a_device_and_nothing_of_the_dry_run(ended: Ended) -> None:
@@ -216,7 +172,7 @@ for step in range(9):
 
 def test_a_job_that_does_not_fit_is_told_so_and_why(tmp_path: Path) -> None:
     """8 matrices of 2 GiB and their gradients are 32 GiB; the sentence names the device, the bytes and the reason."""
-    ended = _record(tmp_path, _PLAIN.replace("LARGE", "23170"), "--dry-run", "--device", "rtx4090")
+    ended = record_script(tmp_path, _PLAIN.replace("LARGE", "23170"), "--dry-run", "--device", "rtx4090")
     assert ended.returncode == 0, ended.stderr
     assert "It does not fit the RTX 4090" in ended.stderr
     assert "Most of it is" in ended.stderr
@@ -240,7 +196,7 @@ def test_devices_that_cannot_be_shown_are_refused_in_a_sentence(
     tmp_path: Path, words: tuple[str, ...], sentence: str
 ) -> None:
     """Status 125, near matches are named, and the job has not run."""
-    ended = _record(tmp_path, "open('ran', 'w')\n", *words)
+    ended = record_script(tmp_path, "open('ran', 'w')\n", *words)
     assert ended.returncode == 125
     assert sentence in ended.stderr
     assert not (tmp_path / "ran").exists()
@@ -248,7 +204,7 @@ def test_devices_that_cannot_be_shown_are_refused_in_a_sentence(
 
 def test_a_job_that_insists_on_cuda_is_told_how_to_be_shown_some(tmp_path: Path) -> None:
     """Without --device and without CUDA: status 125 and one sentence in place of torch's traceback."""
-    ended = _record(tmp_path, "import torch\ntorch.nn.Linear(4, 4).cuda()\n", "--dry-run")
+    ended = record_script(tmp_path, "import torch\ntorch.nn.Linear(4, 4).cuda()\n", "--dry-run")
     assert ended.returncode == 125
     assert "--device a100-80g" in ended.stderr
     assert "Traceback" not in ended.stderr
@@ -259,7 +215,7 @@ def test_plans_whose_segments_are_above_the_budget_get_segments_that_grow(tmp_pa
     sample = str(Path(__file__).parents[2] / "sample_traces" / "gpt" / "train.py")
     words = ["train.py", "--layers", "6", "--width", "640", "--length", "256", "--batch-size", "8"]
     script = f"import runpy, sys\nsys.argv = {words!r}\nrunpy.run_path({sample!r}, run_name='__main__')\n"
-    ended = _record(tmp_path, script, "--dry-run", "--device", "l4")
+    ended = record_script(tmp_path, script, "--dry-run", "--device", "l4")
     trace, step = ended.trace, ended.step
     reserved, grown = reserved_under(step, trace.manifest), reserved_expandable(step, trace.manifest)
     assert reserved is not None
@@ -310,7 +266,7 @@ def test_attention_runs_in_the_kernel_that_the_card_would_choose(
     tmp_path: Path, device: str, kernels: tuple[str, ...]
 ) -> None:
     """By type, width, mask and compute capability, and by what the job allows; as sdp_utils.cpp of torch chooses."""
-    ended = _record(tmp_path, _ATTENTION, "--dry-run", "--device", device)
+    ended = record_script(tmp_path, _ATTENTION, "--dry-run", "--device", device)
     nodes = [line.rpartition(" ")[2] for line in ended.stdout.splitlines()]
     assert len(nodes) == len(kernels), ended.stderr
     for node, kernel in zip(nodes, kernels, strict=True):
@@ -340,7 +296,7 @@ for step in range(9):
 
 def test_a_model_made_without_memory_gets_it_on_the_device(tmp_path: Path) -> None:
     """Deferred initialization: nothing is taken on the meta device, and by `to_empty` as much as the weights are."""
-    ended = _record(tmp_path, _DEFERRED, "--dry-run", "--device", "l4")
+    ended = record_script(tmp_path, _DEFERRED, "--dry-run", "--device", "l4")
     assert ended.returncode == 0, ended.stderr
     assert int(ended.stdout) == 2 * (4 * 512 * 512 + 4 * 512)
     assert (ended.step.storages.category == "parameter").sum() == 4

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from memprof.launch.fit.attempt import measure
-from memprof.trace.store import Trace
+from tests.recorder.recorded import record_script
 
 _MODEL = """
 import os, sys, torch
@@ -63,33 +61,16 @@ train(model)
 """
 
 
-def _run(folder: Path, script: str, *options: str, words: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-    (folder / "job.py").write_text(script)
-    return subprocess.run(
-        [sys.executable, "-P", "-m", "memprof.cli.main", "record", "-f", *options, "job.py", *words],
-        cwd=folder,
-        env={**{name: value for name, value in os.environ.items() if "MEMPROF" not in name}, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-
-
-def _peak(folder: Path, name: str) -> int:
-    return measure(Trace.open(folder / name)).peak_bytes
-
-
 def test_checkpoint_on_disk_is_loaded_as_shapes_and_takes_what_it_takes(tmp_path: Path) -> None:
     """Storages are shared as in the file, small whole numbers are read, a mapped file is none of torch's memory: the
     peak of a job that keeps it all is the real one, to the byte. What the job does without a file is left to it."""
     (tmp_path / "save.py").write_text(_MODEL + _SAVES)
     subprocess.run([sys.executable, "save.py"], cwd=tmp_path, check=True, timeout=240)
-    real = _run(tmp_path, _MODEL + _LOADS, "--stop", "-o", "real.memprof")
+    real = record_script(tmp_path, _MODEL + _LOADS, "--stop", name="real.memprof")
     assert real.stdout == "Tensor Tensor Tensor\ngoes on\n", real.stderr
-    dry = _run(tmp_path, _MODEL + _LOADS, "--dry-run", "-o", "dry.memprof")
+    dry = record_script(tmp_path, _MODEL + _LOADS, "--dry-run", name="dry.memprof")
     assert dry.stdout == "FakeTensor FakeTensor Tensor\ngoes on\n", dry.stderr
-    assert _peak(tmp_path, "dry.memprof") == _peak(tmp_path, "real.memprof")
+    assert dry.peak == real.peak
 
 
 _SAFE = """
@@ -117,10 +98,10 @@ def test_safetensors_are_shapes_in_a_mapped_file(tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
     save_file(torch.nn.Linear(64, 64).state_dict(), tmp_path / "run.safetensors")
-    dry = _run(tmp_path, _MODEL + _SAFE, "--dry-run", "-o", "dry.memprof")
+    dry = record_script(tmp_path, _MODEL + _SAFE, "--dry-run", name="dry.memprof")
     assert dry.stdout == "FakeTensor\n", dry.stderr
     # The gradients, the input and what it leads to; not the weight of 16,384 bytes.
-    assert 16_384 + 256 < _peak(tmp_path, "dry.memprof") < 2 * 16_384
+    assert 16_384 + 256 < dry.peak < 2 * 16_384
 
 
 _MISSING = """
@@ -142,7 +123,7 @@ if how == "after":
 @pytest.mark.parametrize("how", ["before", "after"])
 def test_missing_checkpoint_is_named_with_the_way_to_go_on(tmp_path: Path, how: str) -> None:
     """One sentence and status 125, whether it is loaded before or after the model is made."""
-    ended = _run(tmp_path, _MODEL + _MISSING, "--dry-run", "-o", "dry.memprof", words=(how,))
+    ended = record_script(tmp_path, _MODEL + _MISSING, "--dry-run", words=(how,), name="dry.memprof")
     assert ended.returncode == 125
     line = 1 + (_MODEL + _MISSING).splitlines().index('    return torch.load("nowhere/best.pt")')
     assert f"job.py:{line} loads nowhere/best.pt, which is not there" in ended.stderr
@@ -166,7 +147,7 @@ nn.parallel.DistributedDataParallel(model)
 
 def test_a_world_of_one_works_and_replicas_are_refused(tmp_path: Path) -> None:
     """Collectives of a single rank are dry-run; DistributedDataParallel ends with 125 and a sentence."""
-    ended = _run(tmp_path, _MODEL + _RANKS, "--dry-run", "-o", "dry.memprof")
+    ended = record_script(tmp_path, _MODEL + _RANKS, "--dry-run", name="dry.memprof")
     assert ended.returncode == 125
     assert ended.stdout == "reduced\n"
     assert "DistributedDataParallel cannot be dry-run" in ended.stderr
@@ -176,7 +157,9 @@ def test_a_world_of_one_works_and_replicas_are_refused(tmp_path: Path) -> None:
 
 def test_job_without_a_model_is_told_that_it_ran_for_real(tmp_path: Path) -> None:
     """Its own status, and a sentence that says where a dry run begins."""
-    ended = _run(tmp_path, "import torch\nprint(torch.ones(2).sum().item())\n", "--dry-run", "-o", "dry.memprof")
+    ended = record_script(
+        tmp_path, "import torch\nprint(torch.ones(2).sum().item())\n", "--dry-run", name="dry.memprof"
+    )
     assert ended.returncode == 0
     assert ended.stdout == "2.0\n"
     assert "a dry run begins with the first that is made" in ended.stderr

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from memprof.analysis.ranks import job_notes
-from memprof.trace.step import Step
-from memprof.trace.store import Trace
+from tests.recorder.recorded import Ended, record
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -42,33 +38,14 @@ _PLANS = {
 }
 
 
-def record(folder: Path, name: str, *words: str) -> Trace:
-    path = folder / f"{name}.memprof"
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "memprof.cli.main", "record", "-o", str(path), *words],
-        cwd=folder,
-        env={**{name: value for name, value in os.environ.items() if "MEMPROF" not in name}, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return Trace.open(path)
-
-
-def real_and_dry(folder: Path, plan: str, job: tuple[str, ...]) -> tuple[Step, Trace]:
+def real_and_dry(folder: Path, plan: str, job: tuple[str, ...]) -> tuple[Ended, Ended]:
     """Records a job under a plan, and dry-runs it, both at once."""
     (folder / "plan.toml").write_text(_PLANS[plan])
     words = ("--plan", "plan.toml", *job)
     with ThreadPoolExecutor() as pool:
-        real = pool.submit(record, folder, "real", "--stop", *words)
-        dry = pool.submit(record, folder, "dry", "--dry-run", *words)
-        return real.result().steady_step(), dry.result()
-
-
-def peak(step: Step) -> int:
-    return int(step.memory.allocated_bytes.max())
+        real = pool.submit(record, folder, "--stop", *words, name="real.memprof")
+        dry = pool.submit(record, folder, "--dry-run", *words, name="dry.memprof")
+        return real.result(), dry.result()
 
 
 @pytest.mark.parametrize(
@@ -95,7 +72,7 @@ def peak(step: Step) -> int:
 def test_what_is_kept_moved_or_shortened_is_as_in_a_real_run(tmp_path: Path, plan: str, job: tuple[str, ...]) -> None:
     """The allocated peak is that of the real run under the same plan, to the byte."""
     real, dry = real_and_dry(tmp_path, plan, job)
-    assert peak(dry.steady_step()) == peak(real)
+    assert dry.peak == real.peak
 
 
 @pytest.mark.parametrize(
@@ -114,11 +91,10 @@ def test_a_rank_is_dry_run_alone_as_it_is_among_others(tmp_path: Path, plan: str
     Who reads the recording is told that the other ranks were not run.
     """
     real, dry = real_and_dry(tmp_path, plan, job)
-    step = dry.steady_step()
     # A thread of gloo's may still hold what it sent last: a number a parameter.
-    assert 0 <= peak(real) - peak(step) <= 8 * 64
-    assert (step.storages.category == "collective").any()
-    [note] = [note for note in job_notes(dry) if "alone" in note]
+    assert 0 <= real.peak - dry.peak <= 8 * 64
+    assert (dry.step.storages.category == "collective").any()
+    [note] = [note for note in job_notes(dry.trace) if "alone" in note]
     assert "rank 0 alone was dry-run" in note
 
 
@@ -150,10 +126,10 @@ def test_copies_of_models_and_losses_reduced_in_place_are_as_large_as_they_are(t
     """
     (tmp_path / "job.py").write_text(_COPIED)
     with ThreadPoolExecutor() as pool:
-        real = pool.submit(record, tmp_path, "real", "--stop", "job.py")
-        dry = pool.submit(record, tmp_path, "dry", "--dry-run", "job.py")
-        step = dry.result().steady_step()
-    assert peak(step) == peak(real.result().steady_step())
+        real = pool.submit(record, tmp_path, "--stop", "job.py", name="real.memprof")
+        dry = pool.submit(record, tmp_path, "--dry-run", "job.py", name="dry.memprof").result()
+    assert dry.peak == real.result().peak
+    step = dry.step
     loss = int((step.ops.name == "aten.mse_loss.default").argmax())
     made = step.storages.created_op_id == step.ops.op_id[loss]
     assert 4 * 16 * 32 * 4 in step.storages.allocated_bytes[made]
@@ -181,15 +157,15 @@ def test_what_is_in_host_memory_is_not_on_the_device(tmp_path: Path) -> None:
     words = ("--dry-run", "--device", "a100-80g")
     with ThreadPoolExecutor() as pool:
         runs = [
-            pool.submit(record, tmp_path, name, *words, *flags, "job.py")
+            pool.submit(record, tmp_path, *words, *flags, "job.py", name=f"{name}.memprof")
             for name, flags in (
                 ("plain", ()),
                 ("kept", ("--optimizer", "host")),
                 ("moved", ("--swap", "optimizer:host")),
             )
         ]
-        plain, kept, moved = (run.result().steady_step() for run in runs)
-    states = (plain.storages.category == "optimizer_state") & (plain.storages.device == "cuda:0")
-    sizes = plain.storages.allocated_bytes[states]
-    assert peak(plain) - peak(kept) == int(sizes.sum())
-    assert peak(plain) - peak(moved) == int(sizes[sizes >= 2**16].sum()) - 512
+        plain, kept, moved = (run.result() for run in runs)
+    storages = plain.step.storages
+    sizes = storages.allocated_bytes[(storages.category == "optimizer_state") & (storages.device == "cuda:0")]
+    assert plain.peak - kept.peak == int(sizes.sum())
+    assert plain.peak - moved.peak == int(sizes[sizes >= 2**16].sum()) - 512

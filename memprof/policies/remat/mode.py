@@ -7,11 +7,9 @@ import time
 import weakref
 from collections.abc import Callable
 from functools import partial
-from types import TracebackType
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from memprof.policies.remat.cells import Blank, Cell, Recipe, Ref
 from memprof.policies.remat.generators import put_back, states_for
@@ -21,6 +19,7 @@ from memprof.policies.remat.needs import Needs
 from memprof.policies.remat.operators import Operator
 from memprof.policies.remat.remaking import Remaking
 from memprof.recorder.out_of_memory import is_out_of_memory
+from memprof.recorder.sliding import SlidingMode
 
 _Tensor = torch.Tensor
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
@@ -41,7 +40,7 @@ class _NotPlainError(Exception):
     """A tensor among the arguments is not plain strided memory."""
 
 
-class RematMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's base is not annotated
+class RematMode(SlidingMode):
     """Lies on the dispatch stack while the job runs, below any mode of the job's."""
 
     def __init__(self, memory: Memory, needs: Needs, remaking: Remaking, keys: Keys | None) -> None:
@@ -53,16 +52,6 @@ class RematMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
         self._keys = keys
         self._operators: dict[int, Operator] = {}  # each holds its function, whose number stays its own
         self._lock = threading.RLock()  # backward on a device runs in threads of its own
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """Lets torch.compile compile: without this a mode makes it run eager for good."""
-        return True
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Declines torch's own guard, which would import torch._dynamo into the job."""
-        return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs one operator."""
@@ -230,41 +219,6 @@ class RematMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
             cell.used_us = memory.clock_us
             memory.place(cell, storage)
             recipe.outputs.append(weakref.ref(cell))
-
-    # -- the stack ------------------------------------------------------------------------------------------------
-
-    def slide_in(self) -> None:
-        """Puts the mode below whatever modes are on the stack."""
-        above = _pop_all()
-        torch._C._push_on_torch_dispatch_stack(self)
-        for mode in above:
-            torch._C._push_on_torch_dispatch_stack(mode)
-
-    def slide_out(self) -> None:
-        """Takes the mode out of the stack, leaving all others in their order."""
-        for mode in _pop_all():
-            if mode is not self:
-                torch._C._push_on_torch_dispatch_stack(mode)
-
-    def __enter__(self) -> Any:
-        """Use `slide_in`: entering like any other mode would put it on top of the user's."""
-        raise TypeError("RematMode slides in, it is not entered")
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Use `slide_out`."""
-        raise TypeError("RematMode slides out, it is not left")
-
-
-def _pop_all() -> list[Any]:
-    """Empties the stack of user modes; bottom first. Infrastructure modes (fake tensors, tracing) stay."""
-    positions = range(torch._C._len_torch_dispatch_stack())
-    modes = [torch._C._get_dispatch_stack_at(position) for position in positions]
-    users = [mode for mode in modes if getattr(mode, "_mode_key", None) is None]
-    for _ in users:
-        torch._C._pop_torch_dispatch_stack(None)
-    return users
 
 
 def _add_key(parts: list[Any], values: Any) -> None:

@@ -47,12 +47,11 @@ class Attention:
             return _flash(query, key, value, dropout, is_causal, scale)
         if mask is not None:
             mask = _bias(_cast(mask), query, key)
+        needs_sums = _needs_sums(query, key, value)
         if kernel == "cudnn":
-            needs_sums = _needs_sums(query, key, value)
             return _aten._scaled_dot_product_cudnn_attention.default(
                 query, key, value, mask, needs_sums, dropout, is_causal, False, scale=scale
             )[0]
-        needs_sums = _needs_sums(query, key, value)
         return _aten._scaled_dot_product_efficient_attention.default(
             query, key, value, mask, needs_sums, dropout, is_causal, scale=scale
         )[0]

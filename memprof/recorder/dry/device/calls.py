@@ -39,6 +39,7 @@ class DeviceCalls(TorchFunctionMode):
         """
         super().__init__()
         self._dry = dry
+        attend = Attention(architecture)
         self._replaced: dict[Any, Callable[..., Any]] = {
             _Tensor.cuda: _to_device,
             _Tensor.pin_memory: _as_it_is,
@@ -48,8 +49,8 @@ class DeviceCalls(TorchFunctionMode):
             _Tensor.__getitem__: _get,
             _Tensor.__setitem__: _set,
             _Tensor.record_stream: _nothing,
-            torch.nn.functional.scaled_dot_product_attention: Attention(architecture),
-            torch._C._nn.scaled_dot_product_attention: Attention(architecture),
+            torch.nn.functional.scaled_dot_product_attention: attend,
+            torch._C._nn.scaled_dot_product_attention: attend,
             **dict.fromkeys(_FILLED, _filled),
             **RECURRENT,
         }

@@ -18,7 +18,6 @@ from memprof.recorder.dry.device.memory import VirtualMemory
 _KINDS = {"allocated_bytes": "allocated", "active_bytes": "active", "reserved_bytes": "reserved"}
 #: Version of cuDNN that a job is told of; torch's choice of attention kernels hangs on it (architectures.toml).
 _CUDNN_VERSION = 91_501
-_STREAM_NAMES = ("Stream", "ExternalStream")
 
 
 class VirtualStream:

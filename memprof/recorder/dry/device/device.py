@@ -107,7 +107,7 @@ class VirtualDevice:
 
     def notes(self) -> list[str]:
         """Says what a reader of the trace must know of the device."""
-        if not self.memory.highest["allocated_bytes"]:
+        if not self.memory.was_used:
             return [f"the job put nothing on the device that it was shown ({self.card.machine.name})"]
         notes = [self.card.note(), *self._kernels.notes()]
         if not self.memory.is_overfull and self.memory.allocator.retries:

@@ -19,7 +19,6 @@ FACE = torch.device("lazy:0")
 CUDA = torch.device("cuda:0")
 _NAMES = ("cuda", "lazy")
 _PRIM_DEVICE = torch.ops.prim.device.default
-_LISTS = (list, tuple)
 
 
 class WrongDeviceError(RuntimeError):

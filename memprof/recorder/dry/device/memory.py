@@ -38,7 +38,7 @@ class VirtualMemory:
             tells what would be needed.
         current: Bytes of each kind (allocated, active, reserved, requested) now.
         peak: The most there were since the last reset.
-        highest: The most that ever were.
+        was_used: Whether anything was ever put there.
         is_overfull: Whether more was needed than the device has.
     """
 
@@ -53,7 +53,7 @@ class VirtualMemory:
         self.allocator = CachingAllocator(settings)
         self.current = dict.fromkeys(_KINDS, 0)
         self.peak = dict.fromkeys(_KINDS, 0)
-        self.highest = dict.fromkeys(_KINDS, 0)
+        self.was_used = False
         self.is_overfull = False
         self._blocks: dict[int, tuple[_Reference, Block]] = {}
         self._emptied: dict[int, _Reference] = {}
@@ -188,10 +188,11 @@ class VirtualMemory:
         current["requested_bytes"] += sign * block.requested
         current["reserved_bytes"] = self.allocator.reserved
         if sign > 0:
-            for counts in (self.peak, self.highest):
-                for kind, value in current.items():
-                    if value > counts[kind]:
-                        counts[kind] = value
+            self.was_used = True
+            peak = self.peak
+            for kind, value in current.items():
+                if value > peak[kind]:
+                    peak[kind] = value
 
     def _write(self, action: int, address: int, requested: int, change: int) -> None:
         log = self._log

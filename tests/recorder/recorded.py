@@ -1,0 +1,63 @@
+"""Jobs under `memprof record` in a process of their own, and what came of them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from memprof.trace.step import Step
+from memprof.trace.store import Trace
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a job ended, and its trace, which may not be there."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+    path: Path
+
+    @property
+    def trace(self) -> Trace:
+        """The recording."""
+        assert self.returncode == 0, self.stderr
+        return Trace.open(self.path)
+
+    @property
+    def step(self) -> Step:
+        """Its steady step."""
+        step = self.trace.steady_step()
+        step.check()
+        return step
+
+    @property
+    def peak(self) -> int:
+        """Most bytes allocated in its steady step."""
+        return int(self.step.memory.allocated_bytes.max())
+
+
+def record(folder: Path, *words: str, name: str = "run.memprof") -> Ended:
+    """Records a job in a folder, on one thread and under none of the session's settings."""
+    path = folder / name
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "memprof.cli.main", "record", "-f", "-o", str(path), *words],
+        cwd=folder,
+        env={**{name: value for name, value in os.environ.items() if "MEMPROF" not in name}, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    return Ended(done.returncode, done.stdout, done.stderr, path)
+
+
+def record_script(
+    folder: Path, script: str, *options: str, words: tuple[str, ...] = (), name: str = "run.memprof"
+) -> Ended:
+    """Records a script given by its text."""
+    (folder / "job.py").write_text(script)
+    return record(folder, *options, "job.py", *words, name=name)
