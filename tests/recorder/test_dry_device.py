@@ -300,3 +300,36 @@ def test_a_model_made_without_memory_gets_it_on_the_device(tmp_path: Path) -> No
     assert ended.returncode == 0, ended.stderr
     assert int(ended.stdout) == 2 * (4 * 512 * 512 + 4 * 512)
     assert (ended.step.storages.category == "parameter").sum() == 4
+
+
+_NORMED = """
+import torch
+from torch import nn
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.up, self.down = nn.RMSNorm(256), nn.Linear(256, 512, bias=False), nn.Linear(512, 256, bias=False)
+    def forward(self, x):
+        return x + self.down(nn.functional.silu(self.up(self.norm(x))))
+model = nn.Sequential(Block(), Block()).to("cuda", torch.bfloat16)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(9):
+    model(torch.randn(64, 256, device="cuda", dtype=torch.bfloat16)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_kernels_that_only_cuda_has_keep_what_they_keep_there(tmp_path: Path) -> None:
+    """The parts that a build without CUDA would run are not: a norm keeps its input and a number a row, SiLU its input.
+
+    A block keeps x, the normed x and up's result, of two bytes a number, SiLU's result, and 4 bytes a row of 64.
+    """
+    step = record_script(tmp_path, _NORMED, "--dry-run", "--device", "a100-80g").step
+    ran = set(step.ops.name[np.isin(step.ops.phase, ("forward", "backward"))])
+    assert {"aten._fused_rms_norm.default", "aten._fused_rms_norm_backward.default", "aten.silu_backward.default"} <= ran
+    assert not ran & {"aten.rsqrt.default", "aten.pow.Tensor_Scalar", "aten.sigmoid.default"}
+    kept = np.unique(step.saved.storage_id)
+    sizes = step.storages.allocated_bytes[kept[np.isin(step.storages.category[kept], ("activation", "input"))]]
+    block = [64 * 256 * 2] * 2 + [64 * 512 * 2] * 2 + [512]  # the numbers of the rows, in a block of the allocator's
+    assert sorted(sizes.tolist()) == sorted(2 * block)

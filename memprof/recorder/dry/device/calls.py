@@ -19,7 +19,6 @@ _Tensor: Any = torch.Tensor
 _NESTED: tuple[tuple[Any, str], ...] = (
     (torch.nn.functional, "scaled_dot_product_attention"),
     (torch._C._nn, "scaled_dot_product_attention"),
-    (torch, "rms_norm"),
 )
 #: What takes a device and makes no tensor.
 _OF_NAMES = {torch.device, torch.set_default_device, torch.get_default_device}
@@ -54,7 +53,6 @@ class DeviceCalls(TorchFunctionMode):
             **dict.fromkeys(_FILLED, _filled),
             **RECURRENT,
         }
-        self._replaced[torch.rms_norm] = self._replaced[torch.nn.functional.rms_norm] = _rms_norm
 
     def install(self) -> None:
         """Sees every call from now on, those that torch makes inside its own functions and inside backward too."""
@@ -171,12 +169,3 @@ def _as_tensors(index: Any) -> Any:
     if isinstance(index, tuple) and any(isinstance(item, list) for item in index):
         return tuple(torch.tensor(item) if isinstance(item, list) else item for item in index)
     return index
-
-
-def _rms_norm(_func: Any, args: Any, kwargs: Any) -> Any:
-    tensor = args[0]
-    if not is_on_device(tensor) or not hasattr(torch, "_fused_rms_norm"):  # torch 2.9 and newer
-        return NotImplemented
-    named = dict(zip(("input", "normalized_shape", "weight", "eps"), args, strict=False)) | kwargs
-    shape, weight = list(named["normalized_shape"]), named.get("weight")
-    return torch.ops.aten._fused_rms_norm.default(tensor, shape, weight, named.get("eps"))[0]

@@ -13,6 +13,7 @@ from memprof.recorder.dry.device import cuda, face
 from memprof.recorder.dry.device.autocast import Casts
 from memprof.recorder.dry.device.calls import DeviceCalls
 from memprof.recorder.dry.device.face import CUDA
+from memprof.recorder.dry.device.fused import FusedKernels
 from memprof.recorder.dry.device.kernels import DeviceKernels
 from memprof.recorder.dry.device.losses import LOSSES
 from memprof.recorder.dry.device.memory import VirtualMemory
@@ -48,6 +49,7 @@ class VirtualDevice:
         self.memory = VirtualMemory(settings_from_options(options, capacity_bytes=room))
         self._kernels = DeviceKernels(card.architecture, self.memory)
         self._casts = Casts()
+        self._fused = FusedKernels()
         self._calls: DeviceCalls | None = None
 
     def install(self, mode: DryMode, count_left_out: Callable[[str], None]) -> None:
@@ -55,6 +57,7 @@ class VirtualDevice:
         face.install()
         cuda.install(self.card, self.memory, count_left_out)
         self._casts.install()
+        self._fused.install()
         self._calls = DeviceCalls(self.card.architecture, mode)
         self._calls.install()
 
