@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from memprof.cli.wish_options import wish_of, wish_options
+from memprof.emit.registry import TARGETS
 from memprof.errors import MemprofError, UsageError
 
 if TYPE_CHECKING:
@@ -64,6 +65,12 @@ Examples:
 )
 @click.option("-f", "--force", is_flag=True, help="Replace the file if it exists.")
 @click.option(
+    "--emit",
+    "target",
+    type=click.Choice(TARGETS),
+    help="Print the fastest plan that fits, or the one of --explain, as memprof emit writes it, and nothing else.",
+)
+@click.option(
     "--maximise",
     type=click.Choice(["batch", "sequence"]),
     help="Find the largest batch, or the longest sequence, that fits under some plan.",
@@ -90,6 +97,7 @@ def suggest(
     explained: int | None,
     written: Path | None,
     force: bool,
+    target: str | None,
     maximise: str | None,
     batch: int | None,
     also: tuple[str, ...],
@@ -123,6 +131,10 @@ def suggest(
         raise UsageError(
             "--check dry-runs the job as it was recorded under the best plans: leave out --maximise, --compare, "
             "--devices, --at-batch and --explain."
+        )
+    if target is not None and (maximise or compare or devices or is_json):
+        raise UsageError(
+            "--emit prints one plan in another form: leave out --maximise, --compare, --devices and --json."
         )
     if compiled and asked["machine"]:
         raise UsageError(
@@ -192,7 +204,7 @@ def suggest(
         checked = None
         if check is not None:
             found, checked = _check(found, check)
-        status = _show(found, opened, explained, written, checked, is_json=is_json)
+        status = _show(found, opened, explained, written, checked, target=target, is_json=is_json)
     return status
 
 
@@ -228,9 +240,10 @@ def _show(
     written: Path | None,
     checked: tuple[Checked, ...] | None,
     *,
+    target: str | None,
     is_json: bool,
 ) -> int:
-    """Writes the plan and the page; returns the exit code."""
+    """Writes the plan and the page, or the plan in another form; returns the exit code."""
     from memprof.analysis.checked import worth_keeping
     from memprof.cli.page import Page
     from memprof.errors import GateFailedError
@@ -246,7 +259,11 @@ def _show(
         from memprof.policies.plan_file import write_plan
 
         write_plan(written, found.predicted(chosen))
-    if is_json:
+    if target is not None:
+        from memprof.cli.emit import print_suggested
+
+        print_suggested(found, chosen, target)
+    elif is_json:
         from memprof.analysis.suggest_json import suggestion_to_json
 
         print(json.dumps(suggestion_to_json(found, checked), indent=2, allow_nan=False))

@@ -33,7 +33,7 @@ def match_modules(patterns: Sequence[str], names: Iterable[str]) -> list[str]:
     known = list(names)
     chosen: set[str] = set()
     for pattern in patterns:
-        expression = re.compile(_translate(pattern))
+        expression = re.compile(as_expression(pattern))
         is_whole = pattern in WHOLE
         found = [name for name in known if (not name if is_whole else name and expression.fullmatch(name))]
         if not found:
@@ -70,8 +70,8 @@ def condensed(patterns: Sequence[str]) -> str:
     return ", ".join(words)
 
 
-def _translate(pattern: str) -> str:
-    """Turns a pattern into a regular expression: of fnmatch's, with stars that know of dots."""
+def as_expression(pattern: str) -> str:
+    """Turns a pattern into a regular expression for the whole of a name: fnmatch's, with stars that know of dots."""
     pieces = []
     for piece in re.split(r"(\*\*\.|\*\*|\*|\?)", pattern):
         if piece == "**.":

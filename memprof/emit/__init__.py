@@ -1,0 +1,1 @@
+"""A plan as PyTorch code, or as the configuration of another trainer."""

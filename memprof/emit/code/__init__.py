@@ -1,0 +1,1 @@
+"""What each policy comes to in Python code that needs torch alone."""

@@ -1,0 +1,223 @@
+"""Swapping through torch's saved_tensors_hooks and optimizer hooks, one copy after the other."""
+
+from __future__ import annotations
+
+from memprof.emit.code.parts import MODULES, MODULES_IMPORTS, Code, call, expressions, list_of, text_of
+from memprof.policies.swap.policy import Swap
+
+_DISK = '''
+class _Disk:
+    """A file without a name, gone with the process; storages of the processor's memory come and go."""
+
+    device_type = "cpu"
+
+    def __init__(self, folder):
+        self.file = tempfile.TemporaryFile(buffering=0, dir=folder)
+        self.end, self.free = 0, {}
+
+    def send(self, storage):
+        """Writes a storage; returns its place."""
+        size = storage.nbytes()
+        if self.free.get(size):
+            offset = self.free[size].pop()
+        else:
+            offset, self.end = self.end, self.end + size
+        left = memoryview(_bytes_of(storage).numpy())
+        self.file.seek(offset)
+        while left:
+            left = left[self.file.write(left) :]
+        return offset, size
+
+    def fetch(self, place):
+        """Reads what lies at a place into a new storage."""
+        storage = torch.UntypedStorage(place[1])
+        left = memoryview(_bytes_of(storage).numpy())
+        self.file.seek(place[0])
+        while left:
+            left = left[self.file.readinto(left) :]
+        return storage
+
+    def forget(self, place):
+        """Gives a place back."""
+        self.free.setdefault(place[1], []).append(place[0])
+'''
+
+_HOST = '''
+class _Host:
+    """Pinned memory of the host; storages of a CUDA device come and go, on the stream that computes."""
+
+    device_type = "cuda"
+
+    def send(self, storage):
+        """Copies a storage out; returns its place."""
+        host = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=True)
+        host.copy_(_bytes_of(storage), non_blocking=True)
+        return host, storage.device
+
+    def fetch(self, place):
+        """Copies what lies at a place into a new storage."""
+        host, device = place
+        return torch.empty(len(host), dtype=torch.uint8, device=device).copy_(host, non_blocking=True).untyped_storage()
+
+    def forget(self, place):
+        """Gives a place back: torch's own allocator of pinned memory waits for the copies."""
+'''
+
+_BYTES_OF = '''
+def _bytes_of(storage):
+    """Returns a whole storage as a row of bytes."""
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+'''
+
+_SAVED = '''
+class _Moved:
+    """One storage elsewhere; once it was needed, in memory until autograd lets go of it."""
+
+    def __init__(self, storage, carrier):
+        self.original, self.storage = weakref.ref(storage), None
+        self.carrier, self.place = carrier, carrier.send(storage)
+
+    def restored(self):
+        """Returns the storage, brought back where it is gone."""
+        storage = self.storage if self.storage is not None else self.original()
+        if storage is None:
+            storage = self.storage = self.carrier.fetch(self.place)
+        return storage
+
+    def __del__(self):
+        if hasattr(self, "place"):
+            self.carrier.forget(self.place)
+
+
+class _SavedElsewhere:
+    """Moves what modules save for backward, but for small storages, parameters, buffers and the model's inputs."""
+
+    def __init__(self, model, carrier, minimum_bytes):
+        self.model, self.carrier, self.minimum_bytes = model, carrier, max(minimum_bytes, 1)
+        self.moved, self.staying = weakref.WeakValueDictionary(), set()
+        model.register_forward_pre_hook(self.note_staying, with_kwargs=True)
+
+    def note_staying(self, model, args, kwargs):
+        """Notes what others hold anyway."""
+        device = next(model.parameters()).device.type
+        if device != self.carrier.device_type:
+            raise ValueError(f"The plan moves tensors from a {self.carrier.device_type} device, not {device}.")
+        given = (leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
+        held = (*model.parameters(), *model.buffers(), *given)
+        self.staying = {tensor.untyped_storage().data_ptr() for tensor in held}
+
+    def pack(self, tensor):
+        """Moves a saved tensor's storage, once for all that save it."""
+        storage = tensor.untyped_storage()
+        is_other = type(tensor) not in (torch.Tensor, nn.Parameter) or tensor.layout is not torch.strided
+        if (
+            is_other
+            or tensor.device.type != self.carrier.device_type
+            or storage.nbytes() < self.minimum_bytes
+            or storage.data_ptr() in self.staying
+        ):
+            return tensor
+        key = storage.data_ptr(), tensor._version
+        moved = self.moved.get(key)
+        if moved is None or moved.original() is not storage:
+            self.moved[key] = moved = _Moved(storage, self.carrier)
+        return moved, tensor.dtype, tensor.device, tensor.storage_offset(), tensor.size(), tensor.stride()
+
+    def unpack(self, packed):
+        """Gives autograd back what it saved."""
+        if isinstance(packed, torch.Tensor):
+            return packed
+        moved, dtype, device, *view = packed
+        return torch.empty(0, dtype=dtype, device=device).set_(moved.restored(), *view)
+
+    def around(self, forward):
+        """Returns a forward whose saved tensors move; inside of other such hooks they are left to those."""
+
+        @functools.wraps(forward)
+        def run(*args, **kwargs):
+            if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+                return forward(*args, **kwargs)
+            with torch.autograd.graph.saved_tensors_hooks(self.pack, self.unpack):
+                return forward(*args, **kwargs)
+
+        return run
+'''
+
+_NOTHING = '''
+@functools.cache
+def _nothing(dtype, device):
+    """Returns what stands in for a number that is away: not a number, so that misuse shows."""
+    return torch.full((), float("nan") if dtype.is_floating_point else 0, dtype=dtype, device=device)
+'''
+
+_STATE = '''
+class _StateElsewhere:
+    """Moves an optimizer's state: it is in memory during step() alone."""
+
+    def __init__(self, optimizer, carrier, minimum_bytes):
+        self.optimizer, self.carrier, self.minimum_bytes = optimizer, carrier, max(minimum_bytes, 1)
+        self.out = []
+        optimizer.register_step_pre_hook(self.bring_back)
+        optimizer.register_step_post_hook(self.send)
+        optimizer.register_state_dict_pre_hook(self.bring_back)
+        optimizer.register_load_state_dict_pre_hook(self.bring_back)
+
+    def send(self, *_):
+        """Moves every state tensor that is a storage of its own."""
+        for state in self.optimizer.state.values():
+            for key, value in state.items():
+                if not isinstance(value, torch.Tensor) or value.device.type != self.carrier.device_type:
+                    continue
+                if value.nbytes >= self.minimum_bytes and value.untyped_storage().nbytes() == value.nbytes:
+                    place = self.carrier.send(value.untyped_storage())
+                    self.out.append((state, key, place, value.dtype, value.device, value.size(), value.stride()))
+                    state[key] = _nothing(value.dtype, value.device).expand(value.size())
+
+    def bring_back(self, *_):
+        """Moves everything back in."""
+        for state, key, place, dtype, device, size, stride in self.out:
+            storage = self.carrier.fetch(place)
+            state[key] = torch.empty(0, dtype=dtype, device=device).set_(storage, 0, size, stride)
+            self.carrier.forget(place)
+        self.out.clear()
+'''
+
+_WAITED = (
+    "{described}: every copy is waited for, in place of {ahead} ahead as memprof makes them: the peak is that of "
+    "prefetch = 0 and steps take longer than predicted."
+)
+
+
+def swap_code(policy: Swap, number: int) -> Code:
+    """Returns the code of a swap of activations or of optimizer state.
+
+    Args:
+        policy: The policy.
+        number: Which swap of the plan it is, 0 first: each has a file of its own.
+    """
+    helpers = [_BYTES_OF, _DISK if policy.to == "disk" else _HOST]
+    imports = ["import torch", *(("import tempfile",) if policy.to == "disk" else ())]
+    carrier = f"_Disk({text_of(policy.folder) if policy.folder else 'None'})" if policy.to == "disk" else "_Host()"
+    if policy.what == "optimizer":
+        made = f"_StateElsewhere(optimizer, {carrier}, minimum_bytes={policy.minimum_bytes})"
+        imports.append("import functools")
+        return Code(tuple(imports), (*helpers, _NOTHING, _STATE), (made,), needs_optimizer=True)
+    imports += [
+        "import functools",
+        "import weakref",
+        "from torch import nn",
+        "from torch.utils._pytree import tree_leaves",
+        *MODULES_IMPORTS,
+    ]
+    name = f"elsewhere_{number}" if number else "elsewhere"
+    found = call("_modules", "model", list_of(expressions(policy.modules)))
+    calls = (
+        f"{name} = _SavedElsewhere(model, {carrier}, minimum_bytes={policy.minimum_bytes})",
+        f"for module in {found}.values():\n    module.forward = {name}.around(module.forward)",
+    )
+    notes = (
+        _WAITED.format(
+            described=policy.describe(), ahead=f"{policy.prefetch} {'copy' if policy.prefetch == 1 else 'copies'}"
+        ),
+    )
+    return Code(tuple(imports), (*helpers, MODULES, _SAVED), calls, notes=notes if policy.prefetch else ())

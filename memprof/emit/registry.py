@@ -1,0 +1,26 @@
+"""Every form that plans are written in."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from memprof.emit.base import Target
+
+#: Names of the forms, for the command line.
+TARGETS = ("pytorch", "fsdp2", "deepspeed", "hf", "lightning", "torchtitan")
+
+
+@cache
+def target_named(name: str) -> Target:
+    """Returns the form of a name, one of TARGETS."""
+    from memprof.emit.targets.deepspeed import DeepSpeed
+    from memprof.emit.targets.fsdp2 import Fsdp2
+    from memprof.emit.targets.hf import HuggingFace
+    from memprof.emit.targets.lightning import Lightning
+    from memprof.emit.targets.pytorch import PyTorch
+    from memprof.emit.targets.torchtitan import TorchTitan
+
+    known = {kind.name: kind for kind in (PyTorch, Fsdp2, DeepSpeed, HuggingFace, Lightning, TorchTitan)}
+    return known[name]()

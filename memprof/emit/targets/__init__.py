@@ -1,0 +1,1 @@
+"""The forms a plan is written in, one a file."""

@@ -1,0 +1,95 @@
+"""PyTorch code: one file that needs torch alone, to import beside a training script."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+from memprof.emit.base import Emitted, Request, Target
+from memprof.emit.code.loop import INTRODUCTION, loop_lines
+from memprof.emit.code.model_code import PlanCode, plan_code
+from memprof.emit.code.parts import Function, module_text
+from memprof.emit.words import about, listed
+from memprof.policies.accumulate.policy import Accumulate
+from memprof.policies.base import Policy
+from memprof.policies.optimizer.policy import OptimizerPolicy
+from memprof.policies.precision.policy import Precision
+from memprof.policies.shard.policy import Shard
+
+_SCALER = "return torch.amp.GradScaler(next(model.parameters()).device.type, init_scale=2.0**12)"
+
+
+class PyTorch(Target):
+    """Code of torch's own API."""
+
+    name: ClassVar[str] = "pytorch"
+    title: ClassVar[str] = "PyTorch"
+
+    def emit(self, request: Request) -> Emitted:
+        """Writes ``prepare(model, optimizer)`` and the loop that goes with it."""
+        plan = request.plan
+        policies, refused = without_early_steps([each for each in plan.policies if not isinstance(each, Shard)])
+        cannot = refused + tuple(
+            f"{each.describe()}: one process is written here; memprof emit --to fsdp2 divides it in stages 2 and 3."
+            for each in plan.policies
+            if isinstance(each, Shard) and each.world_size > 1
+        )
+        alone = [each for each in plan.policies if isinstance(each, Shard) and each.world_size == 1]
+        code = plan_code(policies)
+        lines = [
+            *about(request, self.title),
+            "",
+            "Once the model is on its device and the optimizer is made, before the first step:",
+            "",
+            f"    from {request.module} import {names_of(code)}",
+            f"    {'scaler = ' if code.has_scaler else ''}prepare(model, optimizer)",
+            *loop_of(code),
+            *listed("Note:", code.notes),
+            *listed("Cannot express:", cannot),
+        ]
+        text = module_text(lines, code.codes, [prepare_of(code)])
+        return Emitted(text, cannot, code.notes, len(policies) + len(alone))
+
+
+def without_early_steps(policies: list[Policy]) -> tuple[list[Policy], tuple[str, ...]]:
+    """Takes in-backward out of policies that scale or accumulate gradients, and says so.
+
+    memprof stops such a job; code would go on with wrong gradients.
+    """
+    scales = any(isinstance(each, Precision) and each.dtype == "fp16" for each in policies)
+    adds_up = any(isinstance(each, Accumulate) for each in policies)
+    if not (scales or adds_up):
+        return policies, ()
+    kept: list[Policy] = []
+    refused = []
+    for policy in policies:
+        if isinstance(policy, OptimizerPolicy) and policy.in_backward:
+            what = "accumulated" if adds_up else "scaled"
+            refused.append(f"optimizer in-backward: gradients are {what} in this plan, and would be used too early.")
+            if policy.loop or policy.state:
+                kept.append(dataclasses.replace(policy, in_backward=False))
+        else:
+            kept.append(policy)
+    return kept, tuple(refused)
+
+
+def names_of(code: PlanCode) -> str:
+    """Returns the names to import from the written module."""
+    return ", ".join(("micro_batches", "prepare") if code.parts > 1 else ("prepare",))
+
+
+def loop_of(code: PlanCode) -> list[str]:
+    """Returns the lines that show the loop."""
+    return ["", INTRODUCTION, "", *loop_lines(parts=code.parts, has_scaler=code.has_scaler)]
+
+
+def prepare_of(code: PlanCode, *, signature: str = "prepare(model, optimizer)") -> Function:
+    """Returns the function that applies a plan's code."""
+    body = (*code.calls, _SCALER) if code.has_scaler else code.calls
+    if code.has_scaler:
+        docstring = "Makes a model train under the plan; returns the scaler of its gradients for the loop."
+    elif "optimizer" in signature:
+        docstring = "Makes a model and its optimizer train under the plan."
+    else:
+        docstring = "Makes a model train under what of the plan is no argument."
+    return Function(signature, docstring, body or ("return None  # everything is in the loop",))

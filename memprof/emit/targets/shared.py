@@ -1,0 +1,88 @@
+"""What the targets that are configured by arguments have in common."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from memprof.emit.code.model_code import PlanCode, plan_code
+from memprof.emit.code.runtime import needs_optimizer
+from memprof.policies.base import Policy
+from memprof.policies.checkpoint.policy import Checkpoint
+
+_AROUND_MODEL = {"checkpoint", "swap", "compress", "loss", "compile", "remat", "allocator"}
+_LIST_OF_LAYERS = re.compile(r"[^*?\[\]]+\.\*")
+
+
+@dataclass
+class Sorted:
+    """A plan's policies, sorted by how a framework takes them.
+
+    Attributes:
+        arguments: Arguments of the framework, by name.
+        model: Policies that are code around the model.
+        cannot: What has no form there, a sentence each.
+        notes: What works otherwise, or is left to the reader.
+        expressed: Policies that are arguments.
+    """
+
+    arguments: dict[str, Any] = field(default_factory=dict)
+    model: list[Policy] = field(default_factory=list)
+    cannot: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    expressed: int = 0
+
+    def take(self, arguments: Mapping[str, Any], note: str = "") -> None:
+        """Takes a policy as arguments."""
+        self.arguments.update(arguments)
+        self.notes += [note] if note else []
+        self.expressed += 1
+
+    def leave(self, policy: Policy, reason: str) -> None:
+        """Leaves a policy out."""
+        self.cannot.append(f"{policy.describe()}: {reason}")
+
+    def model_code(self) -> PlanCode:
+        """Returns the code around the model; the optimizer is not at hand there."""
+        return plan_code(self.model, has_optimizer=False)
+
+
+def is_every_layer(policies: Iterable[Policy]) -> bool:
+    """Tells whether a plan recomputes the layers of one list and nothing else: ``layers.*``."""
+    found = [each for each in policies if isinstance(each, Checkpoint)]
+    return (
+        len(found) == 1
+        and not found[0].keep
+        and not found[0].segments
+        and len(found[0].modules) == 1
+        and _LIST_OF_LAYERS.fullmatch(found[0].modules[0]) is not None
+    )
+
+
+def goes_around_model(policy: Policy) -> bool:
+    """Tells whether a policy needs the model alone, so that it can be applied before a framework takes it."""
+    # Parameters that are elsewhere must be back for the update.
+    is_of_update = needs_optimizer(policy) or getattr(policy, "what", "") == "parameters"
+    return not is_of_update and policy.name in _AROUND_MODEL
+
+
+def dictionary(arguments: Mapping[str, Any], values: Mapping[str, str] | None = None) -> str:
+    """Writes arguments as a dict of Python, a line each.
+
+    Args:
+        arguments: Numbers, texts, booleans, None and dicts of these, by name.
+        values: Python text in the place of some of the values, by name.
+    """
+    lines = [f'    "{name}": {_literal(value)},' for name, value in arguments.items() if name not in (values or {})]
+    lines += [f'    "{name}": {text},' for name, text in (values or {}).items()]
+    return "\n".join(("{", *lines, "}"))
+
+
+def _literal(value: Any) -> str:
+    if isinstance(value, str):
+        return f'"{value}"'
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{_literal(key)}: {_literal(each)}' for key, each in value.items())}}}"
+    return repr(value)
