@@ -1,0 +1,187 @@
+"""The estimate: every term of one rank, what they sum to, and what that is of a machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from memprof.analysis.estimate.model import Model
+from memprof.analysis.estimate.parameters import count
+from memprof.analysis.estimate.setting import Setting
+from memprof.analysis.estimate.states import state_terms
+from memprof.analysis.estimate.term import GROUPS, Term, sum_terms
+from memprof.analysis.estimate.transformer import Transformer
+from memprof.machines.catalogue import Accelerator
+
+#: Ranks up to which a fit is looked for.
+MOST_RANKS = 65_536
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What training a model takes, by formulas.
+
+    Attributes:
+        model: The model.
+        setting: How it is trained.
+        terms: Every term of one rank that is not empty, by group.
+    """
+
+    model: Model
+    setting: Setting
+    terms: tuple[Term, ...]
+
+    @property
+    def parameters(self) -> int:
+        """Parameters of the whole model."""
+        return count(self.model.parameters)
+
+    @property
+    def total_bytes(self) -> int:
+        """All groups together: at least what is held at once, as far as the formulas hold."""
+        return sum(self.by_group.values())
+
+    @cached_property
+    def by_group(self) -> dict[str, int]:
+        """Bytes by group of terms (GROUPS), those of 0 included."""
+        return {group: sum_terms(term for term in self.terms if term.group == group) for group in GROUPS}
+
+    @cached_property
+    def moments(self) -> dict[str, int]:
+        """Bytes at each moment that can be the fullest, where gradients are freed before forward (torch's default).
+
+        ``loss``: forward is over and the loss's own tensors are there; gradients only where micro-batches add theirs
+        up. ``backward``: something runs again, all gradients counted already. ``update``: no activations any more.
+        """
+        groups, gradients = self.by_group, self.by_group["gradients"]
+        kept = groups["weights"] + groups["optimizer"] + self.kept_bytes
+        found = {
+            "loss": kept + self._temporaries("loss") + (gradients if self.setting.micro_batches > 1 else 0),
+            "update": groups["weights"] + gradients + groups["optimizer"],
+        }
+        if self.setting.checkpoint != "none":
+            found["backward"] = kept + gradients + self._temporaries("backward")
+        return found
+
+    @property
+    def fullest_bytes(self) -> int:
+        """Bytes at the fullest of the moments: never more than the total."""
+        return max(self.moments.values())
+
+    def _temporaries(self, moment: str) -> int:
+        return sum(term.bytes for term in self.terms if term.group == "temporaries" and term.moment in ("", moment))
+
+    @property
+    def kept_bytes(self) -> int:
+        """What forward keeps for backward: the layers' activations and those of the ends."""
+        return self.by_group["activations"] + self.by_group["ends"]
+
+    @property
+    def letters(self) -> dict[str, int]:
+        """Letters of the formulas, with their values."""
+        parts = [one.on_rank(self.setting.tensor_ranks) for one in self.model.parameters]
+        found = {"P": count(parts)}
+        if self.setting.zero:
+            found["N"] = self.setting.ranks
+        return found | self.model.letters(self.setting)
+
+
+def estimate(model: Model, setting: Setting) -> Estimate:
+    """Estimates what one rank holds.
+
+    Args:
+        model: The model.
+        setting: How it is trained.
+
+    Raises:
+        UsageError: Something is asked for that the model's kind has no formula for.
+    """
+    terms = (*state_terms(model.parameters, setting), *model.terms(setting))
+    ordered = sorted((term for term in terms if term.bytes), key=lambda term: GROUPS.index(term.group))
+    return Estimate(model, setting, tuple(ordered))
+
+
+@dataclass(frozen=True)
+class OnMachine:
+    """An estimate beside what a machine has for tensors.
+
+    Attributes:
+        machine: The machine.
+        share: Bytes of one rank as a share of that.
+        least_ranks: Fewest data-parallel ranks, of as many machines times the tensor-parallel ranks, over which a rank
+            fits; None where none up to MOST_RANKS do.
+        zero: The stage of ZeRO that ``least_ranks`` is for: as asked for if any does, else 3.
+    """
+
+    machine: Accelerator
+    share: float
+    least_ranks: int | None
+    zero: int
+
+    @property
+    def fits(self) -> bool:
+        """Whether a rank fits as asked for."""
+        return self.share <= 1
+
+
+def on_machine(found: Estimate, machine: Accelerator) -> OnMachine:
+    """Sets an estimate beside a machine, and looks for how many it takes.
+
+    Args:
+        found: The estimate; each rank takes its tokens, however many ranks there are.
+        machine: The machine.
+    """
+    budget, zero = machine.budget_bytes, found.setting.zero or 3
+    ranks = _least_ranks(found, budget, zero)
+    if not ranks and zero < 3:
+        zero = 3
+        ranks = _least_ranks(found, budget, zero)
+    return OnMachine(machine, found.total_bytes / budget, ranks or None, zero)
+
+
+def _least_ranks(found: Estimate, budget_bytes: int, zero: int) -> int:
+    """Returns the fewest ranks over which a rank fits, 0 where none do: bytes only fall as ranks are added."""
+
+    def fits(ranks: int) -> bool:
+        stage = zero if ranks > 1 else 0
+        return estimate(found.model, replace(found.setting, zero=stage, ranks=ranks)).total_bytes <= budget_bytes
+
+    if fits(1):
+        return 1
+    low, high = 1, 2
+    while not fits(high):
+        low, high = high, high * 2
+        if high > MOST_RANKS:
+            return 0
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    return high
+
+
+def describe_setting(setting: Setting, model: Model) -> str:
+    """Says in a line how a model is trained."""
+    shape = model.shape
+    words = []
+    if isinstance(shape, Transformer):
+        samples = setting.samples
+        batch = f"{setting.tokens:,} tokens in samples of {setting.length:,}" if samples is None else ""
+        words.append(batch or f"batch {samples:,} of {setting.length:,} tokens")
+    elif not isinstance(shape, int):
+        words.append(f"batch {setting.tokens:,}")
+    words += [f"in {setting.micro_batches} micro-batches"] if setting.micro_batches > 1 else []
+    words += [setting.precision.name, setting.optimizer]
+    if isinstance(shape, Transformer):
+        words.append("flash attention" if setting.has_flash else "attention that writes its scores down")
+        has_dropout = setting.has_dropout and (shape.has_dropout or shape.has_attention_dropout)
+        words.append("dropout" if has_dropout else "no dropout")
+    if setting.checkpoint == "selective":
+        words.append("attention's core runs again")
+    elif setting.checkpoint == "layers":
+        words.append("layers run again" if setting.every == 1 else f"every {setting.every} layers run again")
+    words += [f"tensor parallel over {setting.tensor_ranks}"] if setting.tensor_ranks > 1 else []
+    words += ["sequence parallel"] if setting.is_sequence_parallel else []
+    words += [f"ZeRO {setting.zero} over {setting.ranks:,} ranks"] if setting.zero else []
+    words += [f"{setting.ranks:,} replicas"] if setting.ranks > 1 and not setting.zero else []
+    words += ["on the CPU"] if setting.is_on_cpu else []
+    return ", ".join(words)

@@ -1,0 +1,174 @@
+"""Lays out an estimate: what it comes to, term by term with formulas, beside a machine and a recording."""
+
+from __future__ import annotations
+
+import shlex
+
+from rich.table import Table
+from rich.text import Text
+
+from memprof.analysis.estimate.against import Compared
+from memprof.analysis.estimate.estimate import MOST_RANKS, Estimate, OnMachine, describe_setting
+from memprof.cli.page import Page, make_table, printable
+from memprof.units import format_bytes, format_bytes_change, format_percent
+
+_WORDS = {"ends": "ends (embedding, head, loss)", "temporaries": "for a while"}
+
+
+def fill_estimate(
+    page: Page,
+    found: Estimate,
+    on: OnMachine | None,
+    compared: tuple[Compared, ...] | None,
+    trace: str,
+    *,
+    has_reasons: bool,
+) -> None:
+    """Writes an estimate on a page.
+
+    Args:
+        page: The page.
+        found: The estimate.
+        on: The machine it is set beside.
+        compared: The recording it is set beside, part by part.
+        trace: The recording's path, "" without one.
+        has_reasons: Also each formula's source, and when not to use it.
+    """
+    page.add(Text(printable(_verdict(found)), style="bold"))
+    page.add(Text(printable(describe_setting(found.setting, found.model)), style="dim"))
+    if on is not None:
+        page.add(Text(_on_machine(on, found), style="" if on.fits else "yellow"))
+    page.add_section("By term", _term_table(found), "of one rank")
+    page.add(Text(printable(_letters(found)), style="dim"))
+    page.add(Text(printable(_moments(found)), style="dim"))
+    if compared is not None:
+        page.add_section("Beside the recording", _compared_table(compared), trace)
+    if has_reasons:
+        _add_reasons(page, found)
+    page.add("")
+    for note in found.model.notes:
+        page.add(Text(printable(f"note: {note}"), style="dim"))
+    if isinstance(found.model.shape, int):
+        page.add(Text("note: of a number of parameters alone no activations follow: give a shape", style="dim"))
+    page.add(_next(on, trace))
+
+
+def _verdict(found: Estimate) -> str:
+    groups = found.by_group
+    rank = " on each rank" if found.setting.ranks * found.setting.tensor_ranks > 1 else ""
+    kept = f", activations {format_bytes(groups['activations'])}" if groups["activations"] else ""
+    return (
+        f"{found.model.name}: {format_bytes(found.total_bytes)}{rank} by formula, {found.parameters:,} parameters: "
+        f"weights {format_bytes(groups['weights'])}, gradients {format_bytes(groups['gradients'])}, "
+        f"optimizer {format_bytes(groups['optimizer'])}{kept}"
+    )
+
+
+def _on_machine(on: OnMachine, found: Estimate) -> str:
+    machine, setting = on.machine, found.setting
+    text = (
+        f"{machine.name}: {format_percent(on.share)} of the {format_bytes(machine.budget_bytes)} it has for tensors "
+        f"({machine.budget_source})"
+    )
+    text += "" if on.fits else ": does not fit"
+    if on.least_ranks is None:
+        smaller = "make the batch smaller" + ("" if setting.checkpoint == "layers" else ", or add --checkpoint layers")
+        return f"{text}. Over {MOST_RANKS:,} ranks with ZeRO {on.zero} it does not fit either: {smaller}."
+    if on.least_ranks == 1:
+        return f"{text}. One is enough." if setting.zero else f"{text}."
+    cards = on.least_ranks * setting.tensor_ranks
+    return f"{text}. With ZeRO {on.zero}, {cards:,} are enough, each with this batch."
+
+
+def _term_table(found: Estimate) -> Table:
+    table = make_table("term", ">bytes", ">share", "formula")
+    for group, size in found.by_group.items():
+        terms = [term for term in found.terms if term.group == group]
+        name = _WORDS.get(group, group)
+        if sum(term.bytes for term in terms) > size:
+            name += ", not all at once"
+        if len(terms) == 1:
+            name += "" if terms[0].name == group else f": {terms[0].name}"
+            table.add_row(name, *_cells(size, found), terms[0].formula)
+        elif terms:
+            table.add_row(name, *_cells(size, found), "")
+            for term in terms:
+                table.add_row(f"  {term.name}", *_cells(term.bytes, found), term.formula)
+    table.add_row("total", *_cells(found.total_bytes, found), "")
+    return table
+
+
+def _cells(size: int, found: Estimate) -> tuple[str, str]:
+    return format_bytes(size), format_percent(size / found.total_bytes)
+
+
+def _moments(found: Estimate) -> str:
+    """Says what is held at once where gradients are freed before forward."""
+    words = {"loss": "at the loss", "backward": "where layers run again", "update": "at the update"}
+    moments = ", ".join(f"{format_bytes(size)} {words[name]}" for name, size in found.moments.items())
+    return f"at once, where gradients are freed before forward: {moments}"
+
+
+def _letters(found: Estimate) -> str:
+    """Says what the letters of the formulas stand for."""
+    meanings = {
+        "P": "parameters",
+        "Pm": "of a layer, in matrix products",
+        "Pn": "outside the layers, in matrix products",
+        "N": "ranks",
+        "L": "layers",
+        "h": "width",
+        "a": "heads",
+        "v": "vocabulary",
+        "s": "tokens of a sample",
+        "q": "width of queries",
+        "k": "width of keys",
+        "f": "width inside the MLP",
+        "sb": "tokens at once",
+        "b": "samples at once",
+        "t": "tensor-parallel ranks",
+        "Pl": "parameters of a layer",
+        "Pe": "of the rest",
+    }
+    return ", ".join(f"{letter} = {value:,} ({meanings[letter]})" for letter, value in found.letters.items())
+
+
+def _compared_table(compared: tuple[Compared, ...]) -> Table:
+    table = make_table("part", ">formula", ">recorded", ">error", ">", "held against")
+    for one in compared:
+        if not one.error_bytes:
+            error, share = "exact", ""
+        else:
+            error = format_bytes_change(one.error_bytes)
+            share = "" if one.error_ratio is None else _share(one.error_ratio)
+        table.add_row(
+            one.name, format_bytes(one.estimated_bytes), format_bytes(one.recorded_bytes), error, share, one.what
+        )
+    return table
+
+
+def _share(ratio: float) -> str:
+    return f"{100 * ratio:+.2f} %" if abs(ratio) >= 0.00005 else "under 0.01 %"
+
+
+def _add_reasons(page: Page, found: Estimate) -> None:
+    """Adds each term's source and where it does not hold."""
+    page.add("")
+    page.add(Text("Sources, and when not to use a formula", style="bold"))
+    for term in found.terms:
+        page.add(Text(printable(f"{term.name}: {term.formula}")))
+        page.add(Text(printable(f"  source: {term.source}"), style="dim"))
+        if term.not_when:
+            page.add(Text(printable(f"  not when: {term.not_when}"), style="dim"))
+    if found.model.source:
+        page.add(Text(printable(f"shape: {found.model.source}")))
+
+
+def _next(on: OnMachine | None, trace: str) -> Text:
+    """Names the command that measures what is estimated here."""
+    if trace:
+        command, reason = f"memprof report {shlex.quote(trace)}", "what the peak is made of"
+    else:
+        device = f" --device {shlex.quote(on.machine.name)}" if on is not None else ""
+        command, reason = f"memprof record --dry-run{device} train.py", "your own script's peak, operator by operator"
+    return Text.assemble(("next: ", "dim"), printable(command), (f"  {reason}", "dim"))
