@@ -17,9 +17,10 @@ GPU_VERSION ?= 3.12
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+COMPLETE := $(VENV)/.complete
 TORCH := $(shell grep '^torch==' constraints.txt)
 
-.PHONY: help demo test test-all check bench gpu carry dist clean
+.PHONY: help demo test test-all check bench docs gpu carry man dist clean
 .DEFAULT_GOAL := help
 
 help: ## Show these targets.
@@ -36,13 +37,13 @@ demo: $(READY) ## Record a small GPT, show what fills its memory, make it fit in
 	@if [ -t 1 ]; then $(BIN)/memprof dashboard demo.memprof demo-fits.memprof; \
 	else echo "In a terminal, this ends in: $(BIN)/memprof dashboard demo.memprof demo-fits.memprof"; fi
 
-test: $(READY) ## Run the tests, all but the slow ones.
+test: $(COMPLETE) ## Run the tests, all but the slow ones.
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
-test-all: $(READY) ## Run the tests, the slow ones too.
+test-all: $(COMPLETE) ## Run the tests, the slow ones too.
 	$(BIN)/python -m pytest $(PYTEST_ARGS) -m ''
 
-check: $(READY) ## Run every check that reads the code: lint, format, types, import floors.
+check: $(COMPLETE) ## Run every check that reads the code: lint, format, types, import floors.
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
@@ -51,6 +52,9 @@ check: $(READY) ## Run every check that reads the code: lint, format, types, imp
 bench: $(READY) ## Measure the figures of docs/benchmarks.md on this machine.
 	$(BIN)/python tests/benchmarks/run.py
 
+docs: $(COMPLETE) ## Build the documentation into build/site; the commands in it are run.
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
 gpu: $(if $(GPU_PYTHON),,$(READY)) ## Prove on a machine with one GPU what is promised there (docs/gpu.md), into build/gpu.
 	$(or $(GPU_PYTHON),$(BIN)/python) -m tests.gpu --out build/gpu $(GPU_ARGS)
 
@@ -58,6 +62,9 @@ carry: $(READY) ## Gather in build/carried-VERSION what a machine with a GPU and
 	$(BIN)/python -m pip install $(PIP_ARGS) -q --upgrade --target build/carried-$(GPU_VERSION) --no-deps --only-binary=:all: \
 	    --python-version $(GPU_VERSION) --platform manylinux2014_x86_64 --platform manylinux_2_28_x86_64 \
 	    hypothesis markdown-it-py mdurl pygments pytest-timeout rich tomlkit
+
+man: $(READY) ## Write the manual pages into build/man; the wheel makes its own.
+	$(BIN)/python -m memprof.cli.manual build/man/man1
 
 dist: $(READY) ## Build the wheel and the sdist into dist/.
 	$(BIN)/python -m build --no-isolation
@@ -74,4 +81,9 @@ $(READY): pyproject.toml constraints.txt
 	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
 	$(BIN)/python -m pip install $(PIP_ARGS) $(TORCH)
 	$(BIN)/python -m pip install $(PIP_ARGS) -c constraints.txt -e '.[all,dev]'
+	@touch $@
+
+# What the tests and the documentation need besides: the libraries that memprof goes with.
+$(COMPLETE): $(READY)
+	$(BIN)/python -m pip install $(PIP_ARGS) -c constraints.txt -e '.[all,dev,docs,integrations]'
 	@touch $@

@@ -15,6 +15,7 @@ import pytest
 
 import memprof
 from memprof import errors
+from memprof.cli.main import VERBS
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -51,7 +52,8 @@ def test_wheel_holds_both_packages_and_nothing_else(wheel: zipfile.ZipFile) -> N
     """Installing gives `memprof` and `memprof_dashboard`, typed, and no tests, samples or folder named dashboard."""
     names = wheel.namelist()
     tops = {name.partition("/")[0] for name in names}
-    assert tops == {"memprof", "memprof_dashboard", f"torch_memprof-{memprof.__version__}.dist-info"}
+    own = f"torch_memprof-{memprof.__version__}"
+    assert tops == {"memprof", "memprof_dashboard", f"{own}.dist-info", f"{own}.data"}
     assert {
         "memprof/py.typed",
         "memprof_dashboard/py.typed",
@@ -67,6 +69,13 @@ def test_wheel_holds_every_module(wheel: zipfile.ZipFile) -> None:
     modules = {path.relative_to(ROOT).as_posix() for path in (ROOT / "memprof").rglob("*.py")}
     assert modules <= set(wheel.namelist())
     assert "memprof/launch/bootstrap/sitecustomize.py" in modules
+
+
+def test_wheel_holds_the_manual_pages(wheel: zipfile.ZipFile) -> None:
+    """Where `man` looks beside a bin folder; one for each verb, and nothing else lies there."""
+    beside = f"torch_memprof-{memprof.__version__}.data/"
+    pages = {name.removeprefix(beside) for name in wheel.namelist() if name.startswith(beside)}
+    assert pages == {"data/share/man/man1/memprof.1", *(f"data/share/man/man1/memprof-{verb}.1" for verb in VERBS)}
 
 
 def test_wheel_carries_the_licence(wheel: zipfile.ZipFile, metadata: Message) -> None:
@@ -87,7 +96,7 @@ def test_metadata_says_what_is_needed(metadata: Message) -> None:
         "click", "numpy", "pandas", "psutil", "pyarrow", "rich", "scipy", "tomlkit",
     }  # fmt: skip
     assert set(metadata.get_all("Provides-Extra", [])) == {
-        "torch", "dashboard", "remote", "distributed", "all", "dev",
+        "torch", "dashboard", "remote", "distributed", "all", "dev", "docs", "integrations",
     }  # fmt: skip
     assert [_distribution(line) for line in needed if "extra == 'torch'" in line] == ["torch"]
     assert [_distribution(line) for line in needed if "extra == 'dashboard'" in line] == ["dash", "plotly"]

@@ -2,45 +2,167 @@
 
 from __future__ import annotations
 
+import gzip
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, cast
 
 import click
 
+from memprof.cli.report import MomentType
 from memprof.errors import UsageError
 from memprof.units import format_bytes
+
+if TYPE_CHECKING:
+    from memprof.trace.store import Trace
+
+_KINDS = ("perfetto", "speedscope", "csv", "parquet", "snapshot")
+_FOLDERS = ("csv", "parquet")
+_LIVES = 30
 
 
 @click.command(
     epilog="""\b
 Examples:
-  memprof export run.memprof --to snapshot -o snapshot.pickle
+  memprof export run.memprof --to perfetto -o run.json.gz
+  memprof export run.memprof --to speedscope --at 4:812 -o run.speedscope.json
+  memprof export run.memprof --to parquet --tables ops,storages -o tables/
   memprof export ranks/ --rank 3 --to snapshot -o rank3.pickle -f
   python -m torch.cuda._memory_viz trace_plot snapshot.pickle -o snapshot.html"""
 )
 @click.argument("trace", type=click.Path(), metavar="TRACE")
-@click.option("--to", "kind", type=click.Choice(("snapshot",)), required=True, help="The format to write.")
+@click.option("--to", "kind", type=click.Choice(_KINDS), required=True, help="The format to write.")
 @click.option(
-    "-o", "--output", type=click.Path(path_type=Path, dir_okay=False), required=True, metavar="FILE", help="The file."
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    required=True,
+    metavar="PATH",
+    help="The file; for csv and parquet, the folder.",
 )
 @click.option("--rank", type=click.IntRange(min=0), metavar="N", help="Export this rank.")
-@click.option("-f", "--force", is_flag=True, help="Replace the file if it exists.")
-def export(trace: str, kind: str, output: Path, rank: int | None, force: bool) -> None:
+@click.option(
+    "--at",
+    "moment",
+    type=MomentType(),
+    metavar="peak|OP|STEP:OP",
+    help="speedscope: what is alive while this operator runs.  [default: peak]",
+)
+@click.option("--tables", metavar="NAME,...", help="csv, parquet: these tables alone.")
+@click.option(
+    "--lives",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help=f"perfetto: of what fills the peak, show the N largest from birth to death.  [default: {_LIVES}]",
+)
+@click.option("-f", "--force", is_flag=True, help="Replace what is there; of folders, those exported before.")
+def export(
+    trace: str,
+    kind: str,
+    output: Path,
+    rank: int | None,
+    moment: tuple[int | None, int | None] | None,
+    tables: str | None,
+    lives: int | None,
+    force: bool,
+) -> None:
     """Write a recording in another tool's format.
 
-    With --to snapshot, a memory snapshot as torch writes it, for pytorch.org/memory_viz and torch.cuda._memory_viz.
-    Every allocation is what was recorded; its address, and the segments, are what torch's caching allocator would
-    have chosen.
+    perfetto is a timeline for ui.perfetto.dev: what memory holds, above steps, phases, module calls and operators;
+    compressed where the name ends in .gz. Each rank is a process.
+
+    speedscope is a flame graph of what is alive at the peak, by code and by module, for speedscope.app.
+
+    csv and parquet are the tables themselves, a file each, with units and meanings beside them.
+
+    snapshot is a memory snapshot as torch writes it, for pytorch.org/memory_viz and torch.cuda._memory_viz: every
+    allocation is what was recorded; its address, and the segments, are what torch's caching allocator would have
+    chosen.
     """
-    if output.exists() and not force:
-        raise UsageError(f"{output} exists already. Replace it with -f, or choose another name.")
+    _refuse_strangers(kind, at=moment, tables=tables, lives=lives)
+    _check_place(output, is_folder=kind in _FOLDERS, force=force)
+    from memprof.trace.store import Trace
+
+    if kind in _FOLDERS:
+        size = _write_folder(output, trace, kind, rank, tables)
+    elif kind == "perfetto":
+        size = _write_timeline(output, Trace.open(trace, rank), rank, _LIVES if lives is None else lives)
+    else:
+        opened = Trace.open(trace, rank)
+        size = _write_content(output, _snapshot(opened) if kind == "snapshot" else _stacks(opened, moment))
+    print(f"memprof: wrote {output} ({format_bytes(size)})", file=sys.stderr)
+
+
+def _refuse_strangers(kind: str, **given: object) -> None:
+    """Refuses an option of another format."""
+    belongs = {"at": ("speedscope",), "tables": _FOLDERS, "lives": ("perfetto",)}
+    for option, kinds in belongs.items():
+        if given[option] is not None and kind not in kinds:
+            raise click.UsageError(f"--{option} is for --to {' and '.join(kinds)}: leave it out.")
+
+
+def _check_place(output: Path, *, is_folder: bool, force: bool) -> None:
+    """Refuses a place that cannot be written, before any work."""
     if not output.parent.is_dir():
         raise UsageError(f"There is no folder {output.parent} to write {output.name} to.")
-    from memprof.analysis.snapshot_export import export_snapshot
+    if not output.exists():
+        return
+    if output.is_dir() != is_folder:
+        here, wanted = ("a folder", "a file") if output.is_dir() else ("a file", "a folder")
+        raise UsageError(f"{output} is {here}, and this format is {wanted}: choose another name.")
+    if not force:
+        raise UsageError(f"{output} exists already. Replace it with -f, or choose another name.")
+    if is_folder:
+        from memprof.trace.exporters.tables import is_export
+
+        if any(output.iterdir()) and not is_export(output):
+            raise UsageError(f"{output} holds something else than exported tables, and stays: choose another name.")
+
+
+def _write_folder(output: Path, trace: str, form: str, rank: int | None, tables: str | None) -> int:
+    from memprof.trace.exporters.tables import named_tables, write_tables
     from memprof.trace.store import Trace
+    from memprof.trace.whole_folder import whole_folder
+
+    kinds = named_tables([name.strip() for name in (tables or "").split(",") if name.strip()])
+    opened = Trace.open(trace, rank)
+    with whole_folder(output) as folder:
+        return write_tables(folder, opened, opened.ranks if rank is None else (rank,), kinds, form)
+
+
+def _write_timeline(output: Path, opened: Trace, rank: int | None, lives: int) -> int:
+    from memprof.analysis.timeline_export import export_timeline
     from memprof.trace.whole_file import whole_file
 
-    content = export_snapshot(Trace.open(trace, rank))
+    ranks = opened.ranks if rank is None else (rank,)
+    with whole_file(output) as file:
+        if output.suffix == ".gz":
+            # Without the moment and the name, the same recording gives the same bytes.
+            with gzip.GzipFile("", "wb", compresslevel=6, fileobj=file, mtime=0) as packed:
+                export_timeline(opened, ranks, lives, cast(BinaryIO, packed))
+        else:
+            export_timeline(opened, ranks, lives, file)
+    return output.stat().st_size
+
+
+def _write_content(output: Path, content: bytes) -> int:
+    from memprof.trace.whole_file import whole_file
+
     with whole_file(output) as file:
         file.write(content)
-    print(f"memprof: wrote {output} ({format_bytes(len(content))})", file=sys.stderr)
+    return len(content)
+
+
+def _snapshot(opened: Trace) -> bytes:
+    from memprof.analysis.snapshot_export import export_snapshot
+
+    return export_snapshot(opened)
+
+
+def _stacks(opened: Trace, moment: tuple[int | None, int | None] | None) -> bytes:
+    from memprof.analysis.stacks_export import export_stacks
+
+    step_number, op_id = moment or (None, None)
+    exported = export_stacks(opened, step_number, op_id)
+    print(f"memprof: {format_bytes(exported.total_bytes)} alive at {exported.moment}", file=sys.stderr)
+    return exported.content

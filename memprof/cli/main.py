@@ -25,12 +25,16 @@ VERBS = {
     "dashboard": "Show recordings in a browser.",
     "suggest": "Suggest the fastest plans that make a recorded job fit a budget.",
     "fit": "Find a plan that is measured to make a job fit a budget.",
+    "estimate": "Estimate by published formulas what training a model takes.",
     "predict": "Predict what a plan does to a recorded job's memory and time.",
+    "emit": "Write a plan as PyTorch code, or for another trainer.",
     "verify": "Compare what a plan was predicted to do with a run under it.",
     "diff": "Compare the memory of two recordings, and guard it in CI.",
     "check": "Check a recording against a budget.",
     "summary": "Write what a recording comes to as a small baseline.",
     "export": "Write a recording in another tool's format.",
+    "doctor": "Say what can be recorded here, and what to mend.",
+    "completion": "Print what makes a shell complete memprof's words.",
 }
 
 _FAILED = 1
@@ -51,6 +55,10 @@ class LazyVerbs(click.Group):
         name = f"{cmd_name}_" if keyword.iskeyword(cmd_name) else cmd_name
         command = getattr(importlib.import_module(f"memprof.cli.{name}"), name)
         assert isinstance(command, click.Command)
+        if "_MEMPROF_COMPLETE" in os.environ:  # the shell asks what may come next
+            from memprof.cli.completing import offer_values
+
+            offer_values(command)
         return command
 
     def resolve_command(

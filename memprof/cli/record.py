@@ -11,7 +11,6 @@ from click.core import ParameterSource
 
 from memprof.cli.plan_options import chosen_plan, plan_options
 from memprof.errors import BadInputError, UsageError
-from memprof.launch.parent import leave_like, record_job
 from memprof.launch.ranks import on_ranks, ranks_of
 from memprof.launch.settings import Settings, read_dry_window, read_project_settings
 from memprof.launch.target import CannotStartError, find_target
@@ -181,6 +180,8 @@ def record(
         plan=plan,
         plan_path=plan_path,
     )
+    from memprof.launch.parent import leave_like, record_job  # what watches a job; the help needs none of it
+
     leave_like(record_job(target, settings))
 
 

@@ -37,6 +37,7 @@ NAMES = (
     "kills",
     "trace_size",
     "report_start",
+    "verb_start",
     "two_faces",
     "swap_disk",
     "remat",
@@ -52,6 +53,7 @@ NAMES = (
     "import_speed",
     "allocator_replay",
     "static_planning",
+    "estimates",
     "dashboard_scale",
     "ranks",
 )

@@ -1,0 +1,170 @@
+"""What the shell offers where a recording, a device, a policy or a planner is named."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+from click.shell_completion import CompletionItem
+
+from memprof.errors import UsageError
+
+#: The variable by which the shell asks what may come next (click's own protocol).
+VARIABLE = "_MEMPROF_COMPLETE"
+
+Offer = Callable[[str], list[CompletionItem[str]]]
+
+#: What recordings are called in the help of the verbs.
+_RECORDINGS = ("TRACE", "TRACE...", "RUN", "BASE", "HEAD", "[RUN] HEAD")
+_ENDINGS = (".memprof", ".spool")
+
+
+class Offering(click.ParamType[Any]):
+    """A type of another one's values that knows which there are.
+
+    Attributes:
+        name: The name of the type it stands for.
+    """
+
+    def __init__(self, kind: click.ParamType[Any], offer: Offer) -> None:
+        """Takes the type, and what offers values that begin with a text."""
+        self.name = kind.name
+        self._kind, self._offer = kind, offer
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Reads a value as the type does."""
+        return self._kind.convert(value, param, ctx)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
+        """Offers values that begin with what is typed."""
+        return self._offer(incomplete)
+
+
+def offer_values(command: click.Command) -> None:
+    """Makes a verb's parameters offer values. Done when the shell asks, and never when the verb runs."""
+    for param in command.params:
+        offer = _offer_of(param)
+        if offer is not None:
+            param.type = Offering(param.type, offer)
+
+
+def _offer_of(param: click.Parameter) -> Offer | None:
+    if isinstance(param, click.Argument) and param.name == "words":
+        return _any_file
+    if param.metavar in _RECORDINGS:
+        return _recordings
+    simple: dict[str, Offer] = {
+        "--machine": _words(_machines),
+        "--planner": _words(_planners),
+        "--allow": _words(_policies),
+        "--forbid": _words(_policies),
+        "--tables": _listed(_tables),
+    }
+    for option in param.opts:
+        if option in simple:
+            return simple[option]
+        if option == "--device" and param.metavar == "NAME":
+            return _words(_cards)
+    return _policy_offer(param)
+
+
+def _policy_offer(param: click.Parameter) -> Offer | None:
+    """Returns what offers the values of a policy's flag; another option of that name shows no example."""
+    from memprof.policies.registry import policy_type
+
+    kind = policy_type(param.name or "")
+    if kind is None or param.metavar != kind.flag_example:
+        return None
+    known = flag_values().get(kind.name)
+    if known is None:
+        return _words(lambda: [kind.flag_example.strip("'")])
+    return _listed(lambda: list(known)) if kind.name == "optimizer" else _words(lambda: list(known))
+
+
+def flag_values() -> dict[str, tuple[str, ...]]:
+    """Returns what can stand behind the flags of policies that take words of a list, by policy."""
+    from memprof.policies.optimizer.policy import LOOPS, STATES
+    from memprof.policies.precision.policy import FLAGS
+
+    return {
+        "optimizer": ("in-backward", *LOOPS, *STATES),
+        "precision": tuple(FLAGS),
+        "shard": ("ddp", "zero1", "zero2", "fsdp"),
+        "swap": ("optimizer", "parameters", "layers.*"),
+    }
+
+
+def _words(names: Callable[[], list[str]]) -> Offer:
+    return lambda typed: [CompletionItem(name) for name in names() if name.startswith(typed)]
+
+
+def _listed(names: Callable[[], list[str]]) -> Offer:
+    """Returns what offers words of a list that is separated by commas."""
+
+    def offer(typed: str) -> list[CompletionItem[str]]:
+        before, comma, last = typed.rpartition(",")
+        used = before.split(",")
+        return [CompletionItem(before + comma + name) for name in names() if name.startswith(last) and name not in used]
+
+    return offer
+
+
+def _recordings(typed: str) -> list[CompletionItem[str]]:
+    """Offers .memprof files, spool folders, and folders to look into; nothing hidden unless it is asked for."""
+    folder, slash, name = typed.rpartition("/")
+    before = folder + slash
+    try:
+        entries = sorted(Path(before).expanduser().iterdir())
+    except (OSError, RuntimeError):  # no such folder, or nobody of that name: there is nothing to offer
+        return []
+    fits = [entry for entry in entries if entry.name.startswith(name) and (name or not entry.name.startswith("."))]
+    found = [entry for entry in fits if entry.name.endswith(_ENDINGS)]
+    if os.environ.get(VARIABLE, "").startswith("bash"):
+        # bash takes either names or folders; its script tells it that these are names of files (`completion.py`).
+        found = [entry for entry in fits if entry in found or entry.is_dir()]
+        return [CompletionItem(before + entry.name) for entry in found]
+    return [*(CompletionItem(before + entry.name) for entry in found), CompletionItem(typed, type="dir")]
+
+
+def _any_file(typed: str) -> list[CompletionItem[str]]:
+    return [CompletionItem(typed, type="file")]
+
+
+def _machines() -> list[str]:
+    from memprof.machines.catalogue import accelerators
+
+    return [one.name.lower().replace(" ", "-") for one in accelerators()]
+
+
+def _cards() -> list[str]:
+    from memprof.machines.card import find_card
+
+    names = []
+    for name in _machines():
+        try:
+            find_card(name)
+        except UsageError:  # a machine that a dry run cannot show
+            continue
+        names.append(name)
+    return names
+
+
+def _planners() -> list[str]:
+    from memprof.planners.registry import planner_types
+
+    return [kind.name for kind in planner_types()]
+
+
+def _policies() -> list[str]:
+    from memprof.policies.registry import policy_types
+
+    return [kind.name for kind in policy_types()]
+
+
+def _tables() -> list[str]:
+    from memprof.trace.schema import TABLES
+
+    return [kind.table_name for kind in TABLES]

@@ -1,0 +1,48 @@
+"""`memprof completion`: what a shell has to read once to complete memprof's words."""
+
+from __future__ import annotations
+
+import click
+from click.shell_completion import get_completion_class
+
+from memprof.cli.completing import VARIABLE
+
+_SHELLS = ("bash", "zsh", "fish")
+#: bash writes names of files with a slash behind folders, and with what is special quoted, where it is told that they
+#: are names of files. click's script does not tell it.
+_BASH_FILES = """
+_memprof_completion_files() {
+    _memprof_completion "$@"
+    local word
+    for word in "${COMPREPLY[@]}"; do
+        [[ -e "${word/#\\~\\//$HOME/}" ]] || return 0
+    done
+    compopt -o filenames 2>/dev/null
+    return 0
+}
+
+complete -o nosort -F _memprof_completion_files memprof
+"""
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  eval "$(memprof completion bash)"                       in ~/.bashrc
+  eval "$(memprof completion zsh)"                        in ~/.zshrc, below compinit
+  memprof completion fish > ~/.config/fish/completions/memprof.fish
+  memprof completion bash > ~/.local/share/bash-completion/completions/memprof"""
+)
+@click.argument("shell", type=click.Choice(_SHELLS))
+def completion(shell: str) -> None:
+    """Print what makes a shell complete memprof's words.
+
+    Completed are verbs, options and their values, recordings, the names of devices, and what policies take. Every
+    press of the key asks this memprof, so that a newer one needs nothing new.
+    """
+    from memprof.cli.main import memprof  # which imports this module
+
+    kind = get_completion_class(shell)
+    assert kind is not None  # click knows these shells
+    source = kind(memprof, {}, "memprof", VARIABLE).source()
+    click.echo(source + (_BASH_FILES if shell == "bash" else ""), nl=False)

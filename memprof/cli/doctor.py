@@ -1,0 +1,85 @@
+"""`memprof doctor`: what can be recorded here, and what to mend."""
+
+from __future__ import annotations
+
+import json
+import os
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from memprof.errors import InconclusiveError
+
+if TYPE_CHECKING:
+    from memprof.launch.doctor.findings import Examination, Finding
+
+_COLOURS = {"ok": "green", "note": "cyan", "missing": "bright_black", "fix": "yellow", "fail": "red"}
+_SIGNS = {"ok": "ok", "note": "note", "missing": "-", "fix": "FIX", "fail": "FAIL"}
+_WIDTH = 100
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  memprof doctor
+  memprof doctor --quick
+  memprof doctor --json > environment.json"""
+)
+@click.option("--quick", "is_quick", is_flag=True, help="Record nothing to try it.")
+@click.option("--json", "is_json", is_flag=True, help="Print everything as JSON.")
+def doctor(is_quick: bool, is_json: bool) -> int:
+    """Say what can be recorded here, and what to mend.
+
+    Looked at are this Python's torch and its devices, the folder that recordings go to, libraries, and the variables
+    and settings in force; then a job of a few lines is recorded and read. The exit code is 0 where recording works,
+    and 3 where it does not.
+    """
+    from memprof.launch.doctor.examine import examine
+
+    found = examine(Path.cwd(), os.environ, is_quick=is_quick)
+    if is_json:
+        print(json.dumps(found.to_json(), indent=2, allow_nan=False))
+    else:
+        _show(found)
+    return 0 if found.works else InconclusiveError.exit_code
+
+
+def _show(found: Examination) -> None:
+    # Colours as everywhere: on a terminal, or where they are asked for; click leaves them out in a pipe.
+    forced = os.environ.get("FORCE_COLOR", "") not in ("", "0")
+    colour = False if os.environ.get("NO_COLOR") else True if forced else None
+    width = 1 + max(len(finding.what) for finding in found.findings if len(finding.what) <= 24)
+    for section in found.sections:
+        click.echo(click.style(section.name, bold=True), color=colour)
+        for finding in section.findings:
+            click.echo(_line(finding, width), color=colour)
+        click.echo()
+    click.echo(_verdict(found), color=colour)
+
+
+def _line(finding: Finding, width: int) -> str:
+    from memprof.launch.doctor.findings import OK
+
+    sign = click.style(f"{_SIGNS[finding.level]:<5}", fg=_COLOURS[finding.level])
+    texts = [finding.says, finding.advice] if finding.level != OK and finding.advice else [finding.says]
+    indent = " " * (9 + width)
+    lines = [
+        line for text in texts for line in textwrap.wrap(_plain(text), _WIDTH - len(indent), break_long_words=False)
+    ]
+    return f"  {sign}  {_plain(finding.what):<{width}}{f'{chr(10)}{indent}'.join(lines)}"
+
+
+def _plain(text: str) -> str:
+    """Returns a text with what is not printable escaped: variables and paths may hold anything."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def _verdict(found: Examination) -> str:
+    count = sum(finding.level in ("fix", "fail") for finding in found.findings)
+    more = f"; {count} thing{'s' if count > 1 else ''} to mend, marked above" if count else ""
+    tried = " by what was looked at; nothing was recorded to try it" if found.is_quick and found.works else ""
+    if found.works:
+        return f"Recording works here{tried}{more}. Next: memprof record train.py"
+    return f"Recording does not work here{more}."

@@ -1,0 +1,150 @@
+"""Asks this Python's torch, in a process of its own, what can be recorded with it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from memprof.launch.doctor.findings import FAIL, FIX, NOTE, OK, Finding
+from memprof.units import format_bytes
+
+#: The oldest torch that can be recorded, as pyproject.toml asks for it.
+OLDEST = "2.11"
+#: The newest that the tests ran with.
+NEWEST = "2.13"
+
+_INSTALL = "pip install 'torch-memprof[torch]'"
+_PROBE = Path(__file__).with_name("torch_probe.py")
+_ROOT = Path(__file__).resolve().parents[3]
+_LIMIT_S = 300
+_DRIVER = Path("/proc/driver/nvidia/version")
+
+
+def check_torch() -> tuple[list[Finding], dict[str, Any]]:
+    """Looks for torch, imports it in another process, and judges what it offers.
+
+    Returns:
+        What was found, and what torch told of itself, empty where it could not be asked.
+    """
+    version = _installed_version()
+    if version is None and importlib.util.find_spec("torch") is None:
+        return [
+            Finding(
+                FAIL,
+                "torch",
+                f"not installed for {sys.executable}",
+                f"Install it with {_INSTALL}; reports, suggestions and diffs work without, and a job of another "
+                "Python is recorded with: memprof record -- /path/to/python train.py.",
+            )
+        ], {}
+    if version is not None and as_numbers(version) < as_numbers(OLDEST):
+        return [Finding(FAIL, "torch", f"{version} is too old", f"Install torch {OLDEST} or newer: {_INSTALL}.")], {
+            "version": version
+        }
+    told, fault = _ask()
+    if told is None:
+        return [
+            Finding(
+                FAIL,
+                "torch",
+                f"{version or 'some version'} is installed and cannot be imported: {fault}",
+                "Mend it until python -c 'import torch' works, or install it anew.",
+            )
+        ], {}
+    return [_judge_version(told), _judge_cpu(told), *_judge_devices(told)], told
+
+
+def as_numbers(version: str) -> tuple[int, ...]:
+    """Returns the first two numbers of a version, by which versions are compared."""
+    found = re.match(r"(\d+)(?:\.(\d+))?", version)
+    return (int(found[1]), int(found[2] or 0)) if found else (0, 0)
+
+
+def _installed_version() -> str | None:
+    try:
+        return importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return None  # not installed, or copied to where it lies
+
+
+def _ask() -> tuple[dict[str, Any] | None, str]:
+    """Returns what torch told, or None and the last line of its complaint."""
+    command = [sys.executable, str(_PROBE), str(_ROOT)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_LIMIT_S, check=False)
+    except subprocess.TimeoutExpired:
+        return None, f"its import took more than {_LIMIT_S} seconds"
+    lines = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines()
+    last = lines[-1] if lines else ""
+    if done.returncode:
+        ended = f"signal {-done.returncode}" if done.returncode < 0 else f"status {done.returncode}"
+        return None, last or f"its import ended Python with {ended}"
+    try:
+        told = json.loads(last)
+    except ValueError:
+        return None, "its import ended Python without a word"
+    return (told, "") if isinstance(told, dict) else (None, "it told nothing")
+
+
+def _judge_version(told: dict[str, Any]) -> Finding:
+    version = told["version"]
+    if as_numbers(version) < as_numbers(OLDEST):
+        return Finding(FAIL, "torch", f"{version} is too old", f"Install torch {OLDEST} or newer: {_INSTALL}.")
+    if as_numbers(version) > as_numbers(NEWEST):
+        return Finding(NOTE, "torch", f"{version}, newer than the {NEWEST} that memprof was tried with")
+    return Finding(OK, "torch", f"{version}, which is supported ({OLDEST} to {NEWEST})")
+
+
+def _judge_cpu(told: dict[str, Any]) -> Finding:
+    if told["hears_events"] and told["keeps_blocks"]:
+        return Finding(OK, "CPU memory", "every allocation, by torch's own allocator (cpu-native)")
+    lacks = "the profiler's events" if not told["hears_events"] else "the allocator's table of blocks"
+    return Finding(
+        NOTE,
+        "CPU memory",
+        f"storages one by one: this torch was built without {lacks}, and what kernels take for themselves is not seen",
+        "An official build of torch hears every allocation.",
+    )
+
+
+def _judge_devices(told: dict[str, Any]) -> list[Finding]:
+    platform = "ROCm" if told["hip_build"] else "CUDA"
+    build = told["hip_build"] or told["cuda_build"]
+    if told["has_cuda"]:
+        driver = f", driver {told['driver']}" if told["driver"] else ""
+        seen = "every block, and the allocator's history" if told["keeps_history"] else "blocks without a history"
+        return [
+            Finding(OK, f"cuda:{number}", f"{one['name']}, {format_bytes(one['total_bytes'])}; {seen}{driver}")
+            for number, one in enumerate(told["devices"])
+        ]
+    others = [
+        Finding(OK, "XPU", "blocks and counts; its allocator keeps no history") if told["has_xpu"] else None,
+        Finding(NOTE, "MPS", "storages one by one; kernels' temporaries are not seen") if told["has_mps"] else None,
+    ]
+    found = [finding for finding in others if finding is not None]
+    if found:
+        return found
+    if not build:
+        advice = "Install a build of torch for CUDA to use it." if _DRIVER.exists() else ""
+        says = "no: this torch is built for the CPU" + (", and the machine has an NVIDIA driver" if advice else "")
+        return [Finding(FIX if advice else NOTE, "GPU", says, advice)]
+    if not _DRIVER.exists() and not told["hip_build"]:
+        return [
+            Finding(
+                NOTE, "GPU", f"none: torch is built for {platform} {build}, and the machine has no driver for NVIDIA's"
+            )
+        ]
+    return [
+        Finding(
+            FIX,
+            "GPU",
+            f"torch is built for {platform} {build} and finds no device",
+            "See that the driver is new enough for that version, and that CUDA_VISIBLE_DEVICES hides none.",
+        )
+    ]

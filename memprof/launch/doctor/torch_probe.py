@@ -1,0 +1,49 @@
+"""Run in a process of its own: says as JSON on its last line what this Python's torch is and what it offers a recorder.
+
+A torch that cannot be imported ends it with torch's own error; the examination goes on without.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+
+def probe() -> dict[str, Any]:
+    """Imports torch and asks it."""
+    import torch
+
+    from memprof.recorder.device.driver import driver_version
+    from memprof.recorder.native import AllocatorTable, NativeEvents
+
+    has_cuda = bool(torch.cuda.is_available())
+    return {
+        "version": str(torch.__version__),
+        "file": str(torch.__file__),
+        "hears_events": NativeEvents.is_available(),
+        "keeps_blocks": AllocatorTable().is_available,
+        "cuda_build": str(torch.version.cuda or ""),
+        "hip_build": str(torch.version.hip or ""),
+        "has_cuda": has_cuda,
+        "keeps_history": hasattr(torch._C, "_cuda_record_memory_history"),
+        "devices": [
+            {
+                "name": torch.cuda.get_device_name(number),
+                "total_bytes": int(torch.cuda.get_device_properties(number).total_memory),
+            }
+            for number in (range(torch.cuda.device_count()) if has_cuda else ())
+        ],
+        "has_xpu": bool(hasattr(torch, "xpu") and torch.xpu.is_available()),
+        "has_mps": bool(torch.backends.mps.is_available()),
+        "driver": driver_version(),
+        "threads": torch.get_num_threads(),
+    }
+
+
+if __name__ == "__main__":
+    # This folder's modules are not to be found by their bare names, and memprof may be on no path of Python's own.
+    here = os.path.dirname(os.path.abspath(__file__))
+    sys.path = [*(path for path in sys.path if path != here), sys.argv[1]]
+    print(json.dumps(probe()))

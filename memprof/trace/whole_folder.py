@@ -1,0 +1,54 @@
+"""A folder that is written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def whole_folder(path: Path) -> Iterator[Path]:
+    """Fills a folder of a temporary name beside ``path`` and renames it, so that no half folder is ever there.
+
+    A folder that is at ``path`` already is replaced once the new one is whole. What may be replaced, the caller checks.
+
+    Args:
+        path: The folder to write or replace.
+
+    Yields:
+        The folder to fill.
+
+    Raises:
+        OSError: The disk is full or read-only, the folder around it is missing ...
+    """
+    token = secrets.token_hex(6)
+    temporary, old = (path.with_name(f".memprof-{token}.{end}") for end in ("part", "old"))
+    temporary.mkdir()
+    try:
+        yield temporary
+        for file in temporary.rglob("*"):
+            if file.is_file():
+                _flush(file)
+        if path.is_dir():
+            path.rename(old)
+        try:
+            temporary.rename(path)
+        except OSError:
+            if old.is_dir():
+                old.rename(path)
+            raise
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    if old.is_dir():
+        shutil.rmtree(old)
+
+
+def _flush(file: Path) -> None:
+    """Has the system write a file out, so that a full disk is noticed before the rename."""
+    with file.open("rb") as opened:
+        os.fsync(opened.fileno())
