@@ -17,6 +17,7 @@ from memprof.policies.plan import Plan
 from memprof.policies.plan_file import write_plan
 from memprof.policies.remat.policy import Remat
 from memprof.replay.live import live_bytes
+from memprof.replay.time import op_cost_us
 from memprof.trace.step import Step
 from memprof.trace.store import Trace
 from tests.benchmarks.recording import JOBS, ROOT, Job, run
@@ -37,7 +38,7 @@ class Outcome:
         row: Its cells.
         over: Highest recorded peak over the budget.
         is_equal: Whether every line that the job printed is that of the plain run.
-        share_error: Predicted less measured share of the time that runs again; 0 where it was not predicted.
+        share_error: Predicted less measured share of the work that runs again; 0 where it was not predicted.
     """
 
     row: tuple[str, ...]
@@ -62,7 +63,9 @@ def measure(folder: Path, *, quick: bool) -> Section:
             except RuntimeError as error:
                 least = _least_share(step)
                 sentence = str(error).strip().rpartition("memprof: ")[2].partition(" at once")[0]
-                refused.append((model, f"{share:.0%}", "-", "-", "-", "-", f"{sentence}; predicted least {least:.0%}"))
+                refused.append(
+                    (model, f"{share:.0%}", "-", "-", "-", "-", "-", f"{sentence}; predicted least {least:.0%}")
+                )
         if MODELS[model] and not quick:
             outcomes += _beside_checkpoint(job, model, step, printed, folder)
     planned = _planned(folder, quick=quick)
@@ -82,9 +85,11 @@ def measure(folder: Path, *, quick: bool) -> Section:
         "A budget held by remat",
         "The jobs of tests/policies/jobs plain and under `memprof record --remat`, one thread; the peak is the highest "
         "of the recorded steps, times are those of the steps without the recorder. Checkpoint rows: all repeated "
-        f"layers under activation checkpointing, then remat at the peak that they reach. {planned} Bookkeeping: CPU "
+        "layers under activation checkpointing, then remat at the peak that they reach. Again: time of what ran again, as "
+        "a share of that of the rest, in one timed step; work again: the same operators with the time that each takes in "
+        f"the plain recording, from which the prediction is made too. {planned} Bookkeeping: CPU "
         f"time of a step of {small['operators']:,} operators on 32 numbers.",
-        ("model", "budget", "peak / budget", "losses", "step time", "again", "predicted again"),
+        ("model", "budget", "peak / budget", "losses", "step time", "again", "work again", "predicted"),
         (*(outcome.row for outcome in outcomes), *refused),
         verdict(text, passed=passed),
     )
@@ -96,12 +101,12 @@ def _within(job: Job, model: str, title: str, step: Step, budget: int, printed: 
     trace = Trace.open(head)
     over = max(_peak(trace.step(number)) for number in trace.recorded_steps) / budget
     measured = trace.steady_step()
-    share = _share(measured)
+    work = _work(trace.step(step.number), step)
     try:
         predicted = _share(Remat(budget=str(budget)).transform(step))
         told = f"{predicted:.1%}"
     except PolicyError:
-        predicted, told = share, "does not fit"
+        predicted, told = work, "does not fit"
     is_equal = done.stdout == printed
     row = (
         model,
@@ -109,10 +114,11 @@ def _within(job: Job, model: str, title: str, step: Step, budget: int, printed: 
         f"{over:.4f}",
         "equal" if is_equal else "DIFFER",
         f"{measured.duration_us / step.duration_us:.2f} x",
-        f"{share:.1%}",
+        f"{_share(measured):.1%}",
+        f"{work:.1%}",
         told,
     )
-    return Outcome(row, over, is_equal, predicted - share)
+    return Outcome(row, over, is_equal, predicted - work)
 
 
 def _beside_checkpoint(job: Job, model: str, step: Step, printed: bytes, folder: Path) -> list[Outcome]:
@@ -129,6 +135,7 @@ def _beside_checkpoint(job: Job, model: str, step: Step, printed: bytes, folder:
         "equal" if done.stdout == printed else "DIFFER",
         f"{checkpointed.duration_us / step.duration_us:.2f} x",
         f"{_share(checkpointed):.1%}",
+        "-",
         "-",
     )
     try:
@@ -179,6 +186,20 @@ def _share(step: Step) -> float:
     took = np.nan_to_num(step.ops.duration_us)
     again = step.ops.is_recompute
     return float(took[again].sum() / took[~again].sum())
+
+
+def _work(run: Step, plain: Step) -> float:
+    """Returns the same with the times of a plain recording's operators, by operator and module, or operator alone."""
+    took: dict[tuple[str, int], list[float]] = {}
+    by_name: dict[str, list[float]] = {}
+    for name, module, cost_us in zip(plain.ops.name, plain.ops.module_id, op_cost_us(plain), strict=True):
+        took.setdefault((name, int(module)), []).append(float(cost_us))
+        by_name.setdefault(name, []).append(float(cost_us))
+    again = run.ops.take(run.ops.is_recompute)
+    found = (
+        took.get((name, int(module)), by_name[name]) for name, module in zip(again.name, again.module_id, strict=True)
+    )
+    return float(sum(np.mean(times) for times in found) / np.nan_to_num(plain.ops.duration_us).sum())
 
 
 def _least_share(step: Step) -> float:

@@ -122,9 +122,10 @@ class Need:
         runs: How often it ran.
         is_heard: Whether that was heard from the allocator; else it is a guess.
         is_awaited: Whether a recorder has heard it, and will tell when its session ends.
+        least_us: The shortest time that it took: what else the machine and the recorder do is no cost of its own.
     """
 
-    __slots__ = ("highest_bytes", "is_awaited", "is_heard", "runs")
+    __slots__ = ("highest_bytes", "is_awaited", "is_heard", "least_us", "runs")
 
     def __init__(self) -> None:
         """Knows nothing."""
@@ -132,6 +133,7 @@ class Need:
         self.runs = 0
         self.is_heard = False
         self.is_awaited = False
+        self.least_us = float("inf")
 
 
 class Ref:
@@ -179,7 +181,7 @@ class Recipe:
         changes: The input whose storage the output takes over; None where the operator makes its own.
         random: The state of each random generator before it ran, where it drew numbers.
         need: What it takes while it runs.
-        cost_us: How long it took.
+        cost_us: How long it takes, as far as is known when it ran.
         sequence: Autograd's counter while it ran, by which recordings know its place.
         can_repeat: Whether its inputs can still be had.
         key: What a plan calls what it makes; "" where no plan does.

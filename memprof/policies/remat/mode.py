@@ -109,10 +109,12 @@ class RematMode(SlidingMode):
             if is_watched:
                 need.runs += 1
                 need.highest_bytes = max(need.highest_bytes, memory.counter.used_bytes() - before)
-        memory.clock_us += cost_us
+        if cost_us < need.least_us:
+            need.least_us = cost_us
+        memory.clock_us += need.least_us
         memory.first_us += cost_us
         if recipe is not None:
-            recipe.cost_us = cost_us
+            recipe.cost_us = need.least_us
             self._note(operator, recipe, args, result)
         elif operator.written_names:
             for storage in _written(operator, args, kwargs):

@@ -80,8 +80,7 @@ class Victims:
 
     def remake_us(self, cell: Cell) -> float:
         """Returns the time of making a cell again, with the dropped ones around it."""
-        assert cell.recipe is not None
-        total_us = cell.recipe.cost_us
+        total_us = _own_us(cell)
         classes: set[int] = set()
         seen: set[int] = set()
         ways = (_above, _below) if self._is_stale_cheap else (_above,)
@@ -96,16 +95,15 @@ class Victims:
                     if other.class_number >= 0 and self._is_stale_cheap:
                         classes.add(self._class_of(other.class_number))
                     elif other.place is None:
-                        total_us += other.recipe.cost_us
+                        total_us += _own_us(other)
                         stack.append(other)
         return total_us + sum(self._class_us[number] for number in classes)
 
     def dropped(self, cell: Cell) -> None:
         """Puts a dropped cell into a class, joined with those of the dropped cells beside it."""
-        assert cell.recipe is not None
         number = len(self._joined_to)
         self._joined_to.append(number)
-        self._class_us.append(cell.recipe.cost_us)
+        self._class_us.append(_own_us(cell))
         cell.class_number = number
         for way in (_above, _below):
             for other in way(cell):
@@ -118,9 +116,8 @@ class Victims:
     def made_again(self, cell: Cell) -> None:
         """Takes a cell out of its class; classes are never split."""
         if cell.class_number >= 0:
-            assert cell.recipe is not None
             number = self._class_of(cell.class_number)
-            self._class_us[number] = max(0.0, self._class_us[number] - cell.recipe.cost_us)
+            self._class_us[number] = max(0.0, self._class_us[number] - _own_us(cell))
             cell.class_number = -1
 
     def forget_classes(self) -> None:
@@ -148,15 +145,41 @@ def may_go(cell: Cell) -> bool:
     )
 
 
-def _above(cell: Cell) -> tuple[Cell, ...]:
-    """Returns the cells that a cell is made from."""
-    return cell.recipe.inputs if cell.recipe is not None else ()
+def _own_us(cell: Cell) -> float:
+    """Returns the time of the operators that make a cell: the last one, and those whose result it changed in place."""
+    recipe = cell.recipe
+    total_us = 0.0
+    while recipe is not None:
+        total_us += recipe.cost_us
+        before = recipe.changes
+        recipe = before.recipe if before is not None and not before.is_there() else None
+    return total_us
+
+
+def _above(cell: Cell) -> Iterator[Cell]:
+    """Yields the cells that a cell is made from; earlier contents of its storage count as its own."""
+    recipe = cell.recipe
+    for made_from in recipe.inputs if recipe is not None else ():
+        if recipe is not None and recipe.changes is made_from and not made_from.is_there():
+            yield from _above(made_from)
+        else:
+            yield made_from
 
 
 def _below(cell: Cell) -> Iterator[Cell]:
-    """Yields the cells that are made from a cell."""
+    """Yields the cells that are made from a cell, each as what its storage holds last."""
     for recipe in cell.live_readers():
         for output in recipe.outputs:
             made = output()
+            while made is not None and not made.is_there() and (later := _changed_to(made)) is not None:
+                made = later
             if made is not None:
                 yield made
+
+
+def _changed_to(cell: Cell) -> Cell | None:
+    """Returns what an operator made of a cell in place, None where none did."""
+    for recipe in cell.live_readers():
+        if recipe.changes is cell:
+            return recipe.outputs[0]() if recipe.outputs else None
+    return None
