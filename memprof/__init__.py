@@ -54,6 +54,13 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
+def load_ipython_extension(shell: Any) -> None:
+    """Gives a notebook the ``%%memprof`` magic: ``%load_ext memprof``."""
+    from memprof.integrations.notebook import register
+
+    register(shell)
+
+
 def __dir__() -> list[str]:
     """Lists the public names, the lazily imported ones included."""
     return sorted({*globals(), *__all__})

@@ -70,6 +70,11 @@ def is_recording() -> bool:
     return _recorder is not None
 
 
+def has_plan() -> bool:
+    """Whether `memprof record` runs this process under a plan."""
+    return _plan is not None
+
+
 def _dry_run(spool: Path, device_name: str) -> DryRun:
     global _card  # noqa: PLW0603 - one device a process
     from memprof.recorder.dry.run import DryRun  # at use: it imports what a recorded job may never import

@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from memprof.errors import BadInputError, MemprofError
 from memprof.launch import child
@@ -19,6 +19,9 @@ from memprof.recorder.ranks import find_rank
 from memprof.recorder.recorder import Recorder
 from memprof.recorder.window import Window
 
+if TYPE_CHECKING:
+    from memprof.trace.pack import PackResult
+
 _logger = logging.getLogger("memprof")
 
 
@@ -27,14 +30,34 @@ class InlineRecording:
 
     It begins at once; steps end with the optimizers' updates, or where `step` is called.
     Inside ``memprof record`` it stands back: the job is being recorded already.
+
+    Attributes:
+        path: The file; a rank's own, once the recording has begun.
+        packed: What was written into it, None before that.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, skip: int, steps: int, force: bool, light: bool) -> None:
-        """Prepares a recording; see `record`."""
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        skip: int,
+        steps: int,
+        force: bool,
+        light: bool,
+        is_told_steps: bool = False,
+    ) -> None:
+        """Prepares a recording; see `record`. With `is_told_steps`, the first step ends with `step` as well."""
         self.path = Path(path)
+        self._is_told_steps = is_told_steps
         self._window = Window(skip, steps)
         self._settings = Settings(output=self.path, force=force, quiet=True, skip=skip, steps=steps, light=light)
         self._recorder: Recorder | LightRecorder | None = None
+        self.packed: PackResult | None = None
+
+    @property
+    def target(self) -> str:
+        """What is recorded, by the name of its program."""
+        return sys.argv[0]
 
     @property
     def is_active(self) -> bool:
@@ -45,6 +68,16 @@ class InlineRecording:
         """Ends a training step. For loops without a torch optimizer; from the first call on, only this ends steps."""
         if self._recorder is not None:
             self._recorder.step()
+
+    def pause(self) -> None:
+        """Records nothing until `resume`, such as while a model is evaluated. Call both between two steps."""
+        if isinstance(self._recorder, Recorder):
+            self._recorder.pause()
+
+    def resume(self) -> None:
+        """Goes on after `pause`, with the beginning of a step."""
+        if isinstance(self._recorder, Recorder):
+            self._recorder.resume()
 
     def __enter__(self) -> Self:
         """Begins to record.
@@ -68,7 +101,10 @@ class InlineRecording:
         else:
             self._recorder = Recorder(folder, self._window, is_late=True)
         self._recorder.install()
-        self._recorder.begin()
+        if self._is_told_steps:
+            self._recorder.step()  # begins, and from then on optimizers end no step
+        else:
+            self._recorder.begin()
         return self
 
     def __exit__(
@@ -90,6 +126,11 @@ class InlineRecording:
                 raise
             _logger.warning("%s", failure)
 
+    def abandon(self) -> None:
+        """Ends the recording without a file; what was recorded stays in the spool folder."""
+        if self._recorder is not None:
+            self._recorder.finish("given up")
+
     def _pack(self, status: int) -> None:
         from memprof.trace.pack import pack_spool
 
@@ -103,7 +144,7 @@ class InlineRecording:
 
             shutil.rmtree(spool, ignore_errors=True)
             raise BadInputError(f"{self.path} is not written: no operator of torch ran in the recorded block.")
-        pack_spool(spool, self.path)
+        self.packed = pack_spool(spool, self.path)
 
 
 def record(

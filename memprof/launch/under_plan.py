@@ -22,6 +22,7 @@ from memprof.policies.patterns import match_modules
 from memprof.policies.plan import Plan
 from memprof.policies.plan_file import parse_plan
 from memprof.policies.wrappers import unwrapped
+from memprof.recorder.construction import is_within_constructor
 from memprof.recorder.registry import live_objects
 
 
@@ -59,6 +60,8 @@ class UnderPlan:
         known = self._known.get(id(module))
         if known is not None and known() is module:
             return
+        if is_within_constructor():
+            return  # it is met again when it trains, by then with all its modules
         self._know(module)
         if not _is_trained(module) or not _is_outermost():
             return

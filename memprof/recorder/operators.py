@@ -6,27 +6,29 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from memprof.recorder import repeats
 from memprof.recorder.log import RawLog
 from memprof.recorder.out_of_memory import is_out_of_memory
 from memprof.recorder.progress import Progress
 from memprof.recorder.registry import ModuleRegistry
+from memprof.recorder.sliding import SlidingMode
 from memprof.recorder.stacks import CHECKPOINT_FILE, StackTable
 from memprof.trace.spool import (
     FLAG_COLLECTIVE,
     FLAG_COPY,
     FLAG_GRAD_ENABLED,
+    FLAG_IN_CLOSURE,
     FLAG_MUTATES,
     FLAG_RECOMPUTE,
     FLAG_RNG,
     FLAG_VIEW,
     MUTATE,
+    OPTIMIZER,
     OTHER_THREAD,
     READ,
     WRITE,
@@ -84,7 +86,7 @@ class _Operator:
         self.flop_formula = flop_registry.get(getattr(operator, "overloadpacket", None))
 
 
-class OperatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's base is not annotated
+class OperatorMode(SlidingMode):
     """Logs operators while it is on the dispatch stack.
 
     It lies at the bottom of the stack, below any mode of the user's, so that theirs are entered and left as if it
@@ -140,16 +142,6 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
         self.is_on = False
         self.span = _span
         self.fake_type: type | None = None
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """Lets torch.compile compile: without this a mode makes it run eager for good."""
-        return True
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Declines torch's own guard, which would import torch._dynamo into the job; `skip_compiling` does the same."""
-        return False
 
     def tensor_number(self, tensor: torch.Tensor) -> int:
         """Returns the number of a tensor's shape and type."""
@@ -235,6 +227,8 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
         if not is_elsewhere:
             progress.sequence = sequence
         phase = progress.phase(node is not None, makes_node and grad_enabled)
+        if phase == OPTIMIZER and progress.in_closure:
+            flags |= FLAG_IN_CLOSURE
         calls = progress.calls
         if calls:
             call = calls[-1]
@@ -365,28 +359,13 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
 
     def slide_in(self) -> None:
         """Slides the mode under whatever modes are on the stack."""
-        above = _pop_all()
-        torch._C._push_on_torch_dispatch_stack(self)
-        for mode in above:
-            torch._C._push_on_torch_dispatch_stack(mode)
+        super().slide_in()
         self.is_on = True
 
     def slide_out(self) -> None:
         """Takes the mode out of the stack, leaving all others in their order."""
         self.is_on = False
-        for mode in _pop_all():
-            if mode is not self:
-                torch._C._push_on_torch_dispatch_stack(mode)
-
-    def __enter__(self) -> Any:
-        """Use `slide_in`: entering like any other mode would put it on top of the user's."""
-        raise TypeError("OperatorMode slides in, it is not entered")
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Use `slide_out`."""
-        raise TypeError("OperatorMode slides out, it is not left")
+        super().slide_out()
 
 
 def _is_in_checkpoint(frame: FrameType | None) -> bool:
@@ -416,16 +395,6 @@ def skip_compiling(*functions: Any) -> None:
             eval_frame.set_code_exec_strategy(function.__code__, skip)
     except (ImportError, AttributeError):
         return  # a torch without this entry: compiled regions may then be split around the recorder's calls
-
-
-def _pop_all() -> list[Any]:
-    """Empties the stack of user modes; bottom first. Infrastructure modes (fake tensors, tracing) stay."""
-    positions = range(torch._C._len_torch_dispatch_stack())
-    modes = [torch._C._get_dispatch_stack_at(position) for position in positions]
-    users = [mode for mode in modes if getattr(mode, "_mode_key", None) is None]
-    for _ in users:
-        torch._C._pop_torch_dispatch_stack(None)
-    return users
 
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:

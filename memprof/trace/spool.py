@@ -135,6 +135,7 @@ FLAG_RECOMPUTE = 8
 FLAG_VIEW = 16
 FLAG_COPY = 32
 FLAG_COLLECTIVE = 64
+FLAG_IN_CLOSURE = 128  # within an update, behind a forward that it called, without gradients
 # Flag of the `calls` stream.
 FLAG_CALL_RECOMPUTE = 1
 # Phase codes are positions in schema.PHASES.

@@ -85,10 +85,10 @@ def measure(folder: Path, *, quick: bool) -> Section:
         "A budget held by remat",
         "The jobs of tests/policies/jobs plain and under `memprof record --remat`, one thread; the peak is the highest "
         "of the recorded steps, times are those of the steps without the recorder. Checkpoint rows: all repeated "
-        "layers under activation checkpointing, then remat at the peak that they reach. Again: time of what ran again, as "
-        "a share of that of the rest, in one timed step; work again: the same operators with the time that each takes in "
-        f"the plain recording, from which the prediction is made too. {planned} Bookkeeping: CPU "
-        f"time of a step of {small['operators']:,} operators on 32 numbers.",
+        "layers under activation checkpointing, then remat at the peak that they reach. Again: time of what ran again, "
+        "as a share of that of the rest, in one timed step; work again: the same operators with the time that each "
+        f"takes in the plain recording, from which the prediction is made too. {planned} Bookkeeping: CPU time of a "
+        f"step of {small['operators']:,} operators on 32 numbers.",
         ("model", "budget", "peak / budget", "losses", "step time", "again", "work again", "predicted"),
         (*(outcome.row for outcome in outcomes), *refused),
         verdict(text, passed=passed),

@@ -7,8 +7,10 @@ import dataclasses
 import numpy as np
 import pytest
 
+from memprof.errors import InvariantError
 from memprof.planners.space.explore import Wish, explore
 from memprof.planners.space.groups import find_groups
+from memprof.policies.precision.policy import Precision
 from memprof.replay.live import live_bytes
 from memprof.trace.schema import NONE
 from tests.planners.promises import step_named
@@ -142,3 +144,17 @@ def test_module_may_stand_before_the_one_that_holds_it() -> None:
         module_calls=step.module_calls.replace(module_id=place[step.module_calls.module_id]),
     )
     assert {group.pattern for group in find_groups(turned)} == {group.pattern for group in find_groups(step)}
+
+
+def test_a_plan_that_goes_wrong_takes_no_other_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where one policy's prediction contradicts itself, that is said of its plans, and the others are found."""
+
+    def fail(self: Precision, step: object) -> object:
+        raise InvariantError("Step 3 contradicts itself: made up.")
+
+    monkeypatch.setattr(Precision, "transform", fail)
+    step = step_named("gpt")
+    answer = explore(step, Wish(int(live_bytes(step).during.max()) * 7 // 10))
+    assert answer.best is not None
+    assert all(policy.name != "precision" for one in answer.fitting for policy in one.policies)
+    assert any("fault of memprof" in reason for what, reason in answer.refused if "precision" in what)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import math
 from collections import namedtuple
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+import memprof
 from memprof.errors import PolicyError
 from memprof.policies.accumulate.batch import find_batch, part_sizes
 from memprof.policies.accumulate.feed import split_from_start
@@ -25,6 +28,7 @@ from memprof.policies.registry import policy_type
 from memprof.replay.live import live_bytes
 from memprof.trace.schema import Table
 from memprof.trace.step import Step
+from memprof.trace.store import Trace
 from tests.policies.faces import peaks, record_step, train
 
 
@@ -72,6 +76,36 @@ def test_the_two_faces_agree(recorded: dict[str, Step], job: str, parts: int, ba
     assert expected_phase == phase
     assert predicted.bytes_at_start() == pytest.approx(measured.bytes_at_start(), rel=0.001)
     assert predicted.ops.micro_batch.max() == measured.ops.micro_batch.max() == parts - 1
+
+
+def test_gradients_zeroed_within_the_step_last_until_the_update(tmp_path: Path) -> None:
+    """Where a step ends behind zero_grad, each gradient is there from the first part's backward to the update."""
+
+    def record(name: str, parts: int) -> Step:
+        gc.collect()
+        model = nn.Sequential(nn.Linear(64, 64, bias=False), nn.ReLU(), nn.Linear(64, 64, bias=False))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        rows = torch.ones(256, 64)
+        with memprof.record(tmp_path / name, skip=2, steps=1) as recorder:
+            recorder.step()  # from here on, steps end where they are told to
+            for _ in range(6):
+                for part in rows.chunk(parts):
+                    (model(part).square().mean() / parts).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                recorder.step()
+        return Trace.open(tmp_path / name).steady_step()
+
+    whole, measured = record("whole.memprof", 1), record("parts.memprof", 2)
+    assert whole.bytes_at_start() == measured.bytes_at_start()
+    predicted = Accumulate(2).transform(whole)
+    ops, storages = predicted.ops, predicted.storages
+    kept = storages.category == "gradient"
+    assert kept.sum() == 2
+    update = np.flatnonzero(ops.phase == "optimizer")
+    assert np.all(storages.created_op_id[kept] < update[0])
+    assert np.all((storages.freed_op_id[kept] == -1) | (storages.freed_op_id[kept] >= update[-1]))
+    assert peaks(predicted) == peaks(measured)
 
 
 def test_the_recorded_step_stays(recorded: dict[str, Step]) -> None:
@@ -488,3 +522,37 @@ def test_undo_leaves_everything_as_it_was() -> None:
     assert not {"step", "zero_grad"} & vars(setup.optimizer).keys()
     assert "zero_grad" not in vars(setup.model)
     assert [len(batch[0]) for batch in setup.loader] == [10, 10, 6]
+
+
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_loader_that_fetches_a_batch_ahead_is_followed(rounds: int) -> None:
+    """accelerate's loader has the next batch before the loop gets this one: updates and weights stay what they are,
+    also where accelerate accumulates over several batches itself."""
+    accelerate = pytest.importorskip("accelerate", reason="accelerate is not installed")
+
+    def train_under(plan: Plan | None) -> tuple[int, torch.Tensor]:
+        gc.collect()
+        torch.manual_seed(0)
+        accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=rounds)
+        accelerator.gradient_accumulation_steps = rounds  # its state is one for all of a process
+        inside = nn.Linear(8, 1)
+        inner = torch.optim.SGD(inside.parameters(), lr=0.1)
+        updates = []
+        inner.register_step_post_hook(lambda *_: updates.append(1))
+        data = TensorDataset(torch.randn(24, 8), torch.randn(24, 1))
+        applied = Job(inside, [inner])
+        if plan is not None:
+            plan.apply(applied)
+        model, optimizer, loader = accelerator.prepare(inside, inner, DataLoader(data, batch_size=4))
+        for rows, wanted in loader:
+            with accelerator.accumulate(model):
+                accelerator.backward((model(rows) - wanted).square().mean())
+                optimizer.step()
+                optimizer.zero_grad()
+        applied.undo()
+        return len(updates), torch.cat([each.detach().flatten() for each in inside.parameters()])
+
+    count, whole = train_under(None)
+    parted_count, parted = train_under(Plan((Accumulate(2),)))
+    assert parted_count == count == 6 // rounds
+    torch.testing.assert_close(parted, whole)

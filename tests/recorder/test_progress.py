@@ -310,3 +310,62 @@ def test_double_backward(record_job: RecordJob) -> None:
     assert not ops.is_recompute.any()
     backward = ops.take(ops.phase == "backward")
     assert {"aten.tanh_backward.default"} <= set(backward.name[backward.forward_op_id >= 0])
+
+
+def test_logging_in_a_closure_is_forward(record_job: RecordJob) -> None:
+    """What a closure runs without gradients between forward and backward is forward, as the loss is; the update's
+    own operators, which run without gradients too, are the optimizer's."""
+    rows, logged = torch.ones(4, 8), []
+
+    def train() -> list[float]:
+        torch.manual_seed(0)
+        model = nn.Linear(8, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def closure() -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = model(rows).square().mean()
+            with torch.no_grad():
+                logged.append(loss.clone())
+            loss.backward()
+            return loss
+
+        losses = [float(optimizer.step(closure).detach()) for _ in range(3)]
+        logged.clear()
+        return losses
+
+    step = record_job(train).steady_step()
+    phases = [phase for phase, _ in groupby(step.ops.phase[step.ops.phase != "other"])]
+    assert phases[-3:] == ["forward", "backward", "optimizer"]
+    assert set(step.ops.phase[step.ops.name == "aten.clone.default"]) == {"forward"}
+    assert set(step.ops.phase[step.ops.name == "aten.add_.Tensor"]) <= {"optimizer", "backward"}
+
+
+def test_update_behind_a_closure_without_backward_is_the_optimizers(record_job: RecordJob) -> None:
+    """An optimizer that only asks its closure for the loss updates without gradients: no operator of it is forward."""
+    weight = torch.zeros(16, requires_grad=True)
+
+    class Shifting(torch.optim.Optimizer):
+        def __init__(self) -> None:
+            super().__init__([weight], {})
+
+        def step(self, closure: Callable[[], torch.Tensor]) -> torch.Tensor:  # type: ignore[override]
+            with torch.enable_grad():
+                loss = closure()
+            with torch.no_grad():
+                weight.add_(0.5)
+            return loss
+
+    def train() -> list[float]:
+        with torch.no_grad():
+            weight.zero_()
+        optimizer = Shifting()
+
+        def closure() -> torch.Tensor:
+            return (weight * 2).sum()
+
+        return [float(optimizer.step(closure).detach()) for _ in range(3)]
+
+    step = record_job(train).steady_step()
+    assert set(step.ops.phase[step.ops.name == "aten.add_.Tensor"]) == {"optimizer"}
+    assert "forward" in set(step.ops.phase[step.ops.name == "aten.mul.Tensor"])

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from memprof.errors import PolicyError
+from memprof.errors import InvariantError, PolicyError
 from memprof.planners.space.tried import Tried, tried
 from memprof.policies.base import Policy
 from memprof.policies.plan import Plan
@@ -58,6 +58,9 @@ class Workbench:
             step = self.step_under(key)
         except PolicyError as error:
             self.refused[key] = str(error)
+            return None
+        except InvariantError as error:  # one plan that goes wrong must not take all others with it
+            self.refused[key] = f"memprof cannot predict this plan, which is a fault of memprof: {error}"
             return None
         self.archive[key] = found = tried(key, step)
         self.report(found)

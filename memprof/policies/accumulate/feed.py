@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import gc
+import sys
 import weakref
 from collections import deque
+from collections.abc import Callable
+from functools import partial
+from types import FrameType
 from typing import Any
 
 import torch
@@ -34,6 +38,7 @@ class BatchFeed:
         self.round = current
         self.model = model
         self._waiting: weakref.WeakKeyDictionary[Any, deque[Part]] = weakref.WeakKeyDictionary()
+        self._ahead: weakref.WeakKeyDictionary[Any, Callable[[], None]] = weakref.WeakKeyDictionary()
         self._before = _ITERATOR.__next__
 
     def install(self) -> None:
@@ -41,7 +46,7 @@ class BatchFeed:
         feed, before = self, self._before
 
         def __next__(iterator: Any) -> Any:  # noqa: N807 - it becomes the method of that name
-            return feed._next(iterator, before)
+            return feed._next(iterator, before, looks_ahead=_looks_ahead(sys._getframe(1)))
 
         setattr(_ITERATOR, "__next__", __next__)  # noqa: B010 - an assignment to a method is none to mypy
 
@@ -50,23 +55,44 @@ class BatchFeed:
         setattr(_ITERATOR, "__next__", self._before)  # noqa: B010 - as above
         self._waiting.clear()
 
-    def _next(self, iterator: Any, before: Any) -> Any:
+    def _next(self, iterator: Any, before: Any, *, looks_ahead: bool) -> Any:
+        """Returns what the loop, or the loader around it, gets next, and notes what the loop has in hand then."""
+        try:
+            batch, note = self._take(iterator, before)
+        except StopIteration:
+            self._ahead.pop(iterator, _nothing)()  # the last one is handed on now
+            raise
+        if looks_ahead:
+            # What was fetched before is handed on when this one is there, which is not the loop's yet.
+            note, self._ahead[iterator] = self._ahead.pop(iterator, _nothing), note
+        note()
+        return batch
+
+    def _take(self, iterator: Any, before: Any) -> tuple[Any, Callable[[], None]]:
+        """Returns a part or a whole batch, and what notes that the loop has it."""
         waiting = self._waiting.get(iterator)
         if not waiting:
             batch = before(iterator)
             if not (torch.is_grad_enabled() if self.model is None else self.model.training):
                 self.round.reason = "the model was in evaluation mode when the DataLoader handed them out"
-                return batch
+                return batch, _nothing
             expected = _expected_size(iterator)
             parts = split_batch(batch, self.round.micro_batches, expected)
             if parts is None or len(parts) == 1:
                 found = "hold a single sample" if parts else f"are of a kind it cannot split ({type(batch).__name__})"
-                self.round.leave_whole(batch, f"they {found}")
-                return batch
+                return batch, partial(self.round.leave_whole, batch, f"they {found}")
             waiting = self._waiting[iterator] = deque(parts)
         part = waiting.popleft()
-        self.round.hand_out(part.batch, part.number, part.count, part.weight)
-        return part.batch
+        return part.batch, partial(self.round.hand_out, part.batch, part.number, part.count, part.weight)
+
+
+def _nothing() -> None:
+    pass
+
+
+def _looks_ahead(caller: FrameType) -> bool:
+    """Whether a loader of accelerate asks, which hands a batch on when it has fetched the one after it."""
+    return caller.f_code.co_name == "__iter__" and caller.f_globals.get("__name__") == "accelerate.data_loader"
 
 
 def _expected_size(iterator: Any) -> int | None:

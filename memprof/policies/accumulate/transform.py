@@ -138,8 +138,10 @@ class _Repetition:
         carried, carrier = _carried_over(step, is_repeated & ~is_gradient)
 
         new_created = np.where(is_older[row], NONE, self.new_op[micro, created[row]])
-        # Older than the step: dropped in the first micro-batch. Made once, before: the last use of it drops it.
-        end = np.where(is_repeated[row], micro, np.where(is_older[row], 0, self.parts - 1))
+        # Older than the step: dropped in the first micro-batch. Made once, before: the last use of it drops it. And a
+        # gradient holds the sum of all of them, until the update has used it.
+        ends_with_its_part = is_repeated[row] & ~is_gradient[row]
+        end = np.where(ends_with_its_part, micro, np.where(is_older[row], 0, self.parts - 1))
         new_freed = np.where(freed[row] == NONE, NONE, self.at_or_before[end, freed[row]])
         is_kept_on = (carried[row] != NONE) & (micro < self.parts - 1)
         dropped_at = self.at_or_before[np.minimum(micro + 1, self.parts - 1), freed[carried[row]]]

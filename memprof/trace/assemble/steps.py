@@ -36,18 +36,21 @@ class Epoch:
 def choose_epoch(spool: Spool) -> Epoch | None:
     """Returns the epoch with the most recorded steps, the latest of those; None when nothing was recorded.
 
-    Recording pauses where steps are skipped, or where the job's own profiler runs. What was alive is then known
-    anew, but the lives of storages do not join across the gap.
+    Recording pauses where steps are skipped, between steps where it is told to, or where the job's own profiler runs.
+    What was alive is then known anew, but the lives of storages do not join across the gap.
     """
     starts: list[dict[str, Any]] = spool.records.get("epochs", [])
     if not starts:
         return None
     operators = len(spool.rows["operators"])
     never = np.iinfo(np.int64).max
-    epochs = [
-        Epoch(start["op"], after["op"], start["time_ns"], after["time_ns"], start["source"])
-        for start, after in zip(starts, [*starts[1:], {"op": operators, "time_ns": never}], strict=True)
-    ]
+    pauses: list[dict[str, Any]] = spool.records.get("pauses", [])
+    epochs = []
+    for start, following in zip(starts, [*starts[1:], {"op": operators, "time_ns": never}], strict=True):
+        # What ran of a step before a pause belongs to none: it begins anew behind that.
+        within = (pause for pause in pauses if start["time_ns"] <= pause["time_ns"] < following["time_ns"])
+        end = next(within, following)
+        epochs.append(Epoch(start["op"], end["op"], start["time_ns"], end["time_ns"], start["source"]))
     epochs = [epoch for epoch in epochs if epoch.end_op > epoch.first_op]
     steps = spool.records.get("steps", [])
 

@@ -1,0 +1,53 @@
+"""A recording as a flat dict of numbers: what one logs in one line to an experiment tracker."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from memprof.trace.store import Trace
+
+
+def summary(trace: str | os.PathLike[str] | Trace) -> dict[str, float]:
+    """Sums a recording up as numbers under flat names.
+
+        wandb.run.summary.update(memprof.integrations.summary("run.memprof"))
+
+    Args:
+        trace: The recording: a file, or one that is open.
+
+    Returns:
+        ``memprof/peak_bytes`` (of the steady step), ``memprof/phase/<phase>_bytes`` (most bytes in each),
+        ``memprof/peak/<category>_bytes`` (what the peak holds; they sum to it), ``memprof/parameter_bytes``,
+        ``memprof/start_bytes`` (alive before the step), ``memprof/steps_recorded``; where it is known,
+        ``memprof/step_time_us``, ``memprof/reserved_bytes``, and under a plan with a prediction
+        ``memprof/predicted_peak_bytes``.
+
+    Raises:
+        BadInputError: There is no such recording, it holds no operators, or is damaged.
+        InconclusiveError: No step was recorded to its end.
+    """
+    from memprof.analysis.summary import PEAK, summarise
+    from memprof.policies.plan_tables import plan_from_tables
+    from memprof.trace.store import Trace
+
+    opened = trace if isinstance(trace, Trace) else Trace.open(Path(trace))
+    found = summarise(opened)
+    figures: dict[str, float] = {
+        "peak_bytes": found.peak.bytes,
+        "start_bytes": found.start_bytes,
+        "parameter_bytes": found.parameter_bytes,
+        "steps_recorded": len(opened.recorded_steps),
+        "step_time_us": found.step_time_us,
+    }
+    figures |= {f"phase/{name}_bytes": spot.bytes for name, spot in found.spots.items() if name != PEAK}
+    figures |= {f"peak/{name}_bytes": size for name, size in found.peak.parts.get("category", {}).items()}
+    if found.reserved_bytes >= 0:
+        figures["reserved_bytes"] = found.reserved_bytes
+    plan = plan_from_tables(opened.manifest.plan) if opened.manifest.plan else None
+    if plan is not None and plan.prediction is not None:
+        figures["predicted_peak_bytes"] = plan.prediction.peak_allocated_bytes
+    return {f"memprof/{name}": float(value) for name, value in figures.items() if math.isfinite(value)}

@@ -1,0 +1,212 @@
+"""The callback for Lightning's Trainer: `Trainer(..., callbacks=[MemprofCallback(budget="8GiB")])`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+from memprof.integrations.asked import ask
+from memprof.integrations.fitting import Choice, Fit, describe_choice
+from memprof.integrations.plans import apply_plan
+from memprof.integrations.session import Session
+from memprof.policies.accumulate.policy import Accumulate
+from memprof.policies.base import Policy
+from memprof.policies.job import Job
+from memprof.policies.plan import Plan
+from memprof.policies.precision.policy import Precision
+
+#: Names that Lightning is imported by, the newer one first.
+_LIBRARIES = ("lightning.pytorch", "pytorch_lightning")
+
+#: Policies that the Trainer must do itself, and how.
+INSTEAD = {
+    "accumulate": "the Trainer counts batches itself. Divide the DataLoader's batch size by the number of "
+    "micro-batches and set accumulate_grad_batches.",
+    "allocator": "the allocator reads its options when the process starts. Set PYTORCH_CUDA_ALLOC_CONF.",
+    "compile": "compile the model itself: torch.compile(module).",
+    "precision": "the Trainer runs training_step, not the module. Set precision='bf16-mixed', or '16-mixed'.",
+    "shard": "the Trainer divides the model itself. Set strategy='fsdp' or 'ddp'.",
+}
+
+
+def _callback_type() -> Any:
+    """Returns the Callback of the Lightning that the training uses: the one imported already, else the one installed.
+
+    Raises:
+        ImportError: Neither is installed.
+    """
+    imported = [name for name in _LIBRARIES if name in sys.modules]
+    for name in imported or [name for name in _LIBRARIES if find_spec(name.partition(".")[0]) is not None]:
+        return import_module(f"{name}.callbacks").Callback
+    raise ImportError("memprof.integrations.lightning needs Lightning: pip install lightning")
+
+
+_Callback: Any = _callback_type()
+
+
+class MemprofCallback(_Callback):  # type: ignore[misc]  # its type is known when it is imported
+    """Records some steps of a Lightning Trainer, and finds what makes it fit.
+
+        from memprof.integrations.lightning import MemprofCallback
+        trainer = Trainer(callbacks=[MemprofCallback(budget="8GiB")])
+
+    A step is all batches up to an update; with manual optimization, a round of all optimizers. Validation is left out.
+    Of several processes each writes its own file. The training goes on whatever becomes of the recording.
+
+    Attributes:
+        arguments: The Trainer's arguments that make the training fit, by name; empty before they are known, where it
+            fits as it is, and where none do.
+        predicted_bytes: Peak that they were predicted to lead to; 0 without.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] = "run.memprof",
+        *,
+        steps: int = 3,
+        skip: int = 2,
+        force: bool = False,
+        budget: str | int | None = None,
+        plan: Plan | str | os.PathLike[str] | None = None,
+        allow: tuple[str, ...] | list[str] = (),
+        forbid: tuple[str, ...] | list[str] = (),
+        time_limit: float = 30.0,
+    ) -> None:
+        """Prepares a recording.
+
+        Args:
+            path: File to write; a further fit of the same Trainer writes ``run.2.memprof``.
+            steps: Steps to record.
+            skip: Steps to let pass first.
+            force: Replace the file, and the plan beside it, if they exist.
+            budget: Most bytes that may be allocated at once, as ``"8GiB"``, ``"60%"`` of what the training needs, or
+                a number: once the steps are recorded, a plan is searched for and written to ``plan.toml`` beside them,
+                and the Trainer's arguments that make the training fit are told.
+            plan: Plan to train under, or its file: applied before the first step.
+            allow: Names of the policies that the plan may use, none for the usual ones.
+            forbid: Names of those that it may not.
+            time_limit: Longest time that the search for a plan takes, in seconds.
+
+        Raises:
+            UsageError: Something makes no sense.
+            PolicyError: A policy is named that there is not.
+        """
+        super().__init__()
+        asked = ask(
+            path,
+            steps=steps,
+            skip=skip,
+            force=force,
+            budget=budget,
+            allow=allow,
+            forbid=forbid,
+            time_limit=time_limit,
+        )
+        self.arguments: dict[str, Any] = {}
+        self.predicted_bytes = 0
+        self._session = Session(asked, self._find_arguments)
+        self._plan = plan
+        self._job: Job | None = None
+        self._trainer: Any = None
+        self._updates = 0
+        self._is_inside_step = self._is_paused = False
+
+    @property
+    def fit(self) -> Fit | None:
+        """What was found for the budget, once the recorded steps are over; None before."""
+        return self._session.fit
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Applies the plan, if there is one, and begins to record.
+
+        Raises:
+            PolicyError: The plan does not fit the model; no step has run.
+            BadInputError: The plan's file is missing or no TOML.
+        """
+        self._undo()  # of a training that ended by an error
+        if self._plan is not None:
+            self._job = apply_plan(self._plan, pl_module, trainer.optimizers, INSTEAD)
+        self._trainer, self._updates = trainer, trainer.global_step
+        self._is_inside_step = self._is_paused = False
+        self._session.begin(tells_steps=pl_module.automatic_optimization)
+
+    def on_train_batch_start(self, *_: Any, **__: Any) -> None:
+        """Goes on after a validation, where a step begins here."""
+        if self._is_paused and not self._is_inside_step:
+            self._resume()
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any, **__: Any) -> None:
+        """Ends a step where the batch ended with an update."""
+        if not pl_module.automatic_optimization:
+            self._session.look()  # updates tell where steps end: of several optimizers, any may update in a batch
+            return
+        self._is_inside_step = trainer.global_step == self._updates
+        if self._is_inside_step:
+            return
+        self._updates = trainer.global_step
+        if self._is_paused:
+            self._resume()  # the step that the validation cut in two is left out
+        else:
+            self._session.end_step()
+
+    def on_validation_start(self, *_: Any, **__: Any) -> None:
+        """Leaves out a validation."""
+        self._is_paused = True
+        self._session.pause()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """Ends the recording of a training that fails, and says so in it."""
+        self._session.end(exception)
+
+    def on_train_end(self, trainer: Any, *_: Any, **__: Any) -> None:
+        """Ends the recording."""
+        self._session.end()
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Takes the plan off the model."""
+        self._session.end()
+        self._trainer = None
+        self._undo()
+
+    def _resume(self) -> None:
+        self._is_paused = False
+        self._session.resume()
+
+    def _undo(self) -> None:
+        job, self._job = self._job, None
+        if job is not None:
+            job.undo()
+
+    def _find_arguments(self, fit: Fit) -> list[str]:
+        if fit.suggestion is None or self._trainer is None:
+            return []
+        found = fit.fastest(_possible_choices(self._trainer))
+        if found is not None:
+            self.arguments, self.predicted_bytes = dict(found[0].arguments), found[1].peak_bytes
+        told = describe_choice(found, fit, "Trainer arguments", "precision and accumulate_grad_batches")
+        if "accumulate_grad_batches" in self.arguments:
+            parts = self.arguments["accumulate_grad_batches"] // self._trainer.accumulate_grad_batches
+            told += f" Divide the DataLoader's batch size by {parts}."
+        return [told, *fit.emitted_by("lightning")]
+
+
+def _possible_choices(trainer: Any) -> Iterator[Choice]:
+    """Yields the Trainer's arguments to choose from: precision and accumulation, together."""
+    mixed = () if "16" in str(trainer.precision) else (Precision("bf16"),)
+    is_automatic = trainer.lightning_module.automatic_optimization
+    for precision in (None, *mixed):
+        for parts in (1, 2, 4, 8, 16, 32) if is_automatic else (1,):
+            arguments: dict[str, Any] = {}
+            policies: list[Policy] = []
+            if precision is not None:
+                arguments["precision"] = "bf16-mixed"
+                policies.append(precision)
+            if parts > 1:
+                arguments["accumulate_grad_batches"] = trainer.accumulate_grad_batches * parts
+                policies.append(Accumulate(parts))
+            if policies:
+                yield Choice(arguments, tuple(policies))

@@ -1,0 +1,95 @@
+"""The magic of notebooks: `%load_ext memprof`, then `%%memprof` at the head of a cell that trains."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from IPython.core.error import UsageError as MagicUsageError
+from IPython.core.magic_arguments import MagicArgumentParser
+from IPython.display import IFrame, display
+
+from memprof.errors import MemprofError
+from memprof.launch.inline import InlineRecording, record
+
+#: What a cell's recording is called where it is not told; the next cell replaces it.
+_DEFAULT_OUTPUT = "cell.memprof"
+
+
+class CellMagic:
+    """The cell magic ``%%memprof``.
+
+    It runs a cell, records some of its training steps, and shows where its memory goes. What the cell raises is shown
+    as without the magic, and what was recorded until then is reported.
+    """
+
+    def __init__(self, shell: Any) -> None:
+        """Takes the notebook's shell."""
+        self._shell = shell
+        self._parser: Any = MagicArgumentParser("%%memprof", description="Record a cell that trains, and report on it.")
+        add = self._parser.add_argument
+        add("-o", "--output", default="", help=f"file to write; {_DEFAULT_OUTPUT}, replaced each time, if left out")
+        add("-f", "--force", action="store_true", help="replace the file if it exists")
+        add("--steps", type=int, default=3, help="steps to record (default: 3)")
+        add("--skip", type=int, default=2, help="steps to let pass first (default: 2)")
+        add(
+            "--report",
+            choices=("text", "html", "none"),
+            default="text",
+            help="show the report as text, as a page with figures, or not at all (default: text)",
+        )
+
+    def __call__(self, line: str, cell: str) -> None:
+        """Runs the magic.
+
+        Args:
+            line: Its options.
+            cell: The code.
+        """
+        asked = self._parser.parse_argstring(line)
+        path = Path(asked.output or _DEFAULT_OUTPUT)
+        gc.collect()  # models and optimizers that were made anew since: nobody is to wait for their updates
+        try:
+            recording = record(path, steps=asked.steps, skip=asked.skip, force=asked.force or not asked.output)
+            recording.__enter__()
+        except (MemprofError, ValueError) as error:
+            raise MagicUsageError(f"%%memprof: {error} The cell was not run.") from None
+        failed: BaseException | None = None
+        try:
+            result = self._shell.run_cell(cell)
+            failed = result.error_before_exec or result.error_in_exec
+        finally:
+            _end(recording, failed, asked.report)
+
+
+def register(shell: Any) -> None:
+    """Registers the magic with a shell."""
+    shell.register_magic_function(CellMagic(shell), "cell", "memprof")
+
+
+def _end(recording: InlineRecording, failed: BaseException | None, report: str) -> None:
+    """Ends the recording of a cell, and shows what was asked for."""
+    try:
+        recording.__exit__(type(failed) if failed else None, failed, None)
+    except MemprofError as error:
+        print(f"memprof: {error}", file=sys.stderr)
+        return
+    if recording.packed is None:
+        return
+    print(f"memprof: {recording.packed.message}")
+    if report == "text":
+        print(_run("report", str(recording.path)))
+    elif report == "html":
+        page = recording.path.with_suffix(".html")
+        print(_run("report", str(recording.path), "--html", str(page), "--force"))
+        if page.is_file():
+            display(IFrame(str(page), "100%", 800))
+
+
+def _run(*words: str) -> str:
+    """Runs memprof in a process of its own: what it imports and holds is no part of the notebook."""
+    done = subprocess.run([sys.executable, "-m", "memprof", *words], capture_output=True, text=True, check=False)
+    return (done.stdout + (done.stderr if done.returncode else "")).rstrip()

@@ -1,0 +1,58 @@
+"""Applies a plan from a callback, once the library has made its model and its optimizers ready."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+
+import torch
+
+from memprof.errors import PolicyError
+from memprof.launch import child
+from memprof.launch.apply import apply
+from memprof.policies.job import Job
+from memprof.policies.plan import Plan
+from memprof.policies.plan_file import read_plan
+
+
+def apply_plan(
+    given: Plan | str | os.PathLike[str],
+    model: torch.nn.Module,
+    optimizers: Iterable[torch.optim.Optimizer],
+    instead: Mapping[str, str],
+) -> Job:
+    """Applies a plan before the first step.
+
+    Args:
+        given: The plan, or the TOML file it is in.
+        model: The model.
+        optimizers: Its optimizers; the library's wrappers around them are taken off.
+        instead: Names of policies that the library must do itself, and what to write there.
+
+    Returns:
+        The job, whose ``undo()`` takes everything back.
+
+    Raises:
+        PolicyError: The plan does not fit, or has a policy of ``instead``; nothing has been changed.
+        BadInputError: The file is missing or no TOML.
+    """
+    plan = given if isinstance(given, Plan) else read_plan(given)
+    for policy in plan.policies:
+        if policy.name in instead:
+            raise PolicyError(
+                f"{policy.describe()} cannot be applied from a callback: {instead[policy.name]} Take it out of the "
+                "plan then."
+            )
+    if child.has_plan():
+        raise PolicyError("memprof record applies a plan to this job already: take out plan=, or --plan.")
+    return apply(plan, model, [inner_optimizer(optimizer) for optimizer in optimizers])
+
+
+def inner_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """Returns the optimizer inside a library's wrapper, which never updates anything itself."""
+    while not getattr(type(optimizer).step, "hooked", False):
+        inside = getattr(optimizer, "optimizer", None) or getattr(optimizer, "_optimizer", None)
+        if not isinstance(inside, torch.optim.Optimizer):
+            return optimizer
+        optimizer = inside
+    return optimizer

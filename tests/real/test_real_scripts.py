@@ -1,0 +1,135 @@
+"""Scripts that use others' libraries, unmodified: recorded, reported, planned for, trained under the plan, compared."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from memprof.analysis.basis import basis_of
+from memprof.analysis.suggest import Suggestion, suggest
+from memprof.analysis.verify import describe_short, verify_plan
+from memprof.launch.fit.attempt import measure
+from memprof.planners.space.explore import Wish
+from memprof.policies.plan_file import read_plan, write_plan
+from memprof.replay.live import live_bytes
+from memprof.trace.store import Trace
+
+SCRIPTS = Path(__file__).parent / "scripts"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A script.
+
+    Attributes:
+        name: Its file, without the ending.
+        library: What it needs.
+        model: Type of the model that the plan is for.
+        share: Budget, as a share of what it needs.
+        is_slow: Left out of the main run, as others hold the same.
+    """
+
+    name: str
+    library: str
+    model: str
+    share: float = 0.75
+    is_slow: bool = False
+
+
+CASES = (
+    Case("hf_gpt2", "transformers", "GPT2LMHeadModel"),
+    Case("hf_bert", "transformers", "BertForSequenceClassification", is_slow=True),
+    Case("hf_llama", "transformers", "LlamaForCausalLM", is_slow=True),
+    Case("lightning_net", "lightning", "Net"),
+    Case("accelerate_loop", "accelerate", "Sequential"),
+    Case("x_transformer", "x_transformers", "AutoregressiveWrapper", is_slow=True),
+    Case("graph_net", "torch_geometric", "Net"),
+)
+
+
+def run(folder: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", **variables}
+    command = [sys.executable, "-m", "memprof", *words]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environment)
+
+
+def param(case: Case) -> object:
+    missing = find_spec(case.library) is None
+    marks = [pytest.mark.skipif(missing, reason=f"{case.library} is not installed")]
+    return pytest.param(case, id=case.name, marks=[*marks, *([pytest.mark.slow] if case.is_slow else [])])
+
+
+@pytest.fixture(scope="module", params=[param(case) for case in CASES])
+def case(request: pytest.FixtureRequest) -> Case:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def folder(case: Case, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the script was recorded; the callback's own recording is beside that where the script has one."""
+    made = tmp_path_factory.mktemp(case.name)
+    done = run(made, "record", "-o", "run.memprof", str(SCRIPTS / f"{case.name}.py"))
+    assert done.returncode == 0, done.stderr
+    return made
+
+
+@pytest.fixture(scope="module")
+def found(case: Case, folder: Path) -> Suggestion:
+    """What a search with exact and modelled policies came to."""
+    trace = Trace.open(folder / "run.memprof")
+    wish = Wish(int(case.share * measure(trace).peak_bytes), allow=("checkpoint", "accumulate"), time_limit_s=10)
+    return suggest(trace, basis_of(trace), wish)
+
+
+def test_script_is_recorded_as_it_is(case: Case, folder: Path) -> None:
+    """Three sound steps, with forward, backward and update, of the model that the script trains."""
+    trace = Trace.open(folder / "run.memprof")
+    assert trace.recorded_steps == (2, 3, 4)
+    assert trace.manifest.capture.is_complete
+    for number in trace.recorded_steps:
+        step = trace.step(number)
+        step.check()
+        assert {"forward", "backward", "optimizer"} <= set(step.ops.phase)
+    report = run(folder, "report", "run.memprof")
+    assert report.returncode == 0, report.stderr
+    assert case.model in report.stdout
+
+
+def test_plan_is_found_and_met(case: Case, folder: Path, found: Suggestion) -> None:
+    """A plan within the budget is found; trained under it, the script stays within, as was predicted to 5 %."""
+    best = found.answer.best
+    assert best is not None
+    plan = found.predicted(best)
+    assert plan.prediction is not None
+    assert plan.prediction.model == case.model
+    write_plan(folder / "plan.toml", plan)
+    script = str(SCRIPTS / f"{case.name}.py")
+    done = run(folder, "record", "--plan", "plan.toml", "-o", "under.memprof", script)
+    assert done.returncode == 0, done.stderr
+    under = Trace.open(folder / "under.memprof")
+    measured = int(live_bytes(under.steady_step()).during.max())
+    compared = describe_short(verify_plan(read_plan(folder / "plan.toml"), under))
+    assert plan.prediction.peak_allocated_bytes == pytest.approx(measured, rel=0.05), compared
+    assert measured <= 1.05 * found.answer.wish.budget_bytes
+
+
+@pytest.mark.parametrize("case", [param(CASES[0])], indirect=True)
+def test_callback_sees_what_memprof_record_sees(folder: Path) -> None:
+    """The peak of every step that the callback records is that of the same script under memprof record."""
+    command = [sys.executable, str(SCRIPTS / "hf_gpt2.py")]
+    environment = {**os.environ, "CALLBACK": "inside.memprof", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    inside, outside = (Trace.open(folder / f"{name}.memprof") for name in ("inside", "run"))
+    assert inside.recorded_steps == outside.recorded_steps
+
+    def peaks(trace: Trace) -> list[int]:
+        return [int(live_bytes(trace.step(number)).during.max()) for number in trace.recorded_steps]
+
+    assert peaks(inside) == peaks(outside)
