@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -33,7 +35,14 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     made.run_cell("%load_ext memprof").raise_error()
     made.run_cell(_SETUP).raise_error()
     yield made
+    # What the cells made would be found by recordings after this: nothing of the shell stays.
+    made.reset(new_session=False)
+    made.restore_sys_module_state()
+    for name in ("last_type", "last_value", "last_traceback", "last_exc"):
+        if hasattr(sys, name):
+            delattr(sys, name)
     InteractiveShell.clear_instance()
+    gc.collect()
 
 
 @pytest.fixture(autouse=True)

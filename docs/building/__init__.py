@@ -1,0 +1,1 @@
+"""What builds the documentation: generated pages, and commands that are really run."""
