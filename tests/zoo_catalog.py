@@ -59,11 +59,11 @@ CASES = (
     Case("vae", unknown="the test set is held, and not touched before the recording is over", is_slow=True),
     Case("mnist"),
     # The optimizer's side
-    Case("gradient_accumulation"),
+    Case("gradient_accumulation", is_slow=True),
     Case("optimizer_variants", ("--kind", "fused"), is_slow=True),
     Case("optimizer_variants", ("--kind", "foreach"), is_slow=True),
     Case("optimizer_variants", ("--kind", "loop"), is_slow=True),
-    Case("optimizer_in_backward", updates=6),
+    Case("optimizer_in_backward", updates=6, is_slow=True),
     Case("scheduler_and_eval", is_slow=True),
     Case(
         "sparse_embedding",
@@ -85,7 +85,7 @@ CASES = (
     Case("activation_checkpointing"),
     Case("activation_checkpointing", ("--use-reentrant",), is_slow=True),
     Case("selective_checkpointing", is_slow=True),
-    Case("autocast_bf16"),
+    Case("autocast_bf16", is_slow=True),
     Case("custom_function"),
     Case("gradient_penalty", is_slow=True),
     Case("own_dispatch_mode"),
@@ -93,7 +93,7 @@ CASES = (
     # than itself, unless the allocator knows of it, which it does once a recorder has been there.
     Case("own_profiler", steps=(2,), noise="Memory block of unknown size was allocated before", is_slow=True),
     Case("caught_errors", is_slow=True),
-    Case("compiled", ("--backend", "aot_eager")),
+    Case("compiled", ("--backend", "aot_eager"), is_slow=True),
     Case("compiled", ("--backend", "inductor"), is_slow=True),
     # Who calls what, and from where
     Case("submodules_called", is_slow=True),

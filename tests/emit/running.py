@@ -88,6 +88,8 @@ def run(name: str, *, plan: Plan | None = None, text: str = "", steps: int = 3) 
         for value in model.state_dict().values():
             state.update(value.detach().float().numpy().tobytes())
         applied.undo()
+        for parameter in model.parameters():  # else the optimizer lives on, and recordings after this one find it
+            (parameter._post_accumulate_grad_hooks or {}).clear()  # type: ignore[attr-defined]
         scope.clear()
         return Ran(tuple(losses), state.hexdigest(), step)
 

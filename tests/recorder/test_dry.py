@@ -27,8 +27,11 @@ def _names(step: Step) -> list[str]:
 
 @pytest.mark.parametrize(
     ("sample", "arguments"),
-    [("gpt", _GPT), ("resnet", ("--steps", "6")), ("lstm", ("--steps", "6"))],
-    ids=["gpt", "resnet", "lstm"],
+    [
+        pytest.param("gpt", _GPT, id="gpt"),
+        pytest.param("resnet", ("--steps", "6"), id="resnet", marks=pytest.mark.slow),
+        pytest.param("lstm", ("--steps", "6"), id="lstm", marks=pytest.mark.slow),
+    ],
 )
 def test_operators_and_peak_are_those_of_a_real_run_to_the_byte(
     tmp_path: Path, sample: str, arguments: tuple[str, ...]
@@ -214,7 +217,8 @@ def test_times_are_a_roofline_and_say_so(tmp_path: Path) -> None:
     speed = manifest.machine.speed
     # x: 16 x 8, weight: 8 x 8, bias: 8, result: 16 x 8, four bytes each; 2 x 16 x 8 x 8 operations.
     bytes_us = 4 * (128 + 64 + 8 + 128) / speed.memory_bytes_per_us
-    assert step.ops.duration_us[product] == pytest.approx(max(bytes_us, 2048 / speed.fp32_flops_per_us), rel=0.01)
+    # Recordings keep durations in steps of 2**-10 us.
+    assert step.ops.duration_us[product] == pytest.approx(max(bytes_us, 2048 / speed.fp32_flops_per_us), abs=2**-10)
     known = ~np.isnan(step.ops.duration_us)
     assert step.duration_us == pytest.approx(float(step.ops.duration_us[known].sum()), rel=0.01)
 

@@ -56,7 +56,7 @@ def real_and_dry(folder: Path, plan: str, job: tuple[str, ...]) -> tuple[Ended, 
             for plan, is_quick in (
                 ("loss", False),
                 ("loss of a head", True),
-                ("compress", True),
+                ("compress", False),
                 ("swap", True),
                 ("swap optimizer", False),
                 ("swap parameters", False),

@@ -128,6 +128,7 @@ def test_model_that_is_being_made_begins_no_recording(tmp_path: Path) -> None:
     assert not recorder.failure
     (tmp_path / "run.memprof.spool" / "launch.json").write_text("{}")
     step = Trace.open(tmp_path / "run.memprof.spool").steady_step()
-    roots = step.modules.parent_id == NONE
-    assert list(step.modules.type[roots]) == ["Whole"]
+    roots = set(step.modules.type[step.modules.parent_id == NONE])  # and what others have left in this process
+    assert "Whole" in roots
+    assert not roots & {"Normed", "ParametrizedLinear", "ParametrizationList"}
     assert "part.layer" in set(step.modules.name)
