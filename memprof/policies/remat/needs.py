@@ -71,8 +71,7 @@ class Needs:
         output_bytes = _output_bytes(function, args, kwargs)
         if output_bytes < 0:
             output_bytes = 2 * input_bytes
-        is_hungry = any(part in str(function) for part in _HUNGRY)
-        return output_bytes + (input_bytes + output_bytes if is_hungry else 0)
+        return output_bytes + (input_bytes + output_bytes if _is_hungry(function) else 0)
 
     def begin(self) -> None:
         """Begins to read what recorders hear."""
@@ -105,7 +104,7 @@ class Needs:
             start, start_wall = _now_ns(), _wall_ns()
             result = function(*args, **kwargs)
             took_ns, end_wall = _now_ns() - start, _wall_ns()
-            is_hungry = any(part in str(function) for part in _HUNGRY)
+            is_hungry = _is_hungry(function)
             kept = self._counter.used_bytes() - before
             highest = max(guess_bytes + guess_bytes // 2, kept + kept // 2) if is_hungry else 0
             need.is_heard = not is_hungry
@@ -141,6 +140,11 @@ class Needs:
             # Where more was heard than the kernel's own, the next run is read instead.
             if left == kept:
                 need.highest_bytes, need.is_heard = highest, True
+
+
+def _is_hungry(function: Any) -> bool:
+    """Whether an operator's kernel is known to take memory of its own."""
+    return any(part in str(function) for part in _HUNGRY)
 
 
 def _highest_of(heard: list[Any]) -> int:
