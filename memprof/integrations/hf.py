@@ -10,13 +10,14 @@ from transformers import TrainerCallback
 from memprof.integrations.asked import ask
 from memprof.integrations.fitting import Fit, describe_choice
 from memprof.integrations.hf_arguments import INSTEAD, possible_choices
+from memprof.integrations.planned import PlannedTraining
 from memprof.integrations.plans import apply_plan
 from memprof.integrations.session import Session
 from memprof.policies.job import Job
 from memprof.policies.plan import Plan
 
 
-class MemprofCallback(TrainerCallback):  # type: ignore[misc]  # not typed
+class MemprofCallback(PlannedTraining, TrainerCallback):  # type: ignore[misc]  # not typed
     """Records some steps of a Trainer, and finds what makes it fit.
 
         from memprof.integrations.hf import MemprofCallback
@@ -81,11 +82,6 @@ class MemprofCallback(TrainerCallback):  # type: ignore[misc]  # not typed
         self._job: Job | None = None
         self._training: tuple[Any, Any] = (None, None)
 
-    @property
-    def fit(self) -> Fit | None:
-        """What was found for the budget."""
-        return self._session.fit
-
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Applies the plan, if there is one, and begins to record.
 
@@ -132,11 +128,6 @@ class MemprofCallback(TrainerCallback):  # type: ignore[misc]  # not typed
         # The Trainer's own callback decides before all others.
         if control.should_evaluate or control.should_save:
             self._session.pause()
-
-    def _undo(self) -> None:
-        job, self._job = self._job, None
-        if job is not None:
-            job.undo()
 
     def _find_arguments(self, fit: Fit) -> list[str]:
         model, args = self._training

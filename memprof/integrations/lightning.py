@@ -11,6 +11,7 @@ from typing import Any
 
 from memprof.integrations.asked import ask
 from memprof.integrations.fitting import Choice, Fit, describe_choice
+from memprof.integrations.planned import PlannedTraining
 from memprof.integrations.plans import apply_plan
 from memprof.integrations.session import Session
 from memprof.policies.accumulate.policy import Accumulate
@@ -48,7 +49,7 @@ def _callback_type() -> Any:
 _Callback: Any = _callback_type()
 
 
-class MemprofCallback(_Callback):  # type: ignore[misc]  # its type is known when it is imported
+class MemprofCallback(PlannedTraining, _Callback):  # type: ignore[misc]  # its type is known when it is imported
     """Records some steps of a Lightning Trainer, and finds what makes it fit.
 
         from memprof.integrations.lightning import MemprofCallback
@@ -115,11 +116,6 @@ class MemprofCallback(_Callback):  # type: ignore[misc]  # its type is known whe
         self._updates = 0
         self._is_inside_step = self._is_paused = False
 
-    @property
-    def fit(self) -> Fit | None:
-        """What was found for the budget, once the recorded steps are over; None before."""
-        return self._session.fit
-
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Applies the plan, if there is one, and begins to record.
 
@@ -175,11 +171,6 @@ class MemprofCallback(_Callback):  # type: ignore[misc]  # its type is known whe
     def _resume(self) -> None:
         self._is_paused = False
         self._session.resume()
-
-    def _undo(self) -> None:
-        job, self._job = self._job, None
-        if job is not None:
-            job.undo()
 
     def _find_arguments(self, fit: Fit) -> list[str]:
         if fit.suggestion is None or self._trainer is None:

@@ -1,0 +1,25 @@
+"""What the callbacks of different Trainers have in common: a recording, and a plan that is taken back."""
+
+from __future__ import annotations
+
+from memprof.integrations.fitting import Fit
+from memprof.integrations.session import Session
+from memprof.policies.job import Job
+
+
+class PlannedTraining:
+    """A training that is recorded, and may run under a plan."""
+
+    _session: Session
+    _job: Job | None
+
+    @property
+    def fit(self) -> Fit | None:
+        """What was found for the budget, once the recorded steps are over; None before."""
+        return self._session.fit
+
+    def _undo(self) -> None:
+        """Takes the plan off the model, where one was applied."""
+        job, self._job = self._job, None
+        if job is not None:
+            job.undo()
