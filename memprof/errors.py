@@ -19,6 +19,27 @@ class UsageError(MemprofError):
     exit_code = 2
 
 
+class OutputError(UsageError, OSError):
+    """What was to be written cannot be: no such folder, no permission, a place that is no file (exit code 2).
+
+    It is an ``OSError`` too, so that whoever writes best-effort catches both alike.
+
+    Attributes:
+        reason: Why, a clause without the place and the advice.
+    """
+
+    def __init__(self, message: str, reason: str = "") -> None:
+        """Takes the sentence, and of it the clause that says why."""
+        super().__init__(message)
+        self.reason = reason or message.rstrip(".")
+
+
+class DiskFullError(OutputError):
+    """The place was fine, and the disk filled up or failed under the writing (exit code 1)."""
+
+    exit_code = 1
+
+
 class PolicyError(UsageError):
     """A policy's settings make no sense, or it does not fit the model, the step or the machine (exit code 2)."""
 

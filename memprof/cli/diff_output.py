@@ -7,8 +7,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from memprof.errors import UsageError
-
 if TYPE_CHECKING:
     from memprof.analysis.diff import Diff
 
@@ -38,18 +36,15 @@ def write_text(text: str, output: Path | None) -> None:
     """Writes a text to a file, whole or not at all; to stdout where there is none.
 
     Raises:
-        UsageError: The file cannot be written.
+        OutputError: The file cannot be written.
     """
     if output is None:
         print(text, end="")
         return
     from memprof.trace.whole_file import whole_file
 
-    try:
-        with whole_file(output) as file:
-            file.write(text.encode())
-    except OSError as error:
-        raise UsageError(f"{output} cannot be written: {error.strerror}. Choose another file with -o.") from None
+    with whole_file(output) as file:
+        file.write(text.encode())
 
 
 def render(found: Diff, form: str, rows: int, *, explains: bool, names: tuple[str, str]) -> str:

@@ -10,6 +10,7 @@ import click
 
 from memprof.emit.registry import TARGETS
 from memprof.errors import UsageError
+from memprof.trace.place import check_output
 
 if TYPE_CHECKING:
     from memprof.analysis.suggest import Suggestion
@@ -49,10 +50,7 @@ def emit(plan_path: Path, target: str, output: Path | None, force: bool, batch: 
     stderr, and in the file where it can hold a comment. Where it can express nothing, the exit code is 2.
     """
     if output is not None:
-        if output.exists() and not force:
-            raise UsageError(f"{output} exists already. Replace it with -f, or choose another name.")
-        if not output.parent.is_dir():
-            raise UsageError(f"There is no folder {output.parent} to write {output.name} to.")
+        check_output(output, force=force)
     from memprof.policies.plan_file import read_plan
 
     emitted = emitted_or_refused(read_plan(plan_path), target, str(plan_path), output=output, batch=batch or 0)

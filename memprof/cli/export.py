@@ -11,6 +11,7 @@ import click
 
 from memprof.cli.report import MomentType
 from memprof.errors import UsageError
+from memprof.trace.place import check_output
 from memprof.units import format_bytes
 
 if TYPE_CHECKING:
@@ -103,20 +104,23 @@ def _refuse_strangers(kind: str, **given: object) -> None:
 
 def _check_place(output: Path, *, is_folder: bool, force: bool) -> None:
     """Refuses a place that cannot be written, before any work."""
+    if not is_folder:
+        if output.is_dir():
+            raise UsageError(f"{output} is a folder, and this format is a file: choose another name.")
+        check_output(output, force=force)
+        return
     if not output.parent.is_dir():
         raise UsageError(f"There is no folder {output.parent} to write {output.name} to.")
     if not output.exists():
         return
-    if output.is_dir() != is_folder:
-        here, wanted = ("a folder", "a file") if output.is_dir() else ("a file", "a folder")
-        raise UsageError(f"{output} is {here}, and this format is {wanted}: choose another name.")
+    if not output.is_dir():
+        raise UsageError(f"{output} is a file, and this format is a folder: choose another name.")
     if not force:
         raise UsageError(f"{output} exists already. Replace it with -f, or choose another name.")
-    if is_folder:
-        from memprof.trace.exporters.tables import is_export
+    from memprof.trace.exporters.tables import is_export
 
-        if any(output.iterdir()) and not is_export(output):
-            raise UsageError(f"{output} holds something else than exported tables, and stays: choose another name.")
+    if any(output.iterdir()) and not is_export(output):
+        raise UsageError(f"{output} holds something else than exported tables, and stays: choose another name.")
 
 
 def _write_folder(output: Path, trace: str, form: str, rank: int | None, tables: str | None) -> int:
@@ -142,7 +146,7 @@ def _write_timeline(output: Path, opened: Trace, rank: int | None, lives: int) -
                 export_timeline(opened, ranks, lives, cast(BinaryIO, packed))
         else:
             export_timeline(opened, ranks, lives, file)
-    return output.stat().st_size
+        return file.tell()
 
 
 def _write_content(output: Path, content: bytes) -> int:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from memprof.errors import UsageError
+from memprof.trace.place import check_output
 
 if TYPE_CHECKING:
     from memprof.trace.importers import Imported
@@ -55,10 +55,7 @@ def import_(file: Path, output: Path | None, force: bool, device: int | None, ra
     bytes. Nothing in it is ever run. Each device becomes a rank of the recording.
     """
     target = output or Path(f"{_stem(file)}.memprof")
-    if target.exists() and not force:
-        raise UsageError(f"{target} exists already. Replace it with -f, or choose another name with -o.")
-    if not target.parent.is_dir():
-        raise UsageError(f"There is no folder {target.parent} to write {target.name} to.")
+    check_output(target, force=force, option="-o")
     # Reading takes numpy and pyarrow; `memprof import -h` needs neither.
     from memprof.trace.importers import import_file
     from memprof.trace.store import write_trace
@@ -67,10 +64,7 @@ def import_(file: Path, output: Path | None, force: bool, device: int | None, ra
     with _progress(file) as on_progress:
         imported = import_file(file, device, rank, on_progress)
         on_progress("writing", 0.0)
-        try:
-            write_trace(target, imported.ranks)
-        except OSError as error:
-            raise UsageError(f"{target} cannot be written: {error.strerror}. Choose another file with -o.") from None
+        write_trace(target, imported.ranks)
     if is_json:
         print(json.dumps({"schema": 1, "kind": imported.kind, "devices": imported.devices}, indent=2, allow_nan=False))
     else:

@@ -10,6 +10,7 @@ import click
 
 from memprof.cli.plan_options import chosen_plan, plan_options
 from memprof.errors import UsageError
+from memprof.trace.place import find_place, refuse_existing
 
 
 @click.command(
@@ -73,8 +74,8 @@ def predict(
     # The plan that was read is written back with its prediction; anything else that is there is not touched.
     is_own = written is not None and plan_path is not None and written.resolve() == plan_path.resolve()
     for path in (output, None if is_own else written):
-        if path is not None and path.exists() and not force:
-            raise UsageError(f"{path} exists already. Replace it with -f, or choose another name.")
+        if path is not None:
+            refuse_existing(find_place(path), force=force)
     from memprof.analysis.basis import basis_of
     from memprof.analysis.predict import forecast, predicted_trace
     from memprof.machines.catalogue import find_machine

@@ -174,10 +174,9 @@ def _check_page(path: Path, *, is_other: bool, force: bool) -> None:
     """Refuses a page that cannot be written, before any work."""
     if is_other:
         raise click.UsageError("--html writes every table: leave out --by and --json.")
-    if path.exists() and not force:
-        raise UsageError(f"{path} exists already. Replace it with -f, or choose another name.")
-    if not path.parent.is_dir():
-        raise UsageError(f"There is no folder {path.parent} to write {path.name} to.")
+    from memprof.trace.place import check_output
+
+    check_output(path, force=force)
 
 
 def _exporter() -> Exporter:

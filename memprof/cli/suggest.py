@@ -11,6 +11,7 @@ import click
 from memprof.cli.wish_options import wish_of, wish_options
 from memprof.emit.registry import TARGETS
 from memprof.errors import MemprofError, UsageError
+from memprof.trace.place import find_place, refuse_existing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -117,8 +118,8 @@ def suggest(
     With --check, in the folder where the job was recorded, it is dry-run under the best plans, as `memprof record
     --dry-run --plan` does; --write keeps the one that is confirmed.
     """
-    if written is not None and written.exists() and not force:
-        raise UsageError(f"{written} exists already. Replace it with -f, or choose another name.")
+    if written is not None:
+        refuse_existing(find_place(written), force=force)
     if also and not maximise and batch is None:
         raise UsageError(
             "--also names recordings of other sizes for --at-batch, --maximise batch or --maximise sequence: add one."

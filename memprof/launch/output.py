@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from memprof.errors import OutputError
 from memprof.launch.parts import find_part, with_part
 from memprof.launch.settings import Settings
 from memprof.launch.target import CannotStartError, Target
 from memprof.launch.upload import check_address
+from memprof.trace.place import find_place, refuse_existing
 from memprof.version import __version__
 
 if TYPE_CHECKING:
@@ -124,12 +126,29 @@ def add_speed(spool: Path, speed: Speed) -> None:
         fresh.unlink(missing_ok=True)
 
 
+def refuse_what_is_there(path: Path, *, force: bool) -> None:
+    """Refuses to write where something is that may not be replaced.
+
+    A recording grows in a folder beside its file and is packed in the end, so it goes to a file: not to a device or a
+    pipe.
+
+    Raises:
+        CannotStartError: A file is there already and may not be replaced, or something that is no file.
+    """
+    try:
+        place = find_place(path)
+        if place.is_stream:
+            raise CannotStartError(f"{path} is a device or a pipe. Name a file with -o.")
+        refuse_existing(place, force=force, option="-o")
+    except OutputError as error:
+        raise CannotStartError(str(error)) from None
+
+
 def _refuse_what_is_there(output: Path, *, force: bool) -> None:
     spool = spool_of(output)
     if output.is_dir():
         raise CannotStartError(f"{output} is a folder. Name a file: -o {output / 'run.memprof'}")
-    if output.exists() and not force:
-        raise CannotStartError(f"{output} exists already. Replace it with -f, or choose another name with -o.")
+    refuse_what_is_there(output, force=force)
     if not spool.exists():
         return
     if _is_being_written(spool):

@@ -13,7 +13,7 @@ import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memprof.errors import BadInputError, PolicyError
+from memprof.errors import BadInputError, OutputError, PolicyError
 from memprof.policies.base import Policy
 from memprof.policies.place import Place
 from memprof.policies.plan import Plan
@@ -105,8 +105,8 @@ def write_plan(path: str | os.PathLike[str], plan: Plan, before: str = "") -> No
     try:
         with whole_file(path) as file:
             file.write(format_plan(plan, before).encode())
-    except OSError as error:
-        raise BadInputError(f"{path} cannot be written: {error.strerror or error}.") from None
+    except OutputError as error:
+        raise BadInputError(f"{path} cannot be written: {error.reason}.") from None
 
 
 def _document_of(plan: Plan) -> TOMLDocument:

@@ -58,12 +58,11 @@ def write_archive(path: Path, entries: Iterable[tuple[str, bytes]]) -> None:
         entries: Name and content of each, in order.
 
     Raises:
-        OSError: The disk is full or read-only, the folder is missing ...
+        OutputError: The disk is full or read-only, the folder is missing ...
     """
     with whole_file(path) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
         for name, content in entries:
             archive.writestr(_entry(name), content)
-    _sync_folder(path.parent)
 
 
 @dataclass(frozen=True)
@@ -189,14 +188,3 @@ def _check_entries(path: Path, entries: Iterable[zipfile.ZipInfo], size: int) ->
             raise foreign(path, f"its entry {entry.filename!r} is compressed or encrypted, which no trace's is")
         if entry.file_size > size:
             raise damaged(path, f"its entry {entry.filename!r} claims to be larger than the file")
-
-
-def _sync_folder(folder: Path) -> None:
-    """Makes the new name last through a power cut; only POSIX lets a folder be opened for it."""
-    if os.name != "posix":
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

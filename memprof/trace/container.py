@@ -141,7 +141,7 @@ def write_trace(path: str | Path, ranks: Iterable[tuple[Manifest, Mapping[type[T
         ranks: Manifest and tables of each rank; no two the same rank. Tables left out have no rows.
 
     Raises:
-        OSError: The disk is full or read-only, the folder is missing ...
+        OutputError: The disk is full or read-only, the folder is missing ...
     """
     write_archive(Path(path), _entries(ranks))
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from memprof.errors import BadInputError, MemprofError
+from memprof.errors import BadInputError, MemprofError, OutputError
 from memprof.trace.container import write_trace
 from memprof.trace.manifest import Manifest, number_ranks
 from memprof.trace.schema import NONE, AllocatorEvents, HostMemory, Ops, Steps, Table
@@ -90,9 +90,9 @@ def pack_spool(folder: str | Path, output: str | Path, assemble: Assembler | Non
     tally = _Tally()
     try:
         write_trace(output, tally.counted(spool))
-    except OSError as error:
+    except OutputError as error:
         raise MemprofError(
-            f"{output} cannot be written ({error.strerror or error}); the recording is safe in {folder}, which opens "
+            f"{output} cannot be written ({error.reason}); the recording is safe in {folder}, which opens "
             f"like a trace: memprof report {folder}"
         ) from error
     remark = ""

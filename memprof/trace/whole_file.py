@@ -1,32 +1,109 @@
-"""A file that is written whole or not at all."""
+"""A file that is written whole or not at all; what is no file is written through, and never replaced."""
 
 from __future__ import annotations
 
 import os
-import secrets
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, cast
+
+from memprof.errors import OutputError
+from memprof.trace.place import Place, cannot_write, find_place, refuse_protected
+
+#: Of what is written through, so many bytes are held in memory; more go to a temporary file first.
+_IN_MEMORY_BYTES = 64 << 20
 
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
     """Writes a file under a temporary name beside ``path`` and renames it, so that no half file is ever there.
 
+    A link stays, and the file it leads to is written. Other hard links of a file that is replaced keep what they hold.
+    A character device, a pipe and ``/dev/stdout`` are written through once all of it is there; folders, sockets and
+    block devices are refused.
+
     Args:
         path: The file to write or replace.
 
+    Yields:
+        The file to write to, at its beginning.
+
     Raises:
-        OSError: The disk is full or read-only, the folder is missing ...
+        OutputError: The disk is full or read-only, the folder is missing ...
     """
-    temporary = path.with_name(f".memprof-{secrets.token_hex(6)}.part")
+    place = find_place(path)
+    if place.is_stream:
+        with _through(place) as file:
+            yield file
+        return
+    refuse_protected(place)
+    temporary = place.target.with_name(f".memprof-{os.urandom(6).hex()}.part")
     try:
-        with temporary.open("xb") as file:
+        with _open_new(temporary, place) as file, translated(path):
             yield file
             file.flush()
             os.fsync(file.fileno())
-        temporary.replace(path)
+        with translated(path):
+            if find_place(place.target).is_stream:  # what came to be there meanwhile is not replaced either
+                raise OutputError(f"{path} was made a device or a pipe meanwhile, and stays.")
+            temporary.replace(place.target)
+            _sync_folder(place.target.parent)
     except BaseException:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
         raise
+
+
+def _open_new(temporary: Path, place: Place) -> BinaryIO:
+    try:
+        return temporary.open("xb")
+    except OSError as error:
+        raise cannot_write(place.path, error) from None
+
+
+@contextmanager
+def _through(place: Place) -> Iterator[BinaryIO]:
+    """Gathers what is written, and hands it on when it is whole: a failure on the way leaves nothing there."""
+    import shutil  # both here because the recorder writes files in the job, which gets no more modules than needed
+    import tempfile
+
+    with tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY_BYTES) as gathered:
+        with translated(place.path):
+            yield cast(BinaryIO, gathered)
+            gathered.seek(0)
+        if sys.stdout is not None:
+            sys.stdout.flush()  # what was printed before comes before
+        with os.fdopen(place.open_stream(), "wb") as stream:
+            try:
+                shutil.copyfileobj(gathered, stream)
+                stream.flush()
+            except OSError as error:
+                with suppress(OSError):
+                    stream.close()  # it holds what could not be written, and would try again
+                if isinstance(error, BrokenPipeError) and place.descriptor >= 0:
+                    raise  # the reader of the output has seen enough
+                raise cannot_write(place.path, error) from None
+
+
+@contextmanager
+def translated(path: Path) -> Iterator[None]:
+    """Makes a sentence of what the system says of a write; an error that names another file is left as it is."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None and ".memprof-" not in str(error.filename):
+            raise
+        raise cannot_write(path, error) from None
+
+
+def _sync_folder(folder: Path) -> None:
+    """Makes the new name last through a power cut; only POSIX lets a folder be opened for it."""
+    if os.name != "posix":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -9,12 +9,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from memprof.errors import OutputError
+from memprof.trace.whole_file import translated
+
 
 @contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
     """Fills a folder of a temporary name beside ``path`` and renames it, so that no half folder is ever there.
 
-    A folder that is at ``path`` already is replaced once the new one is whole. What may be replaced, the caller checks.
+    A link stays, and the folder it leads to is written. A folder that is at ``path`` already is replaced once the new
+    one is whole. What may be replaced, the caller checks.
 
     Args:
         path: The folder to write or replace.
@@ -23,8 +27,18 @@ def whole_folder(path: Path) -> Iterator[Path]:
         The folder to fill.
 
     Raises:
-        OSError: The disk is full or read-only, the folder around it is missing ...
+        OutputError: The disk is full or read-only, the folder around it is missing, or something else is there.
     """
+    with translated(path):
+        target = path.resolve()
+    if os.path.lexists(target) and not target.is_dir():
+        raise OutputError(f"{path} is no folder, and stays: choose another name.")
+    with translated(path), _filled(target) as folder:
+        yield folder
+
+
+@contextmanager
+def _filled(path: Path) -> Iterator[Path]:
     token = secrets.token_hex(6)
     temporary, old = (path.with_name(f".memprof-{token}.{end}") for end in ("part", "old"))
     temporary.mkdir()

@@ -108,7 +108,7 @@ class CudaHistory:
         """Writes a snapshot, whole or not at all.
 
         Raises:
-            OSError: The disk is full.
+            OutputError: The disk is full.
         """
         if not hasattr(_memory, "_snapshot"):
             return
