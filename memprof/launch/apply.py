@@ -67,7 +67,12 @@ def apply_to(part: Plan, plan: Plan, job: Job) -> Job:
     part.apply(job)
     for remark in (("plan", plan_to_tables(plan)), *(("notes", note) for note in job.notes)):
         job.on_undo(partial(remove_remark, add_remark(*remark, about=job.model)))
+    job.on_note = partial(_remark_later, job)
     return job
+
+
+def _remark_later(job: Job, sentence: str) -> None:
+    job.on_undo(partial(remove_remark, add_remark("notes", sentence, about=job.model)))
 
 
 def check_model(prediction: Prediction | None, model: torch.nn.Module) -> None:

@@ -4,9 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial, wraps
 from typing import Any
 
 import torch
+
+from memprof.policies.copies import CopyGuard, without_hook
+from memprof.policies.forwards import PlannedForward
+
+#: What has values of the job's in it, and is copied and saved by scripts.
+Owner = torch.nn.Module | torch.optim.Optimizer
+
+#: What the user reads when a model under a plan is copied or saved.
+COPIED = (
+    "A copy of the model, or a file that it is saved in whole, has weights of its own and runs without the plan, as "
+    "the job wrote it: apply the plan to a copy that is trained, too."
+)
 
 
 class Job:
@@ -16,6 +29,7 @@ class Job:
         model: The root module.
         optimizers: The optimizers of its parameters, possibly none yet.
         notes: Sentences for the user about what was done, or what a policy left alone.
+        on_note: Called with each sentence that ``note`` adds.
     """
 
     def __init__(self, model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer] = ()) -> None:
@@ -23,6 +37,8 @@ class Job:
         self.model = model
         self.optimizers = list(optimizers)
         self.notes: list[str] = []
+        self.on_note: Callable[[str], Any] | None = None
+        self._guards: dict[int, CopyGuard] = {}
         self._undo = ExitStack()
 
     @property
@@ -57,18 +73,82 @@ class Job:
     def wrap_forward(self, module: torch.nn.Module, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
         """Replaces a module's forward with one made from it; wraps nest, the last is the outermost.
 
+        Copies of the module, files it is saved in and replicas have the job's own forward.
+
         Args:
             module: The module.
             wrap: Given the forward as it is, returns the new one.
         """
-        had_own = "forward" in module.__dict__
-        before = module.forward
+        self.guard(module)
+        self.on_undo(PlannedForward.add(module, wrap))
 
-        def restore() -> None:
-            if had_own:
-                module.__dict__["forward"] = before
-            else:
-                module.__dict__.pop("forward", None)
+    def guard(self, owner: Owner) -> CopyGuard:
+        """Returns what keeps this job's changes of a module or an optimizer out of its copies and files."""
+        if id(owner) not in self._guards:
+            guard = self._guards[id(owner)] = CopyGuard.of(owner)
+            guard.told.append(self._note_copy)
+            self.on_undo(lambda: self._release(guard))
+        return self._guards[id(owner)]
 
-        module.__dict__["forward"] = wrap(before)
-        self.on_undo(restore)
+    def replace_method(self, owner: torch.nn.Module, name: str, wrap: Callable[[Any], Callable[..., Any]]) -> None:
+        """Replaces a method of one module by one made from it; copies of the module have their own.
+
+        Args:
+            owner: The module.
+            name: The method's name.
+            wrap: Given the method as it is, returns the new one.
+        """
+        before = getattr(owner, name)
+        replacement = wrap(before)
+
+        def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if self is owner:
+                return replacement(*args, **kwargs)
+            return getattr(type(self), name)(self, *args, **kwargs)
+
+        guard = self.guard(owner)
+        guard.put(name, wraps(getattr(before, "__func__", before))(method))
+        self.on_undo(lambda: guard.take(method))
+
+    def hide_hook(self, owner: torch.nn.Module, place: str, hook: Any) -> None:
+        """Removes a hook on undo, and leaves it out of copies of the module and of files it is saved in.
+
+        Args:
+            owner: The module.
+            place: The dict of the module that holds it: ``_state_dict_pre_hooks``.
+            hook: Its handle.
+        """
+        self.on_undo(hook.remove)
+        self.change_copies(owner, partial(without_hook, place, hook.id))
+
+    def change_copies(self, owner: Owner, change: Callable[[dict[str, Any]], None]) -> None:
+        """Changes what copies of a module or an optimizer get, and the files it is saved in.
+
+        Args:
+            owner: The module or the optimizer.
+            change: Changes the state of a copy, a dict that is the copy's own.
+        """
+        changes = self.guard(owner).changes
+        changes.append(change)
+        self.on_undo(partial(changes.remove, change))
+
+    def before_copies(self, owner: Owner, action: Callable[[], Any]) -> None:
+        """Does something each time before a module or an optimizer is copied, or saved whole: brings values in."""
+        before = self.guard(owner).before
+        before.append(action)
+        self.on_undo(partial(before.remove, action))
+
+    def note(self, sentence: str) -> None:
+        """Adds a sentence for the user, once; recordings that are under way say it, too."""
+        if sentence not in self.notes:
+            self.notes.append(sentence)
+            if self.on_note is not None:
+                self.on_note(sentence)
+
+    def _note_copy(self) -> None:
+        self.note(COPIED)
+
+    def _release(self, guard: CopyGuard) -> None:
+        del self._guards[id(guard.owner)]
+        guard.told.remove(self._note_copy)
+        guard.release()

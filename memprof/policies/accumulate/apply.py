@@ -122,7 +122,7 @@ def _gate_model_zero_grad(job: Job, gates: list[OptimizerGate]) -> None:
 
         return zero_grad
 
-    _replace(job, job.model, "zero_grad", wrap)
+    job.replace_method(job.model, "zero_grad", wrap)
 
 
 def _gate_clipping(job: Job, gates: list[OptimizerGate]) -> None:

@@ -134,7 +134,7 @@ class _Loss:
 
     def _note(self, sentence: str) -> None:
         if sentence not in self._job.notes:
-            self._job.notes.append(sentence)
+            self._job.note(sentence)
 
 
 def _heads(job: Job, policy: ChunkedLoss) -> list[torch.nn.Linear]:

@@ -12,6 +12,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from memprof.errors import PolicyError
+from memprof.policies.precision.pure import shorten_weights
 from memprof.policies.precision.scaling import LossScaling
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def apply_precision(job: Job, policy: Precision) -> None:
     dtype = DTYPES[policy.dtype]
     _refuse(job, policy)
     if policy.is_pure:
-        originals = _shorten_weights(job, dtype)
+        originals = shorten_weights(job, dtype)
         job.wrap_forward(job.model, lambda forward: _in_pure(forward, dtype, originals))
         job.notes.append(
             "precision: parameters, gradients and optimizer state are bfloat16; updates smaller than 1/256 of a weight "
@@ -139,40 +140,3 @@ def _is_container(value: Any) -> bool:
 
 def _holds_tensor(value: Any) -> bool:
     return any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(value))
-
-
-def _shorten_weights(job: Job, dtype: torch.dtype) -> list[Any]:
-    """Makes parameters, buffers, gradients and optimizer state short, each parameter staying the same object.
-
-    Returns:
-        What restores the exact values: emptied by the first forward, after which training has moved on from them.
-    """
-    model = job.model
-    if job.has_parts:
-        raise PolicyError(
-            "Parameters are divided over ranks and stay in the type they have; write bf16 instead of pure-bf16, or "
-            "cast the model in the script."
-        )
-    tensors = [t for t in (*model.parameters(), *model.buffers()) if t.dtype == torch.float32]
-    originals: list[Any] = [(tensor, tensor.data) for tensor in tensors]
-
-    def convert(wanted: torch.dtype, given: torch.dtype) -> None:
-        for tensor in tensors:
-            tensor.data = tensor.data.to(wanted)
-            if tensor.grad is not None:
-                tensor.grad.data = tensor.grad.data.to(wanted)
-        for optimizer in job.optimizers:
-            for parameter, state in optimizer.state.items():
-                for key, value in state.items():
-                    # Adam's step count is a scalar and stays: bfloat16 cannot count beyond 256.
-                    if torch.is_tensor(value) and value.dtype == given and value.shape == parameter.shape:
-                        state[key] = value.to(wanted)
-
-    def restore() -> None:
-        convert(torch.float32, dtype)
-        for tensor, data in originals:
-            tensor.data = data
-
-    convert(dtype, torch.float32)
-    job.on_undo(restore)
-    return originals

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import tempfile
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from memprof.errors import PolicyError
+from memprof.policies.forwards import outermost_layer
 from memprof.policies.job import Job
 from memprof.policies.remat.counters import Counter, ProcessorCounter, counter_of
 from memprof.policies.remat.keys import Keys
@@ -130,8 +131,9 @@ def _refuse(job: Job) -> None:
     except PolicyError:
         raise PolicyError(OVERLAP) from None
     for name, module in job.modules_named().items():
-        forward: Any = vars(module).get("forward")
-        if getattr(module, "_compiled_call_impl", None) is not None or hasattr(forward, "_torchdynamo_orig_callable"):
+        own, layer = vars(module).get("forward"), outermost_layer(module)
+        is_compiled = any(hasattr(forward, "_torchdynamo_orig_callable") for forward in (own, layer))
+        if is_compiled or getattr(module, "_compiled_call_impl", None) is not None:
             raise PolicyError(
                 f"{name or 'The model'} is compiled by torch.compile, whose operators remat does not see: leave one of "
                 "the two out, or give the compiler itself a budget with --compile."

@@ -13,6 +13,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves
 
 from memprof.errors import PolicyError
+from memprof.policies.forwards import outermost_layer
 from memprof.policies.job import Job
 from memprof.policies.own_types import OWN_TYPES
 from memprof.policies.swap.records import NEVER_CALLED, OVERLAP
@@ -229,7 +230,7 @@ def require_unhooked(root: torch.nn.Module, chosen: Iterable[torch.nn.Module]) -
     Raises:
         PolicyError: One is.
     """
-    hooked = [module for module in root.modules() if getattr(vars(module).get("forward"), _MARK, False)]
+    hooked = [module for module in root.modules() if getattr(outermost_layer(module), _MARK, False)]
     around = {id(inner): True for module in hooked for inner in module.modules()}
     inside = {id(module) for module in hooked}
     if any(id(module) in around or any(id(inner) in inside for inner in module.modules()) for module in chosen):

@@ -47,11 +47,14 @@ def swap_parameters(job: Job, names: Iterable[str], carrier: Carrier, minimum_by
         if own:
             region = _Region(own)
             job.wrap_forward(module, region.wrap)
-            for hook in (
-                module.register_state_dict_pre_hook(region.bring_in),  # type: ignore[no-untyped-call]
-                module.register_load_state_dict_pre_hook(region.bring_in),  # type: ignore[no-untyped-call]
-            ):
-                job.on_undo(hook.remove)
+            save: Any = module.register_state_dict_pre_hook(region.bring_in)  # type: ignore[no-untyped-call]
+            load: Any = module.register_load_state_dict_pre_hook(region.bring_in)  # type: ignore[no-untyped-call]
+            job.hide_hook(module, "_state_dict_pre_hooks", save)
+            job.hide_hook(module, "_load_state_dict_pre_hooks", load)
+    for module in job.model.modules():
+        own = [parameters[id(p)] for p in module.parameters(recurse=False) if id(p) in parameters]
+        if own:
+            job.before_copies(module, _Region(own).bring_in)
     everything = _Region(list(parameters.values()))
     for optimizer in job.optimizers:
         inside = [parameters[id(p)] for group in optimizer.param_groups for p in group["params"] if id(p) in parameters]

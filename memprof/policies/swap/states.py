@@ -24,6 +24,7 @@ def swap_states(job: Job, carrier: Carrier, minimum_bytes: int) -> None:
             optimizer.register_load_state_dict_pre_hook(states.bring_back),
         ):
             job.on_undo(hook.remove)
+        job.before_copies(optimizer, states.bring_back)
         job.on_undo(states.bring_back)
 
 

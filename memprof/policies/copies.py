@@ -1,0 +1,218 @@
+"""Keeps what a plan has put into a module or an optimizer out of its copies, and out of the files it is saved in."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+#: What copy and pickle look up on the object itself before its type, so that it can be answered for one object alone.
+_REDUCE = "__reduce_ex__"
+_DEEPCOPY = "__deepcopy__"
+_REPLICATE = "_replicate_for_data_parallel"
+
+#: How types of torch and of Python make the state of a copy: from the object's ``__dict__``, and nothing else.
+_USUAL_STATES = {getattr(kind, "__getstate__", None) for kind in (object, torch.nn.Module)}
+
+
+class CopyGuard:
+    """Stands in one object, and answers for it where it is copied or saved.
+
+    A copy, a file and a replica are the job's own: without the entries that a plan has put into the object's
+    ``__dict__``, with what the job had there itself, and with values that are where the job would have them. What
+    stands in ``__dict__`` is a bound method, as Python would make it: where something else than copy and pickle copies
+    the entry, it is bound to the copy, which it sees is not the object that it was made for.
+
+    Attributes:
+        owner: The module or the optimizer.
+        before: Called before a copy is made: brings in what is elsewhere.
+        changes: Change the state that a copy gets, a dict of its own.
+        told: Called when a copy is made.
+        stands_for: The type that copies have, where the plan has given the object another.
+        forward: The planned forward of a module, None where it has none.
+    """
+
+    def __init__(self, owner: Any) -> None:
+        """Puts itself in place."""
+        self.owner = owner
+        self.before: list[Callable[[], Any]] = []
+        self.changes: list[Callable[[dict[str, Any]], None]] = []
+        self.told: list[Callable[[], Any]] = []
+        self.stands_for: type[Any] | None = None
+        self.forward: Any = None
+        self._entries: list[tuple[str, Any, Any]] = []  # name, our function, and what stood there before
+        self._users = 0
+        self.put(_REDUCE, _reducing(self))
+        if hasattr(type(owner), _DEEPCOPY):
+            self.put(_DEEPCOPY, _deepcopying(self))
+        if hasattr(type(owner), _REPLICATE):
+            self.put(_REPLICATE, _replicating(self))
+
+    @staticmethod
+    def find(owner: Any) -> CopyGuard | None:
+        """Returns the guard of an object, None where it has none."""
+        function = getattr(vars(owner).get(_REDUCE), "__func__", None)
+        guard = getattr(function, "guard", None)
+        return guard if isinstance(guard, CopyGuard) and guard.owner is owner else None
+
+    @staticmethod
+    def of(owner: Any) -> CopyGuard:
+        """Returns the guard of an object, a new one where it has none; ``release`` it as often."""
+        guard = CopyGuard.find(owner) or CopyGuard(owner)
+        guard._users += 1
+        return guard
+
+    def release(self) -> None:
+        """Leaves the object as it was once nobody uses the guard any more."""
+        self._users -= 1
+        if not self._users:
+            for _, function, _ in reversed(list(self._entries)):
+                self.take(function)
+
+    def put(self, name: str, function: Any) -> None:
+        """Puts a method into the object's ``__dict__``.
+
+        Args:
+            name: Its name.
+            function: Takes the object as its first argument; it may be given another, a copy.
+        """
+        self._entries.append((name, function, vars(self.owner).get(name)))
+        vars(self.owner)[name] = types.MethodType(function, self.owner)
+
+    def take(self, function: Any) -> None:
+        """Takes a method out again, unless the job has put something else there since."""
+        entry = next(entry for entry in self._entries if entry[1] is function)
+        self._entries.remove(entry)
+        _restore(vars(self.owner), *entry)
+
+    def reduce(self, given: Any, protocol: Any) -> Any:
+        """Returns what copy and pickle make a copy of."""
+        self._prepare(given)
+        kind: Any = type(given)
+        if _is_usual(kind):
+            reduced = kind.__reduce_ex__(given, protocol)
+        else:
+            # A type with a way of its own may put what it finds in __dict__ anywhere.
+            with self._cleared(given):
+                reduced = kind.__reduce_ex__(given, protocol)
+        if not isinstance(reduced, tuple):
+            return reduced
+        parts = list(reduced)
+        if self.stands_for is not None:
+            parts[1] = tuple(self.stands_for if part is kind else part for part in parts[1])
+        if len(parts) > 2:
+            parts[2] = self._cleaned(given, parts[2])
+        return tuple(parts)
+
+    def deepcopy(self, given: Any, memo: Any) -> Any:
+        """Returns the deep copy that the object's type makes of it."""
+        self._prepare(given)
+        with self._cleared(given):
+            return type(given).__deepcopy__(given, memo)
+
+    def replicate(self, given: Any) -> Any:
+        """Returns a replica, which shares everything but what the plan has put into the object."""
+        self._prepare(given)
+        replica = type(given)._replicate_for_data_parallel(given)
+        self._clean(given, vars(replica))
+        return replica
+
+    def _prepare(self, given: Any) -> None:
+        if given is self.owner:
+            for act in (*self.before, *self.told):
+                act()
+
+    def _cleaned(self, given: Any, state: Any) -> Any:
+        """Returns a copy's state without the plan's entries: a dict, or a tuple of one and the values of slots."""
+        if isinstance(state, tuple) and state and isinstance(state[0], dict):
+            return self._cleaned(given, state[0]), *state[1:]
+        if not isinstance(state, dict):
+            return state
+        state = dict(state)
+        self._clean(given, state)
+        return state
+
+    def _clean(self, given: Any, state: dict[str, Any]) -> None:
+        self._strip(given, state)
+        if given is self.owner:
+            for change in self.changes:
+                change(state)
+
+    @contextmanager
+    def _cleared(self, given: Any) -> Iterator[None]:
+        """Leaves the object itself as copies are to be, for as long as it is copied."""
+        state = vars(given)
+        before = dict(state)
+        self._clean(given, state)
+        try:
+            yield
+        finally:
+            state.update(before)
+
+    def _strip(self, given: Any, state: dict[str, Any]) -> None:
+        """Takes the plan's entries out of a ``__dict__``, the last one first."""
+        for name, function, own in reversed(self._entries):
+            _restore(state, name, function, rebound(own, self.owner, given))
+
+
+def _is_usual(kind: Any) -> bool:
+    """Tells whether objects of a type are copied by their ``__dict__``, and nothing else."""
+    base: Any = object
+    is_reduced_so = kind.__reduce__ is base.__reduce__ and kind.__reduce_ex__ is base.__reduce_ex__
+    return is_reduced_so and getattr(kind, "__getstate__", None) in _USUAL_STATES
+
+
+def rebound(value: Any, owner: Any, given: Any) -> Any:
+    """Returns a method of one object as the same method of another; anything else as it is."""
+    if isinstance(value, types.MethodType) and value.__self__ is owner and given is not owner:
+        return types.MethodType(value.__func__, given)
+    return value
+
+
+def without_hook(place: str, key: int, state: dict[str, Any]) -> None:
+    """Leaves a hook out of the state of a copy.
+
+    Args:
+        place: Name of the dict of hooks in the state, such as ``_state_dict_pre_hooks``.
+        key: The hook's key there, ``RemovableHandle.id``.
+        state: The state.
+    """
+    if place in state:
+        state[place] = type(state[place])((number, hook) for number, hook in state[place].items() if number != key)
+
+
+def _restore(state: dict[str, Any], name: str, function: Any, own: Any) -> None:
+    if name in state and getattr(state[name], "__func__", None) is function:
+        if own is None:
+            del state[name]
+        else:
+            state[name] = own
+
+
+def _reducing(guard: CopyGuard) -> Any:
+    @functools.wraps(object.__reduce_ex__)
+    def __reduce_ex__(self: Any, protocol: Any) -> Any:  # noqa: N807 - it becomes the method of that name
+        return guard.reduce(self, protocol)
+
+    __reduce_ex__.guard = guard  # type: ignore[attr-defined]
+    return __reduce_ex__
+
+
+def _deepcopying(guard: CopyGuard) -> Any:
+    @functools.wraps(type(guard.owner).__deepcopy__)
+    def __deepcopy__(self: Any, memo: Any) -> Any:  # noqa: N807 - as above
+        return guard.deepcopy(self, memo)
+
+    return __deepcopy__
+
+
+def _replicating(guard: CopyGuard) -> Any:
+    @functools.wraps(type(guard.owner)._replicate_for_data_parallel)
+    def _replicate_for_data_parallel(self: Any) -> Any:
+        return guard.replicate(self)
+
+    return _replicate_for_data_parallel

@@ -1,0 +1,104 @@
+"""Makes the weights of a job short, and long again in its copies and in the files it is saved in."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from memprof.errors import PolicyError
+
+if TYPE_CHECKING:
+    from memprof.policies.job import Job
+
+
+def shorten_weights(job: Job, dtype: torch.dtype) -> list[Any]:
+    """Makes parameters, buffers, gradients and optimizer state short, each parameter staying the same object.
+
+    Returns:
+        What restores the exact values: emptied by the first forward, after which training has moved on from them.
+    """
+    model = job.model
+    if job.has_parts:
+        raise PolicyError(
+            "Parameters are divided over ranks and stay in the type they have; write bf16 instead of pure-bf16, or "
+            "cast the model in the script."
+        )
+    tensors = [t for t in (*model.parameters(), *model.buffers()) if t.dtype == torch.float32]
+    originals: list[Any] = [(tensor, tensor.data) for tensor in tensors]
+
+    def convert(wanted: torch.dtype, given: torch.dtype) -> None:
+        for tensor in tensors:
+            tensor.data = tensor.data.to(wanted)
+            if tensor.grad is not None:
+                tensor.grad.data = tensor.grad.data.to(wanted)
+        for optimizer in job.optimizers:
+            for parameter, state in optimizer.state.items():
+                for key, value in state.items():
+                    # Adam's step count is a scalar and stays: bfloat16 cannot count beyond 256.
+                    if torch.is_tensor(value) and value.dtype == given and value.shape == parameter.shape:
+                        state[key] = value.to(wanted)
+
+    def restore() -> None:
+        convert(torch.float32, dtype)
+        for tensor, data in originals:
+            tensor.data = data
+
+    convert(dtype, torch.float32)
+    job.on_undo(restore)
+    _lengthen_copies(job, tensors, dtype)
+    return originals
+
+
+def _lengthen_copies(job: Job, tensors: list[torch.Tensor], dtype: torch.dtype) -> None:
+    """Has copies and files hold float32 again: what takes inputs as the job makes them, and runs without a plan."""
+    longer = _Longer(tensors, dtype)
+    for module in job.model.modules():
+        job.change_copies(module, longer.change_module)
+    for optimizer in job.optimizers:
+        job.change_copies(optimizer, longer.change_optimizer)
+
+
+class _Longer:
+    """The float32 form of short tensors, one for all that share a tensor while they are copied together."""
+
+    def __init__(self, tensors: list[torch.Tensor], dtype: torch.dtype) -> None:
+        self._short = {id(tensor): tensor for tensor in tensors}
+        self._dtype = dtype
+        # Whoever copies holds them until all is copied, so that what is shared stays shared.
+        self._made: weakref.WeakValueDictionary[tuple[int, int], torch.Tensor] = weakref.WeakValueDictionary()
+
+    def change_module(self, state: dict[str, Any]) -> None:
+        """Changes the state of a copy of a module."""
+        for place in ("_parameters", "_buffers"):
+            if place in state:
+                state[place] = type(state[place])((name, self._of(each)) for name, each in state[place].items())
+
+    def change_optimizer(self, state: dict[str, Any]) -> None:
+        """Changes the state of a copy of an optimizer, whose parameters are those of the model's copy."""
+        state["param_groups"] = [
+            {**group, "params": [self._of(each) for each in group["params"]]} for group in state["param_groups"]
+        ]
+        kept = state["state"]
+        own = kept.copy()  # a defaultdict, with its factory
+        own.clear()
+        for key, values in kept.items():
+            is_ours = id(key) in self._short
+            own[self._of(key)] = {
+                name: value.float() if is_ours and torch.is_tensor(value) and value.dtype == self._dtype else value
+                for name, value in values.items()
+            }
+        state["state"] = own
+
+    def _of(self, tensor: Any) -> Any:
+        if self._short.get(id(tensor)) is not tensor or tensor is None:
+            return tensor
+        key = id(tensor), tensor._version
+        made = self._made.get(key)
+        if made is None:
+            made = tensor.detach().float()
+            if isinstance(tensor, torch.nn.Parameter):
+                made = torch.nn.Parameter(made, requires_grad=tensor.requires_grad)
+            self._made[key] = made
+        return made
