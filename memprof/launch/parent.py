@@ -121,10 +121,12 @@ def leave_like(returncode: int) -> NoReturn:
     Args:
         returncode: The job's exit status, negative for a signal.
     """
-    if returncode >= 0:
+    if returncode >= 0 and not sys.flags.inspect:
         sys.exit(returncode)
     sys.stdout.flush()
     sys.stderr.flush()
+    if returncode >= 0:
+        os._exit(returncode)  # PYTHONINSPECT is meant for the job; sys.exit would begin a session here, too
     # The job has left its core; one of memprof's would replace it.
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     if -returncode != signal.SIGKILL:

@@ -13,6 +13,9 @@ from pathlib import Path
 
 from memprof.errors import MemprofError, UsageError
 
+#: In place of a script: Python reads the program from its standard input.
+STDIN = "-"
+
 
 class CannotStartError(MemprofError):
     """The recording cannot begin, through no fault of the job's."""
@@ -47,6 +50,8 @@ class Target:
     @property
     def stem(self) -> str:
         """The name without folder and suffix, for the default output file."""
+        if self.name == STDIN:
+            return "stdin"
         return Path(self.name).name.removesuffix(".py") or "job"
 
 
@@ -54,7 +59,7 @@ def find_script(words: Sequence[str], verb: str = "record") -> Target:
     """Builds the job ``python script.py arguments``.
 
     Args:
-        words: The script and its arguments.
+        words: The script and its arguments; ``-`` for a program on standard input.
         verb: The verb it is for, for sentences.
 
     Raises:
@@ -64,7 +69,7 @@ def find_script(words: Sequence[str], verb: str = "record") -> Target:
     script = words[0]
     try:
         # Python runs a folder or a zip archive with a __main__.py too.
-        if not os.path.isdir(script):
+        if script != STDIN and not os.path.isdir(script):
             with open(script, "rb"):
                 pass
     except PermissionError:

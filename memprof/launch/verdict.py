@@ -190,6 +190,8 @@ def _why_nothing(spool: Path, target: str) -> str:
         message = next((line.strip() for line in reversed(lines) if line.strip()), "")
         if message:
             return f"the recorder could not start in {target}: {message}"
+    if not spool.is_dir():
+        return f"{spool}, to which recorders write, was removed while {target} ran"
     if not (spool / "python-started").exists():
         return (
             f"{target} ran in no Python that takes the recorder in. "

@@ -10,6 +10,8 @@ from typing import Any
 
 from memprof.trace.spool import COLUMNS, SpoolWriter
 
+#: Bound now: a job may put one of its own in the place of the builtin, and count.
+_open = open
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
 
@@ -85,7 +87,7 @@ class RawLog:
     def sample_rss(self) -> None:
         """Logs the process's resident memory, where the system tells it."""
         try:
-            with open("/proc/self/statm", "rb") as statm:  # noqa: PTH123 - in the hot path of a job
+            with _open("/proc/self/statm", "rb") as statm:
                 pages = int(statm.read().split()[1])
         except OSError:
             return

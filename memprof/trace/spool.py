@@ -11,6 +11,7 @@ payload: int64 rows for the streams in ``COLUMNS``, JSON for every other.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import struct
@@ -149,10 +150,20 @@ _MAGIC = b"MPF1"
 _HEADER = struct.Struct("<4sHIIH")  # magic, name length, payload length, payload crc, reserved
 
 
+#: Below this number is the recording's descriptor, among the last few of those that the job may have.
+_HIGHEST_DESCRIPTOR = 1024
+_HIGH_DESCRIPTORS = 16
+
+
 class SpoolWriter:
     """Appends frames to a process's recording.
 
     Every frame goes to the operating system in one write, so a killed process loses at most the frame under way.
+
+    The job shares the table of descriptors. Its own files get the numbers that they would have without the
+    recording, whose descriptor is a high one. A job may close all that it finds, as a daemon does, and open files of
+    its own under the same numbers: before each write the descriptor is compared with the file, and the file is opened
+    again where it is another.
     """
 
     def __init__(self, folder: str | os.PathLike[str], *, is_new: bool = True) -> None:
@@ -168,9 +179,10 @@ class SpoolWriter:
         self.folder = Path(folder)
         if is_new:
             self.folder.mkdir(parents=True, exist_ok=True)
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | (os.O_CREAT | os.O_EXCL if is_new else 0)
-        self._file = os.open(self.folder / FILE_NAME, flags, 0o644)
-        self._end = os.fstat(self._file).st_size
+        self._file = self._open(os.O_CREAT | os.O_EXCL if is_new else 0)
+        status = os.fstat(self._file)
+        self._identity = status.st_dev, status.st_ino
+        self._end = status.st_size
 
     def write_rows(self, stream: str, rows: array[int]) -> None:
         """Appends int64 rows, one after the other, to a stream named in ``COLUMNS``."""
@@ -185,21 +197,67 @@ class SpoolWriter:
 
     def close(self) -> None:
         """Closes the file; the writer cannot be used again."""
-        if self._file >= 0:
+        if self._is_ours():
             os.close(self._file)
-            self._file = -1
+        self._file = -1
+
+    def _open(self, flags: int) -> int:
+        """Opens the file under a number that the job's own files do not reach, where one is free."""
+        file = os.open(self.folder / FILE_NAME, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | flags, 0o644)
+        try:
+            import fcntl  # at use: recordings are read on systems without it
+
+            high = fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, _first_high_descriptor())
+        except (ImportError, OSError):  # the job may have no more open than it has
+            return file
+        os.close(file)
+        return high
+
+    def _is_ours(self) -> bool:
+        """Whether the descriptor is still the recording's."""
+        try:
+            status = os.fstat(self._file)
+        except OSError:
+            return False  # closed, by the job or by `close`
+        return (status.st_dev, status.st_ino) == self._identity
+
+    def _descriptor(self) -> int:
+        """Returns the descriptor to write to, a new one where the job has closed the old.
+
+        Raises:
+            OSError: The file is gone, cannot be opened again, or the writer was closed.
+        """
+        if self._file < 0:
+            raise OSError(errno.EBADF, "the recording is closed", str(self.folder))
+        if not self._is_ours():
+            self._file = self._open(0)
+            if not self._is_ours():
+                os.close(self._file)
+                self._file = -1
+                raise FileNotFoundError(errno.ENOENT, "the recording was replaced by another file", str(self.folder))
+        return self._file
 
     def _write(self, stream: str, payload: bytes) -> None:
         name = stream.encode()
         frame = _HEADER.pack(_MAGIC, len(name), len(payload), zlib.crc32(name + payload), 0) + name + payload
         view = memoryview(frame)
+        file = self._descriptor()
         try:
             while view:
-                view = view[os.write(self._file, view) :]
+                view = view[os.write(file, view) :]
         except OSError:
-            os.ftruncate(self._file, self._end)  # a full disk must not leave half a frame before later ones
+            os.ftruncate(file, self._end)  # a full disk must not leave half a frame before later ones
             raise
         self._end += len(frame)
+
+
+def _first_high_descriptor() -> int:
+    """Returns from where on to look for a number for the recording's descriptor."""
+    limit = os.sysconf("SC_OPEN_MAX")  # the soft limit as it is now, or -1 without one
+    return (
+        max(min(limit, _HIGHEST_DESCRIPTOR) if limit > 0 else _HIGHEST_DESCRIPTOR, _HIGH_DESCRIPTORS)
+        - _HIGH_DESCRIPTORS
+    )
 
 
 @dataclass

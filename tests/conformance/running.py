@@ -1,26 +1,59 @@
-"""Runs one program twice, plain and under ``memprof record``, and keeps everything that can be seen of each run."""
+"""Runs one program plain and under memprof, in any mode, and keeps everything that can be seen of each run."""
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 SCRIPTS = Path(__file__).parent / "scripts"
+#: Options of the window that a mode without one of its own records.
 WINDOW = ("--skip", "1", "--steps", "2")
+#: The modes of recording, each with its options.
+MODES: Mapping[str, tuple[str, ...]] = {
+    "record": WINDOW,
+    "light": ("--light",),
+    "dry-run": ("--dry-run", *WINDOW),
+    "remat": ("--remat", "1GiB", *WINDOW),
+}
+#: Every step of a program that does many things in turn.
+ALL_STEPS = ("--skip", "0", "--steps", "100000")
 # -P: the job's folder must not be able to shadow memprof. It concerns the parent alone.
-MEMPROF = (sys.executable, "-P", "-m", "memprof.cli.main", "record", "-q", "-o", "run.memprof", *WINDOW)
+_MEMPROF = (sys.executable, "-P", "-m", "memprof.cli.main", "record", "-q")
 TIMEOUT_S = 120
 #: Where bash puts the first process substitution.
 DESCRIPTOR = 63
 
 #: What differs from one process to the next, whoever starts it.
 _CHANCE = re.compile(rb"0x[0-9a-f]{6,}|(?<=\(pid\(s\) )[\d, ]+|(?<=\(pid )\d+")
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to run.
+
+    Attributes:
+        words: What to type after ``python`` or after ``memprof record``; a command where they start with ``--``.
+        shell: A line for ``sh`` instead, in which ``{run}`` stands for ``python`` or ``memprof record``, ``{command}``
+            for nothing or ``memprof record --``, and ``{python}`` for this Python.
+        stdin: What to type into it.
+        environment: Variables to set.
+        descriptor: What to offer on ``DESCRIPTOR``, as a shell's process substitution does.
+        programs: Folders whose content lies in the folder it runs in.
+    """
+
+    words: tuple[str, ...] = ()
+    shell: str = ""
+    stdin: bytes = b""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    descriptor: bytes | None = None
+    programs: tuple[Path, ...] = (SCRIPTS,)
 
 
 @dataclass(frozen=True)
@@ -40,36 +73,69 @@ class Outcome:
     files: Mapping[str, bytes]
 
 
-def run_both(
-    folder: Path,
-    words: tuple[str, ...],
-    *,
-    stdin: bytes = b"",
-    environment: Mapping[str, str] | None = None,
-    descriptor: bytes | None = None,
-) -> tuple[Outcome, Outcome]:
-    """Runs a program plain and recorded, at the same time, each in a copy of the scripts folder.
+@dataclass(frozen=True)
+class Running:
+    """A run under way.
+
+    Attributes:
+        job: What runs.
+        folder: Where it runs.
+        process: Its first process.
+    """
+
+    job: Job
+    folder: Path
+    process: subprocess.Popen[bytes]
+
+    def finish(self) -> Outcome:
+        """Waits for its end, and that of all who hold its output."""
+        try:
+            stdout, stderr = self.process.communicate(self.job.stdin, timeout=TIMEOUT_S)
+        finally:
+            self.process.kill()
+        clean = (_without_chance(text, self.folder) for text in (stdout, stderr))
+        return Outcome(self.process.returncode, *clean, _files(self.folder))
+
+
+def start_plain(folder: Path, job: Job) -> Running:
+    """Starts a job as it is, in a new folder."""
+    if job.shell:
+        line = job.shell.format(run=shlex.quote(sys.executable), command="", python=shlex.quote(sys.executable))
+        return _start(folder, job, ("sh", "-c", line))
+    return _start(folder, job, job.words[1:] if job.words[0] == "--" else (sys.executable, *job.words))
+
+
+def start_under(folder: Path, job: Job, recording: Path, options: tuple[str, ...]) -> Running:
+    """Starts a job under ``memprof record``, in a new folder.
 
     Args:
-        folder: An empty folder.
-        words: What to type after ``python`` or after ``memprof record``; a command where they start with ``--``.
-        stdin: What to type into it.
-        environment: Variables to set for both.
-        descriptor: What to offer on ``DESCRIPTOR``, as a shell's process substitution does.
+        folder: Where it runs.
+        job: What to run.
+        recording: Where to record; outside the folder, so that a job may remove or protect that.
+        options: More options of ``memprof record``.
+    """
+    memprof = (*_MEMPROF, "-o", str(recording), *options)
+    if job.shell:
+        run = shlex.join(memprof)
+        line = job.shell.format(run=run, command=f"{run} --", python=shlex.quote(sys.executable))
+        return _start(folder, job, ("sh", "-c", line))
+    return _start(folder, job, (*memprof, *job.words))
+
+
+def run_both(folder: Path, job: Job, options: tuple[str, ...] = WINDOW) -> tuple[Outcome, Outcome]:
+    """Runs a job plain and recorded, at the same time.
+
+    Args:
+        folder: An empty folder; the recording is ``run.memprof`` in it.
+        job: What to run.
+        options: More options of ``memprof record``.
 
     Returns:
         The plain run and the recorded one.
     """
-    started = [
-        _start(folder / name, command, environment or {}, descriptor)
-        for name, command in (("plain", _plain(words)), ("recorded", (*MEMPROF, *words)))
-    ]
-    plain, recorded = (_finish(folder / name, *processes, stdin) for name, processes in started)
-    return plain, recorded
-
-
-def _plain(words: tuple[str, ...]) -> tuple[str, ...]:
-    return words[1:] if words[0] == "--" else (sys.executable, *words)
+    plain = start_plain(folder / "plain" / "job", job)
+    under = start_under(folder / "recorded" / "job", job, folder / "run.memprof", options)
+    return plain.finish(), under.finish()
 
 
 def command(*words: str) -> tuple[str, ...]:
@@ -77,40 +143,31 @@ def command(*words: str) -> tuple[str, ...]:
     return ("--", sys.executable, *words)
 
 
-def _start(
-    folder: Path, command: tuple[str, ...], environment: Mapping[str, str], descriptor: bytes | None
-) -> tuple[str, tuple[subprocess.Popen[bytes]]]:
-    shutil.copytree(SCRIPTS, folder, ignore=shutil.ignore_patterns("__pycache__"))
+def _start(folder: Path, job: Job, arguments: tuple[str, ...]) -> Running:
+    for programs in job.programs:
+        shutil.copytree(programs, folder, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
     variables = {key: value for key, value in os.environ.items() if not key.startswith(("MEMPROF_", "PYTHON"))}
-    if descriptor is not None:
+    if job.descriptor is not None:
         reading, writing = os.pipe()
-        os.write(writing, descriptor)
+        os.write(writing, job.descriptor)
         os.close(writing)
         os.dup2(reading, DESCRIPTOR)
         os.close(reading)
     process = subprocess.Popen(
-        command,
+        arguments,
         cwd=folder,
         # Kineto's chatter on stderr is silenced in recorded jobs, on purpose (docs/record.md).
-        env={**variables, "KINETO_LOG_LEVEL": "9", "PYTHONHASHSEED": "0", **environment},
+        env={**variables, "KINETO_LOG_LEVEL": "9", "PYTHONHASHSEED": "0", **job.environment},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        pass_fds=() if descriptor is None else (DESCRIPTOR,),
+        pass_fds=() if job.descriptor is None else (DESCRIPTOR,),
         # As from an interactive shell, and so that a script may signal its process group.
         start_new_session=True,
     )
-    if descriptor is not None:
+    if job.descriptor is not None:
         os.close(DESCRIPTOR)
-    return folder.name, (process,)
-
-
-def _finish(folder: Path, process: subprocess.Popen[bytes], stdin: bytes) -> Outcome:
-    try:
-        stdout, stderr = process.communicate(stdin, timeout=TIMEOUT_S)
-    finally:
-        process.kill()
-    return Outcome(process.returncode, _without_chance(stdout, folder), _without_chance(stderr, folder), _files(folder))
+    return Running(job, folder, process)
 
 
 def _without_chance(text: bytes, folder: Path) -> bytes:
@@ -118,8 +175,14 @@ def _without_chance(text: bytes, folder: Path) -> bytes:
 
 
 def _files(folder: Path) -> dict[str, bytes]:
-    return {
-        str(path.relative_to(folder)): b"" if path.suffix == ".pyc" else _without_chance(path.read_bytes(), folder)
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.name != "run.memprof"
-    }
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    return {_name(path, folder): b"" if path.suffix == ".pyc" else _content(path, folder) for path in files}
+
+
+def _name(path: Path, folder: Path) -> str:
+    # Compiled files may lie under the whole path of what they were compiled from.
+    return str(path.relative_to(folder)).replace(str(folder).lstrip("/"), "<folder>")
+
+
+def _content(path: Path, folder: Path) -> bytes:
+    return _without_chance(path.read_bytes(), folder)

@@ -12,7 +12,7 @@ import pytest
 
 from memprof.trace.schema import Ops
 from memprof.trace.store import Trace
-from tests.conformance.running import command, run_both
+from tests.conformance.running import Job, command, run_both
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,11 @@ class Case:
     stdin: bytes = b""
     environment: dict[str, str] = field(default_factory=dict)
     descriptor: bytes | None = None
+
+    @property
+    def job(self) -> Job:
+        """What to run."""
+        return Job(self.words, stdin=self.stdin, environment=self.environment, descriptor=self.descriptor)
 
     def __str__(self) -> str:
         """Names the case in pytest's output."""
@@ -229,16 +234,14 @@ def _marked(case: Case) -> Any:
 @pytest.mark.parametrize("case", [_marked(case) for case in CASES])
 def test_behaves_as_without_memprof(case: Case, tmp_path: Path) -> None:
     """Exit status or signal, stdout, stderr and files are those of the plain run, byte for byte."""
-    without, under = run_both(
-        tmp_path, case.words, stdin=case.stdin, environment=case.environment, descriptor=case.descriptor
-    )
+    without, under = run_both(tmp_path, case.job)
     assert without.returncode == case.returncode, without.stderr.decode()
     assert under.stderr.decode(errors="replace") == without.stderr.decode(errors="replace")
     assert under.stdout.decode(errors="replace") == without.stdout.decode(errors="replace")
     assert sorted(under.files) == sorted(without.files)
     assert [name for name, content in under.files.items() if content != without.files[name]] == []
     assert under.returncode == without.returncode
-    recording = tmp_path / "recorded" / "run.memprof"
+    recording = tmp_path / "run.memprof"
     assert recording.exists() == case.is_recorded
     if case.is_recorded:
         assert len(Trace.open(recording).table(Ops))

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.conformance import running
+from tests.conformance.running import MODES, run_both
 from tests.conformance.test_conformance import CASES, Case
 
-_LIGHT = (sys.executable, "-P", "-m", "memprof.cli.main", "record", "-q", "-o", "run.memprof", "--light")
 #: Where a light recording does something of its own inside the job: hooks, sessions, threads, forks, its end.
 #: Of these, what `make test` runs; the others are left to `make test-all`.
 _QUICK = ("fails_in_backward.py hook", "forks.py")
@@ -39,12 +37,9 @@ def _marked(case: Case) -> Any:
 @pytest.mark.parametrize(
     "case", [_marked(case) for case in CASES if any(name in " ".join(case.words) for name in _NAMES)]
 )
-def test_behaves_as_without_memprof(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_behaves_as_without_memprof(case: Case, tmp_path: Path) -> None:
     """Exit status or signal, stdout, stderr and files are those of the plain run, byte for byte."""
-    monkeypatch.setattr(running, "MEMPROF", _LIGHT)
-    without, under = running.run_both(
-        tmp_path, case.words, stdin=case.stdin, environment=case.environment, descriptor=case.descriptor
-    )
+    without, under = run_both(tmp_path, case.job, MODES["light"])
     assert under.stderr.decode(errors="replace") == without.stderr.decode(errors="replace")
     assert under.stdout.decode(errors="replace") == without.stdout.decode(errors="replace")
     assert under == without

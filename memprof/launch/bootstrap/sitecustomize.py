@@ -108,9 +108,16 @@ def start_recorder() -> None:
     settings["spool"] = os.environ["MEMPROF_SPOOL"]
     if sys.version_info[:2] < (3, 11):
         raise RuntimeError("memprof records under Python 3.11 or newer; this is Python " + sys.version.split()[0])
-    load_memprof(os.environ["MEMPROF_PACKAGE"])
+    has_own_cache = getattr(sys, "pycache_prefix", None) is not None
+    writes_no_bytecode = sys.dont_write_bytecode
+    # Where compiled files go to a folder of the job's choice, ours must not lie among its own.
+    sys.dont_write_bytecode = writes_no_bytecode or has_own_cache
+    try:
+        load_memprof(os.environ["MEMPROF_PACKAGE"])
 
-    from memprof.launch.child import install
+        from memprof.launch.child import install
+    finally:
+        sys.dont_write_bytecode = writes_no_bytecode
 
     install(settings)
 
@@ -144,10 +151,27 @@ def load_memprof(folder: str) -> None:
         raise
 
 
+def leave_cache() -> None:
+    """Removes what Python compiled of this file into a folder of the job's choice, and folders made for that alone."""
+    prefix = getattr(sys, "pycache_prefix", None)
+    if prefix is None:
+        return
+    try:
+        os.unlink(__cached__)
+        folder = os.path.dirname(__cached__)
+        while len(folder) > len(os.path.abspath(prefix)):
+            os.rmdir(folder)
+            folder = os.path.dirname(folder)
+    except (NameError, OSError):
+        # Python wrote none, or the folder holds more.
+        pass
+
+
 def start() -> None:
     """Takes this folder off the job's sys.path and begins to wait for torch."""
     sys.path[:] = [entry for entry in sys.path if entry != HERE]
     sys.path_importer_cache.pop(HERE, None)
+    leave_cache()
     # Without a spool this process only inherited PYTHONPATH: nobody records it.
     if not os.path.isdir(os.environ.get("MEMPROF_SPOOL", "")):
         return

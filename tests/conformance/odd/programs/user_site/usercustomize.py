@@ -1,0 +1,6 @@
+"""Of the job alone: memprof's own interpreter runs it, too."""
+
+import sys
+
+if sys.argv[0].startswith("surr"):
+    print(__file__[-20:])

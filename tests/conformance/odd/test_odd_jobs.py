@@ -1,0 +1,108 @@
+"""Odd but legal jobs behave under every mode of ``memprof record`` as they do without it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conformance.odd.interpreters import INTERPRETERS
+from tests.conformance.odd.jobs import OddJob, names_of
+from tests.conformance.odd.processes import PROCESSES
+from tests.conformance.odd.surroundings import SURROUNDINGS
+from tests.conformance.odd.training import TRAINING
+from tests.conformance.running import MODES, Outcome, start_plain, start_under
+
+JOBS = [*PROCESSES, *INTERPRETERS, *SURROUNDINGS, *TRAINING]
+#: What `make test` runs, and in which modes: one of each kind, most of them without torch. `make test-all` runs every
+#: job in every mode.
+QUICK: dict[str, tuple[str, ...]] = {
+    "signals timer": ("record",),
+    "signals waits": ("record",),
+    "signals wakes_up": ("record",),
+    "signals inherited": ("record",),
+    "signals own_group": ("record",),
+    "exits exits_with_subclass": ("record",),
+    "exits leaves_in_thread": ("record",),
+    "exits at_exit": ("record",),
+    "exits finalizers": ("record",),
+    "exits except_hook_exits": ("record",),
+    "children daemonises": ("record",),
+    "children execs_itself": ("record", "dry-run"),
+    "children empty_environment": ("record",),
+    "children own_descriptors": ("record",),
+    "children forkserver": ("record",),
+    "python -I": ("record", "remat"),
+    "python -X with values": ("record",),
+    "a program on standard input": ("record",),
+    "compiled files elsewhere": ("record",),
+    "zipped programs": ("record",),
+    "a package and its parts": ("record",),
+    "a name with a newline": ("record",),
+    "all streams closed": ("record",),
+    "a pipe that nobody reads": ("record",),
+    "sitecustomize that ends Python": ("record", "light"),
+    "no environment": ("record",),
+    "surroundings closes_descriptors": ("record", "light"),
+}
+
+
+@pytest.mark.parametrize(
+    ("odd", "mode"),
+    [pytest.param(job, mode, id=f"{job.name}-{mode}") for job in JOBS for mode in QUICK.get(job.name, ())],
+)
+def test_is_as_without_memprof(odd: OddJob, mode: str, tmp_path: Path) -> None:
+    """Exit status or signal, stdout, stderr and files are those of the plain run; a dry run ends in order."""
+    plain = start_plain(tmp_path / "plain" / "job", odd.job)
+    under = start_under(tmp_path / mode / "job", odd.job, tmp_path / "run.memprof", odd.options(mode))
+    assert differences(odd, mode, plain.finish(), under.finish()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("odd", [pytest.param(job, id=job.name) for job in JOBS])
+def test_is_as_without_memprof_in_every_mode(odd: OddJob, tmp_path: Path) -> None:
+    """One plain run is compared with each mode."""
+    plain = start_plain(tmp_path / "plain" / "job", odd.job).finish()
+    found: dict[str, list[str]] = {}
+    for mode in MODES:
+        recording = tmp_path / f"{mode}.memprof"
+        under = start_under(tmp_path / mode / "job", odd.job, recording, odd.options(mode)).finish()
+        found[mode] = differences(odd, mode, plain, under)
+    assert found == {mode: [] for mode in MODES}
+
+
+def test_covers_a_hundred_jobs() -> None:
+    """There are at least a hundred of them, each named once, and those that `make test` runs are among them."""
+    names = names_of(JOBS)
+    assert len(names) == len(set(names)) >= 100
+    assert set(QUICK) <= {job.name for job in JOBS}
+
+
+def differences(odd: OddJob, mode: str, plain: Outcome, under: Outcome) -> list[str]:
+    """Lists what is not as in the plain run, each in a line or two.
+
+    In a dry run nothing is computed, so only how it ends is compared: where the plain run passes, so does it, or it is
+    refused in a sentence.
+    """
+    assert plain.returncode == odd.status, plain.stderr.decode(errors="replace")
+    if mode == "dry-run":
+        is_refused = under.returncode == 2 and under.stderr.startswith(b"memprof: ")
+        return [] if under.returncode == odd.status or odd.status or is_refused else [_shown("status", plain, under)]
+    stderr = under.stderr if mode != "remat" else _without_sentences(under.stderr)
+    pairs: tuple[tuple[str, Any, Any], ...] = (
+        ("status", plain.returncode, under.returncode),
+        ("stdout", plain.stdout, under.stdout),
+        ("stderr", plain.stderr, stderr),
+        *((f"file {name}", plain.files.get(name), under.files.get(name)) for name in plain.files | under.files),
+    )
+    return [f"{what}: {expected!r}, but {found!r}" for what, expected, found in pairs if expected != found]
+
+
+def _shown(what: str, plain: Outcome, under: Outcome) -> str:
+    return f"{what}: {plain.returncode}, but {under.returncode}: {under.stderr.decode(errors='replace')}"
+
+
+def _without_sentences(stderr: bytes) -> bytes:
+    """Leaves out what memprof says of its plan even where it is to be quiet: that it applies to no model."""
+    return b"".join(line for line in stderr.splitlines(keepends=True) if not line.startswith(b"memprof: "))
