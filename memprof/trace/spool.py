@@ -231,7 +231,8 @@ class SpoolWriter:
             raise OSError(errno.EBADF, "the recording is closed", str(self.folder))
         if not self._is_ours():
             self._file = self._open(0)
-            if not self._is_ours():
+            # The number of a file that was removed is another's soon.
+            if not self._is_ours() or os.fstat(self._file).st_size != self._end:
                 os.close(self._file)
                 self._file = -1
                 raise FileNotFoundError(errno.ENOENT, "the recording was replaced by another file", str(self.folder))

@@ -53,6 +53,13 @@ def test_folder_and_archive_are_scripts(folder: Path) -> None:
     assert find_target((str(folder),), is_module=False, is_command=False).arguments[1] == str(folder)
 
 
+def test_program_on_standard_input() -> None:
+    """A single dash is no file: Python reads the program, and its recording is named after where that came from."""
+    target = find_target(("-", "one"), is_module=False, is_command=False)
+    assert target.arguments == (sys.executable, "-", "one")
+    assert target.stem == "stdin"
+
+
 def test_missing_script_is_not_found() -> None:
     """Exit code 127, before anything runs."""
     with pytest.raises(NotFoundError, match=r"no script absent\.py") as error:

@@ -52,6 +52,15 @@ def test_fault_of_the_recorder_is_told(tmp_path: Path, log: str) -> None:
     )
 
 
+def test_a_job_that_removed_the_recorders_folder(tmp_path: Path) -> None:
+    """The reason names the folder, and blames no interpreter."""
+    sentence = describe_nothing(tmp_path / "run.memprof.spool", "train.py", 0).sentence
+    assert sentence == (
+        f"nothing was recorded: {tmp_path}/run.memprof.spool, to which recorders write, was removed while train.py ran "
+        "(it ended with status 0)."
+    )
+
+
 def test_verdict_on_the_terminal() -> None:
     """Each line carries memprof's name, so that it is told from the job's own output."""
     assert str(Verdict("a", "memprof report b")) == "memprof: a\nmemprof: next: memprof report b"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import subprocess
@@ -124,6 +125,69 @@ def test_only_whole_rows_are_written(tmp_path: Path) -> None:
         writer.write_rows("events", array("q", [1, 2, 3, 4, 5]))
     writer.write_rows("events", array("q"))
     assert (tmp_path / FILE_NAME).read_bytes() == b""
+
+
+def descriptors_of(path: Path) -> list[int]:
+    """Lists this process's descriptors of a file."""
+    found = []
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # the one of the listing itself is closed by now
+            if os.path.samestat(os.fstat(int(entry.name)), path.stat()):
+                found.append(int(entry.name))
+    return found
+
+
+def test_the_job_may_close_every_descriptor(tmp_path: Path) -> None:
+    """What is written afterwards goes to the recording, and nothing to the job's file of the same number."""
+    writer = SpoolWriter(tmp_path / "recording")
+    write(writer, *FRAMES[0])
+    (number,) = descriptors_of(tmp_path / "recording" / FILE_NAME)
+    own = os.open(tmp_path / "own.txt", os.O_WRONLY | os.O_CREAT)
+    os.dup2(own, number)
+    write(writer, *FRAMES[1])
+    writer.close()
+    assert (tmp_path / "own.txt").read_bytes() == b""
+    assert os.write(number, b"mine") == 4
+    os.close(number)
+    os.close(own)
+    assert holds(read_spool(tmp_path / "recording"), 2)
+
+
+def test_closing_leaves_a_descriptor_that_is_the_jobs(tmp_path: Path) -> None:
+    """A writer whose descriptor the job took closes nothing, and is closed all the same."""
+    writer = SpoolWriter(tmp_path / "recording")
+    (number,) = descriptors_of(tmp_path / "recording" / FILE_NAME)
+    own = os.open(tmp_path / "own.txt", os.O_WRONLY | os.O_CREAT)
+    os.dup2(own, number)
+    writer.close()
+    assert os.write(number, b"mine") == 4
+    os.close(number)
+    os.close(own)
+    with pytest.raises(OSError, match="closed"):
+        write(writer, *FRAMES[0])
+
+
+def test_a_recording_that_was_replaced_is_not_written_to(tmp_path: Path) -> None:
+    """Where the job closed the descriptor and another file has the recording's name, that file stays as it is."""
+    writer = SpoolWriter(tmp_path)
+    (number,) = descriptors_of(tmp_path / FILE_NAME)
+    os.close(number)
+    (tmp_path / FILE_NAME).unlink()
+    (tmp_path / FILE_NAME).write_bytes(b"theirs")
+    with pytest.raises(FileNotFoundError, match="replaced"):
+        write(writer, *FRAMES[0])
+    assert (tmp_path / FILE_NAME).read_bytes() == b"theirs"
+
+
+def test_the_jobs_descriptors_have_the_numbers_they_would_have(tmp_path: Path) -> None:
+    """The first number that was free before a recording is free while it goes on."""
+    free = os.open(os.devnull, os.O_RDONLY)
+    os.close(free)
+    writer = SpoolWriter(tmp_path)
+    again = os.open(os.devnull, os.O_RDONLY)
+    os.close(again)
+    writer.close()
+    assert again == free
 
 
 @pytest.mark.parametrize("written", [0, 1, 17, 40])

@@ -154,15 +154,16 @@ def load_memprof(folder: str) -> None:
 def leave_cache() -> None:
     """Removes what Python compiled of this file into a folder of the job's choice, and folders made for that alone."""
     prefix = getattr(sys, "pycache_prefix", None)
-    if prefix is None:
+    compiled = globals().get("__cached__")
+    if prefix is None or compiled is None:
         return
     try:
-        os.unlink(__cached__)
-        folder = os.path.dirname(__cached__)
+        os.unlink(compiled)
+        folder = os.path.dirname(compiled)
         while len(folder) > len(os.path.abspath(prefix)):
             os.rmdir(folder)
             folder = os.path.dirname(folder)
-    except (NameError, OSError):
+    except OSError:
         # Python wrote none, or the folder holds more.
         pass
 
