@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial, wraps
 from typing import Any
 
@@ -14,6 +14,9 @@ from memprof.policies.forwards import PlannedForward
 
 #: What has values of the job's in it, and is copied and saved by scripts.
 Owner = torch.nn.Module | torch.optim.Optimizer
+
+#: What is around the update of one parameter.
+Around = Callable[[torch.Tensor], AbstractContextManager[None]]
 
 #: What the user reads when a model under a plan is copied or saved.
 COPIED = (
@@ -38,6 +41,7 @@ class Job:
         self.optimizers = list(optimizers)
         self.notes: list[str] = []
         self.on_note: Callable[[str], Any] | None = None
+        self._around_updates: list[tuple[torch.optim.Optimizer, Around]] = []
         self._guards: dict[int, CopyGuard] = {}
         self._undo = ExitStack()
 
@@ -137,6 +141,19 @@ class Job:
         before = self.guard(owner).before
         before.append(action)
         self.on_undo(partial(before.remove, action))
+
+    def put_around_updates(self, optimizer: torch.optim.Optimizer, around: Around) -> None:
+        """Notes what has to be around the update of one parameter where it is updated by itself, without ``step``."""
+        self._around_updates.append((optimizer, around))
+
+    @contextmanager
+    def around_update(self, optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> Iterator[None]:
+        """Is put around the update of one parameter by itself."""
+        with ExitStack() as stack:
+            for owner, around in self._around_updates:
+                if owner is optimizer:
+                    stack.enter_context(around(parameter))
+            yield
 
     def note(self, sentence: str) -> None:
         """Adds a sentence for the user, once; recordings that are under way say it, too."""

@@ -132,7 +132,7 @@ class _InBackward:
                 for parameter in group["params"]:
                     if parameter.requires_grad:
                         self._watched.add(id(parameter))
-                        hook = self._hook(one, number)
+                        hook = self._hook(job, one, number)
                         job.on_undo(parameter.register_post_accumulate_grad_hook(hook).remove)
             job.on_undo(one.optimizer.register_step_pre_hook(self._before_step(one)).remove)
             job.on_undo(one.optimizer.register_step_post_hook(self._after_step(one)).remove)
@@ -140,7 +140,7 @@ class _InBackward:
             self._refuse_clipping(job, name)
         self._refuse_scaling(job)
 
-    def _hook(self, one: Updates, number: int) -> Callable[[torch.Tensor], None]:
+    def _hook(self, job: Job, one: Updates, number: int) -> Callable[[torch.Tensor], None]:
         def update(parameter: torch.Tensor) -> None:
             if id(parameter) in self._updated:
                 raise PolicyError(
@@ -150,7 +150,8 @@ class _InBackward:
             if id(one) not in self._settings:
                 self._settings[id(one)] = _settings(one.optimizer)
             self._updated.add(id(parameter))
-            one.single(number, parameter)
+            with one.lock, job.around_update(one.optimizer, parameter):
+                one.single(number, parameter)
             parameter.grad = None
 
         return update

@@ -25,14 +25,19 @@ _EIGHT_BIT = (
 
 
 class Updates:
-    """The updates of one optimizer, through its own step, state and parameter groups."""
+    """The updates of one optimizer, through its own step, state and parameter groups.
+
+    Attributes:
+        optimizer: The optimizer.
+        lock: Held while a parameter is updated.
+    """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         """Takes the optimizer; changes nothing."""
         self.optimizer = optimizer
         self._stepping = optimizer
         self._step = unhooked_step(optimizer)  # taken now: the optimizer's own may be replaced
-        self._lock = threading.RLock()  # backward runs a thread for each device
+        self.lock = threading.RLock()  # backward runs a thread for each device
 
     def prepare(self, job: Job) -> None:
         """Puts itself in the place of the optimizer's step, where it must."""
@@ -47,7 +52,7 @@ class Updates:
     def single(self, number: int, parameter: torch.Tensor) -> None:
         """Updates one parameter of a group, by the number of the group."""
         optimizer = self._stepping
-        with self._lock:
+        with self.lock:
             groups = optimizer.param_groups
             group = groups[number]
             parameters = group["params"]
@@ -81,7 +86,7 @@ class HostUpdates(Updates):
 
     def single(self, number: int, parameter: torch.Tensor) -> None:
         """Brings a parameter's state, updates it, and sends its state back."""
-        with self._lock:
+        with self.lock:
             homes = self._bring(parameter)
             try:
                 super().single(number, parameter)

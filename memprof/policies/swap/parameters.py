@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -57,10 +58,12 @@ def swap_parameters(job: Job, names: Iterable[str], carrier: Carrier, minimum_by
             job.before_copies(module, _Region(own).bring_in)
     everything = _Region(list(parameters.values()))
     for optimizer in job.optimizers:
-        inside = [parameters[id(p)] for group in optimizer.param_groups for p in group["params"] if id(p) in parameters]
-        region = _Region(inside)
-        job.on_undo(optimizer.register_step_pre_hook(region.pin).remove)
-        job.on_undo(optimizer.register_step_post_hook(region.unpin).remove)
+        updates = _Updates(
+            [parameters[id(p)] for group in optimizer.param_groups for p in group["params"] if id(p) in parameters]
+        )
+        job.on_undo(optimizer.register_step_pre_hook(updates.before_step).remove)
+        job.on_undo(optimizer.register_step_post_hook(updates.after_step).remove)
+        job.put_around_updates(optimizer, updates.around)
     job.on_undo(everything.bring_in)
     job.notes.append(
         "swap: outside of their modules' forward and backward and of the update, the moved parameters read as NaN; "
@@ -176,6 +179,38 @@ class _Region:
                 if parameter.storage_id == storage_id:
                     return _Lease(tensor, parameter)
         return Left(tensor)
+
+
+class _Updates:
+    """Parameters of one optimizer, which come in while they are updated."""
+
+    def __init__(self, parameters: list[_Parameter]) -> None:
+        self._parameters = parameters
+        self._pinned = _Region([])
+        self._one_by_one = False
+
+    @contextmanager
+    def around(self, parameter: torch.Tensor) -> Iterator[None]:
+        """Has one parameter in; from the first time on, ``step`` brings in only what still has a gradient."""
+        self._one_by_one = True
+        region = _Region([each for each in self._parameters if each.parameter is parameter])
+        region.pin()
+        try:
+            yield
+        finally:
+            region.unpin()
+
+    def before_step(self, *_: Any) -> None:
+        """Brings in what an update of all parameters needs."""
+        self.after_step()  # of an update that ended with an exception
+        is_needed = [not self._one_by_one or each.parameter.grad is not None for each in self._parameters]
+        self._pinned = _Region([each for each, needed in zip(self._parameters, is_needed, strict=True) if needed])
+        self._pinned.pin()
+
+    def after_step(self, *_: Any) -> None:
+        """Lets it go out."""
+        self._pinned.unpin()
+        self._pinned = _Region([])
 
 
 class _Lease:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -18,13 +20,14 @@ def swap_states(job: Job, carrier: Carrier, minimum_bytes: int) -> None:
     for optimizer in job.optimizers:
         states = _States(optimizer, carrier, max(minimum_bytes, 1))
         for hook in (
-            optimizer.register_step_pre_hook(states.bring_back),
+            optimizer.register_step_pre_hook(states.before_step),
             optimizer.register_step_post_hook(states.send),
             optimizer.register_state_dict_pre_hook(states.bring_back),
             optimizer.register_load_state_dict_pre_hook(states.bring_back),
         ):
             job.on_undo(hook.remove)
         job.before_copies(optimizer, states.bring_back)
+        job.put_around_updates(optimizer, states.around)
         job.on_undo(states.bring_back)
 
 
@@ -48,32 +51,55 @@ class _States:
         self._optimizer = optimizer
         self._carrier = carrier
         self._minimum_bytes = minimum_bytes
-        self._out: list[_Out] = []
+        self._out: dict[torch.Tensor, list[_Out]] = {}
+        self._one_by_one = False
 
-    def send(self, *_: Any) -> None:
-        """Moves out every state tensor that is a storage of its own."""
-        leaving = []
-        for state in self._optimizer.state.values():
-            for key, value in state.items():
-                if self._moves(value):
-                    place = self._carrier.send(value.untyped_storage())
-                    leaving.append(_Out(state, key, place, value.dtype, value.device, value.size(), value.stride()))
-        for out in leaving:
-            if self._carrier.sent(out.place):
-                out.state[out.key] = stand_in(out.state[out.key])
-                self._out.append(out)
-            else:
-                self._carrier.forget(out.place, None)
+    @contextmanager
+    def around(self, parameter: torch.Tensor) -> Iterator[None]:
+        """Has the state of one parameter in while it is updated; from the first time on, nothing else is for that."""
+        self._one_by_one = True
+        self._bring([parameter])
+        try:
+            yield
+        finally:
+            self._send([parameter])
+
+    def before_step(self, *_: Any) -> None:
+        """Moves in what an update of all parameters needs."""
+        self._bring([each for each in self._out if not self._one_by_one or each.grad is not None])
 
     def bring_back(self, *_: Any) -> None:
         """Moves everything back in."""
-        storages = [self._carrier.fetch(out.place) for out in self._out]
-        for out, storage in zip(self._out, storages, strict=True):
+        self._bring(list(self._out))
+
+    def send(self, *_: Any) -> None:
+        """Moves out every state tensor that is a storage of its own."""
+        self._send(list(self._optimizer.state))
+
+    def _send(self, parameters: list[torch.Tensor]) -> None:
+        leaving = []
+        for parameter in parameters:
+            state = self._optimizer.state.get(parameter, {})
+            for key, value in state.items():
+                if self._moves(value):
+                    place = self._carrier.send(value.untyped_storage())
+                    out = _Out(state, key, place, value.dtype, value.device, value.size(), value.stride())
+                    leaving.append((parameter, out))
+        for parameter, out in leaving:
+            if self._carrier.sent(out.place):
+                out.state[out.key] = stand_in(out.state[out.key])
+                self._out.setdefault(parameter, []).append(out)
+            else:
+                self._carrier.forget(out.place, None)
+
+    def _bring(self, parameters: list[torch.Tensor]) -> None:
+        coming = [out for parameter in parameters for out in self._out.pop(parameter, ())]
+        storages = [self._carrier.fetch(out.place) for out in coming]
+        for out, storage in zip(coming, storages, strict=True):
             self._carrier.fetched(out.place)
             value = torch.empty(0, dtype=out.dtype, device=out.device)
             out.state[out.key] = value.set_(storage, 0, out.size, out.stride)
             self._carrier.forget(out.place, storage)
-        self._out.clear()
 
     def _moves(self, value: Any) -> bool:
         return (
