@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
 
 import torch
 
+from memprof.policies.forbidden_hooks import as_if_allowed, step_aside_where_forbidden, take_all_hooks
 from memprof.policies.remat.cells import Cell, view_of
 from memprof.policies.remat.keys import Keys
 from memprof.policies.remat.memory import Memory
@@ -90,22 +90,16 @@ class SavedHooks:
 
     def slide_in(self) -> None:
         """Puts the hooks below whatever hooks are in force."""
-        above = _pop_all()
-        torch._C._autograd._push_saved_tensors_default_hooks(self.pack, self.unpack)
-        for pair in above:
-            torch._C._autograd._push_saved_tensors_default_hooks(*pair)
+        step_aside_where_forbidden()
+        with as_if_allowed():
+            above = take_all_hooks()
+            torch._C._autograd._push_saved_tensors_default_hooks(self.pack, self.unpack)
+            for pair in above:
+                torch._C._autograd._push_saved_tensors_default_hooks(*pair)
 
     def slide_out(self) -> None:
         """Takes the hooks out, leaving all others in their order."""
-        for pair in _pop_all():
-            if pair[0] != self.pack:
-                torch._C._autograd._push_saved_tensors_default_hooks(*pair)
-
-
-def _pop_all() -> list[Any]:
-    """Takes all hooks of this thread; returns them, the lowest first."""
-    found = []
-    while (pair := torch._C._autograd._top_saved_tensors_default_hooks(True)) is not None:
-        found.append(pair)
-        torch._C._autograd._pop_saved_tensors_default_hooks()
-    return found[::-1]
+        with as_if_allowed():
+            for pair in take_all_hooks():
+                if pair[0] != self.pack:
+                    torch._C._autograd._push_saved_tensors_default_hooks(*pair)

@@ -13,6 +13,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves
 
 from memprof.errors import PolicyError
+from memprof.policies.forbidden_hooks import step_aside_where_forbidden
 from memprof.policies.forwards import outermost_layer
 from memprof.policies.job import Job
 from memprof.policies.own_types import OWN_TYPES
@@ -150,6 +151,7 @@ class SavedTensors:
         """
         chosen = callable_modules(job, names)
         require_unhooked(job.model, chosen)
+        step_aside_where_forbidden()
         # Those inside another are wrapped, too: the outer one may never be called itself.
         for module in chosen:
             job.wrap_forward(module, self._region)

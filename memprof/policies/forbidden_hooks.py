@@ -1,0 +1,63 @@
+"""Lets a job forbid saved-tensor hooks, as torch.func does inside its transforms, while a policy's are in force.
+
+torch refuses to forbid them where any is in force, since what those keep would be lost. A policy's hooks are not the
+job's: they are skipped there, and what is saved stays as autograd keeps it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+_autograd: Any = torch._C._autograd  # semi-private, and not annotated in torch
+_NAME = "_saved_tensors_hooks_disable"
+#: Where hooks are made that may be skipped. Those of swapped parameters may not: they hold a parameter in memory.
+_SKIPPABLE = ("memprof.policies.remat.saved", "memprof.policies.swap.packing")
+
+
+def step_aside_where_forbidden() -> None:
+    """Has torch overlook a policy's hooks where the job forbids all, from now on and in the whole process."""
+    forbid = getattr(_autograd, _NAME, None)
+    if forbid is None or hasattr(forbid, "__wrapped__"):
+        return
+
+    def forbid_others(error_message: str, fail_if_non_empty: bool = True) -> None:
+        forbid(error_message, fail_if_non_empty and not _may_all_be_skipped())
+
+    forbid_others.__wrapped__ = forbid  # type: ignore[attr-defined]  # a function takes any attribute
+    setattr(_autograd, _NAME, forbid_others)
+
+
+@contextmanager
+def as_if_allowed() -> Iterator[None]:
+    """Lets hooks be put in and taken out where the job forbids them; afterwards they are forbidden as before."""
+    message = _autograd._saved_tensors_hooks_get_disabled_error_message()
+    if message is None:
+        yield
+        return
+    _autograd._saved_tensors_hooks_enable()
+    try:
+        yield
+    finally:
+        _autograd._saved_tensors_hooks_disable(message, False)
+
+
+def take_all_hooks() -> list[Any]:
+    """Takes all hooks of this thread out; returns them, the lowest first."""
+    found = []
+    while (pair := _autograd._top_saved_tensors_default_hooks(True)) is not None:
+        found.append(pair)
+        _autograd._pop_saved_tensors_default_hooks()
+    return found[::-1]
+
+
+def _may_all_be_skipped() -> bool:
+    """Whether every hook of this thread is one of a policy's that may be skipped; so it is where there is none."""
+    with as_if_allowed():
+        pairs = take_all_hooks()
+        for pair in pairs:
+            _autograd._push_saved_tensors_default_hooks(*pair)
+    return all(getattr(pack, "__module__", None) in _SKIPPABLE for pack, _ in pairs)
