@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tests.conformance.running import ALL_STEPS, MODES, SCRIPTS, Job
@@ -22,12 +22,14 @@ class OddJob:
         job: What to run.
         status: The exit status of a plain run, negative for a signal.
         has_window: Recorded in the window of every conformance test; else all its steps are.
+        counts_operators: Prints how many operators ran.
     """
 
     name: str
     job: Job
     status: int = 0
     has_window: bool = True
+    counts_operators: bool = False
 
     def options(self, mode: str) -> tuple[str, ...]:
         """Returns the options of ``memprof record`` for a mode."""
@@ -35,6 +37,11 @@ class OddJob:
         if self.has_window or mode == "light":
             return options
         return (*options[: -len(ALL_STEPS)], *ALL_STEPS)
+
+
+def counting(jobs: Iterable[OddJob]) -> list[OddJob]:
+    """Marks jobs that print how many operators ran."""
+    return [replace(each, counts_operators=True) for each in jobs]
 
 
 def odd(program: str, names: str, /, **statuses: int) -> list[OddJob]:

@@ -5,16 +5,16 @@ A group records every step of all its functions; those on their own need a proce
 
 from __future__ import annotations
 
-from tests.conformance.odd.jobs import odd, together
+from tests.conformance.odd.jobs import counting, odd, together
 
 TRAINING = [
     *together(
         "hooks",
         "global_module_hooks module_hooks hooks_removed_inside hook_fails tensor_hooks graph_seen",
-        "saved_tensors saved_on_cpu saved_hooks_forbidden saved_mutated optimizer_hooks dispatch_mode",
+        "saved_tensors saved_on_cpu saved_hooks_forbidden saved_mutated optimizer_hooks",
         "dispatch_mode_fails own_function patches patches_in_window patched_instance code_seen counts_own_calls",
     ),
-    *odd("hooks", "dispatch_mode_for_ever function_mode function_mode_for_ever"),
+    *counting(odd("hooks", "dispatch_mode dispatch_mode_for_ever function_mode function_mode_for_ever")),
     *together(
         "modes",
         "anomaly deterministic deterministic_warns default_dtype meta_model gradients_off inference",
