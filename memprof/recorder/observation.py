@@ -203,6 +203,8 @@ class Observation:
         self.watch = Watch.CLOSED
         for sentence in self._dry.notes() if self._dry is not None else ():
             self.note(sentence)
+        for name in sorted(self._mode.not_followed):
+            self.note(f"{name}: what this higher-order operator runs was not seen; it is recorded as one operator")
         self._sources.forget()
         self._failures.note_optimizers()
         self._failures.release()

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from memprof.recorder import repeats
+from memprof.recorder import higher_order, repeats
 from memprof.recorder.log import RawLog
 from memprof.recorder.out_of_memory import is_out_of_memory
 from memprof.recorder.progress import Progress
@@ -53,10 +53,11 @@ _FAILED = object()  # in place of the result of an operator that raised
 class _Operator:
     """What is the same for every run of one operator."""
 
-    __slots__ = ("call", "flags", "flop_formula", "mutated", "mutated_keywords", "name")
+    __slots__ = ("call", "flags", "flop_formula", "is_higher_order", "mutated", "mutated_keywords", "name")
 
     def __init__(self, operator: Any, name: int) -> None:
         self.name = name
+        self.is_higher_order = higher_order.is_higher_order(operator)
         # The overload's own entry skips a Python frame; higher-order operators have none.
         self.call: Callable[..., Any] = getattr(operator, "_op", operator)
         self.flags = 0
@@ -97,6 +98,7 @@ class OperatorMode(SlidingMode):
         is_on: Whether it logs.
         span: Tells where a tensor's memory is, and how many bytes are the tensor's own.
         fake_type: Type of the tensors without memory of a dry run; None where the job runs.
+        not_followed: Higher-order operators that were logged as one operator each: what they ran was not seen.
     """
 
     def __init__(
@@ -141,7 +143,8 @@ class OperatorMode(SlidingMode):
         self._tensors: dict[tuple[Any, ...], int] = {}
         self.is_on = False
         self.span = _span
-        self.fake_type: type | None = None
+        self.fake_type = None
+        self.not_followed: set[str] = set()
 
     def tensor_number(self, tensor: torch.Tensor) -> int:
         """Returns the number of a tensor's shape and type."""
@@ -168,6 +171,8 @@ class OperatorMode(SlidingMode):
         operator = self._operators.get(func)
         if operator is None:
             operator = self._operators[func] = _Operator(func, self._log.intern("names", str(func)))
+        if operator.is_higher_order:
+            return self._run_higher_order(operator, func, args, kwargs or {})
         start_ns = _time_ns()
         try:
             result = operator.call(*args, **kwargs) if kwargs else operator.call(*args)
@@ -182,6 +187,35 @@ class OperatorMode(SlidingMode):
                 # A subclass or mode of the user's must not see our questions; threads of several devices take turns.
                 with self._lock, torch._C.DisableTorchFunction():
                     self._note(operator, func, args, kwargs, result, start_ns, end_ns, sys._getframe().f_back)
+            except Exception as error:  # noqa: BLE001 - whatever fails in here must not reach the job
+                self._on_fault(error)
+        return result
+
+    def _run_higher_order(self, operator: _Operator, func: Any, args: Any, kwargs: Any) -> Any:
+        """Runs a higher-order operator: what it runs is logged, or else it is, as one operator."""
+        if higher_order.is_traced():
+            return higher_order.run_below(func, args, kwargs)
+        first_op, start_ns = self._log.op_count, _time_ns()
+        try:
+            result = higher_order.follow(self, func, args, kwargs)
+            if result is NotImplemented:
+                result = higher_order.run_below(func, args, kwargs)
+        except BaseException as error:
+            self._on_operator_error()
+            if self.is_on and self._log.op_count == first_op and is_out_of_memory(error):
+                given = higher_order.tensors_in((args, kwargs))
+                self._note_failed(operator, func, given, None, start_ns, sys._getframe(1).f_back, error)
+            raise
+        if self.is_on and self._log.op_count == first_op:
+            end_ns = _time_ns()
+            try:
+                with self._lock, torch._C.DisableTorchFunction():
+                    given = higher_order.tensors_in((args, kwargs))
+                    known = {self.span(tensor)[0] for tensor in given}
+                    made = [each for each in higher_order.tensors_in(result) if self.span(each)[0] not in known]
+                    if given or made:
+                        self._note(operator, func, given, None, made, start_ns, end_ns, sys._getframe(1).f_back)
+                        self.not_followed.add(str(func))
             except Exception as error:  # noqa: BLE001 - whatever fails in here must not reach the job
                 self._on_fault(error)
         return result

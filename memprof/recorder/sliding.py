@@ -12,6 +12,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 class SlidingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's base is not annotated
     """A mode that is put at the bottom of the dispatch stack, and taken out from wherever it lies."""
 
+    #: torch hands it higher-order operators, too, instead of raising that there is no rule for them.
+    supports_higher_order_operators = True
+    #: These are `memprof.recorder.higher_order`'s.
+    is_followed = True
+    fake_type: type | None = None
+
     @classmethod
     def ignore_compile_internals(cls) -> bool:
         """Lets torch.compile compile: without this a mode makes it run eager for good."""
@@ -24,13 +30,21 @@ class SlidingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch'
 
     def slide_in(self) -> None:
         """Slides the mode under whatever modes are on the stack."""
-        above = _pop_all()
+        above = [mode for mode in _pop_all() if mode is not self]
         torch._C._push_on_torch_dispatch_stack(self)
         for mode in above:
             torch._C._push_on_torch_dispatch_stack(mode)
 
     def slide_out(self) -> None:
         """Takes the mode out of the stack, leaving all others in their order."""
+        self.take()
+
+    def put(self) -> None:
+        """Puts the mode on top of the stack, for the time of one operator."""
+        torch._C._push_on_torch_dispatch_stack(self)
+
+    def take(self) -> None:
+        """Ends `put`, leaving all others in their order."""
         for mode in _pop_all():
             if mode is not self:
                 torch._C._push_on_torch_dispatch_stack(mode)

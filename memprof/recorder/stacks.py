@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import CodeType, FrameType
 
 from memprof.recorder.log import RawLog
 
 #: torch's activation checkpointing.
 CHECKPOINT_FILE = ("utils/checkpoint.py", "utils\\checkpoint.py")
+
+_OWN = str(Path(__file__).parent)
 
 
 class StackTable:
@@ -59,7 +62,8 @@ class StackTable:
             assert here is not None
             code = here.f_code
             self._codes[id(code)] = code
-            frames.append(f"{code.co_filename}:{here.f_lineno or code.co_firstlineno}:{code.co_name}")
+            if not code.co_filename.startswith(_OWN):  # a higher-order operator's functions are called from ours
+                frames.append(f"{code.co_filename}:{here.f_lineno or code.co_firstlineno}:{code.co_name}")
             through_checkpoint = through_checkpoint or code.co_filename.endswith(CHECKPOINT_FILE)
             here = here.f_back
         number = self._log.intern("stacks", key, [parent, frames])

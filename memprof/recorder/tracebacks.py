@@ -11,6 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from torch._ops import HigherOrderOperator
+
 _OWN = str(Path(__file__).parent)
 
 
@@ -42,17 +44,27 @@ def clean_uncaught() -> None:
 
 
 def _without_own(trace: TracebackType | None) -> TracebackType | None:
-    while trace is not None and _is_own(trace):
+    kept: TracebackType | None = None
+    for here in reversed(_frames(trace)):
+        if not _is_own(here) and not _leads_to_own(here):
+            if here.tb_next is not kept:
+                here.tb_next = kept
+            kept = here
+    return kept
+
+
+def _frames(trace: TracebackType | None) -> list[TracebackType]:
+    frames = []
+    while trace is not None:
+        frames.append(trace)
         trace = trace.tb_next
-    here = trace
-    while here is not None:
-        following = here.tb_next
-        while following is not None and _is_own(following):
-            following = following.tb_next
-        if following is not here.tb_next:
-            here.tb_next = following
-        here = following
-    return trace
+    return frames
+
+
+def _leads_to_own(trace: TracebackType) -> bool:
+    """Whether a frame is torch's dispatch of a higher-order operator to our mode, which then dispatches it again."""
+    is_dispatch = trace.tb_frame.f_code is HigherOrderOperator.dispatch.__code__
+    return is_dispatch and trace.tb_next is not None and _is_own(trace.tb_next)
 
 
 def _is_own(trace: TracebackType) -> bool:

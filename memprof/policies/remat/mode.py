@@ -18,6 +18,7 @@ from memprof.policies.remat.memory import Memory
 from memprof.policies.remat.needs import Needs
 from memprof.policies.remat.operators import Operator
 from memprof.policies.remat.remaking import Remaking
+from memprof.recorder.higher_order import follow, is_traced, run_below, tensors_in
 from memprof.recorder.out_of_memory import is_out_of_memory
 from memprof.recorder.sliding import SlidingMode
 
@@ -63,10 +64,28 @@ class RematMode(SlidingMode):
         operator = self._operators.get(id(func))
         if operator is None:
             operator = self._operators[id(func)] = Operator(func)
+        if operator.is_higher_order:
+            return self._run_higher_order(func, args, kwargs or {})
         if operator.is_view:
             return func(*args, **kwargs) if kwargs else func(*args)
         with self._lock:
             return self._run(operator, func, args, kwargs or {})
+
+    def _run_higher_order(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Runs the operators inside a higher-order one; where they are not seen, it may write all it is given."""
+        if is_traced():
+            return run_below(func, args, kwargs)
+        result = follow(self, func, args, kwargs)
+        if result is not NotImplemented:
+            return result
+        given = [tensor for tensor in tensors_in((args, kwargs)) if tensor.layout is _strided]
+        with self._lock:
+            for tensor in given:
+                self._memory.before_write(tensor.untyped_storage())
+            result = run_below(func, args, kwargs)
+            for tensor in given:
+                self._memory.changed(tensor.untyped_storage(), None)
+        return result
 
     def _run(self, operator: Operator, func: Any, args: Any, kwargs: Any) -> Any:
         memory = self._memory

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from memprof.recorder.higher_order import is_higher_order
+
 #: Normalisations that write running statistics beside what they return, and where those are among their arguments;
 #: then where they are told that they are in training, None where they always are.
 _STATISTICS = {
@@ -33,12 +35,14 @@ class Operator:
         is_random: Whether it draws random numbers.
         statistics: Positions of running statistics, and of the argument that says whether they are written.
         can_repeat: Whether what it returns can be made by running it again.
+        is_higher_order: Whether it runs functions, and not on tensors alone.
     """
 
     __slots__ = (
         "can_repeat",
         "changes",
         "function",
+        "is_higher_order",
         "is_random",
         "is_view",
         "name",
@@ -51,6 +55,7 @@ class Operator:
         """Reads an operator's schema."""
         self.function = function
         self.name = str(function)
+        self.is_higher_order = is_higher_order(function)
         schema = getattr(function, "_schema", None)
         arguments = schema.arguments if schema is not None else []
         writes = [(i, a) for i, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.is_write]

@@ -19,6 +19,7 @@ from memprof.recorder.dry.bounds import upper_bound
 from memprof.recorder.dry.in_place import InPlace
 from memprof.recorder.dry.kernels import Kernels
 from memprof.recorder.dry.packed import sized_by_data
+from memprof.recorder.higher_order import follow, is_higher_order
 
 if TYPE_CHECKING:
     from memprof.recorder.dry.device.device import VirtualDevice
@@ -73,6 +74,19 @@ class DryMode(FakeTensorMode):
         self._is_inside = False
         self.is_begun = device is None
 
+    #: torch hands it higher-order operators by itself only where a mode is FakeTensorMode and nothing more.
+    supports_higher_order_operators = True
+    is_followed = True
+    fake_type: type | None = FakeTensor
+
+    def put(self) -> None:
+        """Puts the mode on the stack, for the time of one operator."""
+        torch._C._set_dispatch_mode(self)
+
+    def take(self) -> None:
+        """Takes the mode from the stack, for the time of one operator."""
+        torch._C._unset_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
+
     @property
     def avoid_device_init(self) -> bool:
         """No device is ever set up."""
@@ -84,6 +98,8 @@ class DryMode(FakeTensorMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs one operator."""
+        if is_higher_order(func):
+            return self._run_higher_order(func, args, kwargs or {})
         device = self._device
         if device is None:
             return self._run(func, types, args, kwargs or {}, is_placed=False)
@@ -99,6 +115,23 @@ class DryMode(FakeTensorMode):
             self._is_inside = False
         device.after(func, args, result)
         return result
+
+    def _run_higher_order(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Runs the operators inside a higher-order one; where it cannot be followed, what torch says of its result.
+
+        Conditions on values that nobody computed are answered as those of Python's own ``if`` and ``while`` are.
+        """
+        result = follow(self, func, args, kwargs)
+        if result is not NotImplemented:
+            return result
+        from torch._higher_order_ops.utils import registered_hop_fake_fns
+
+        rule = func.python_key_table.get(FakeTensorMode)
+        if func in registered_hop_fake_fns:
+            return super().__torch_dispatch__(func, (), args, kwargs)
+        if rule is None:
+            self._refuse(_cannot(func, "it is a higher-order operator without a rule for tensors without memory"))
+        return rule(self, *args, **kwargs)
 
     def _run(self, func: Any, types: Any, args: Any, kwargs: Any, *, is_placed: bool) -> Any:
         """Runs one operator.
