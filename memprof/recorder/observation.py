@@ -24,6 +24,7 @@ from memprof.recorder.rounds import OptimizerRounds
 from memprof.recorder.sources import MemorySources
 from memprof.recorder.stacks import StackTable
 from memprof.recorder.timed import OperatorTimes, wait_for_device
+from memprof.recorder.untraced import untraced
 from memprof.recorder.window import Watch, Window
 from memprof.trace.spool import FLAG_CALL_RECOMPUTE, SpoolWriter
 
@@ -174,7 +175,7 @@ class Observation:
         end_ns = time.time_ns()
         self._times.stop()
         if self.is_recording:
-            with torch._C.DisableTorchFunction():
+            with torch._C.DisableTorchFunction(), untraced():
                 for optimizer in self._rounds.alive():
                     self._inventory.optimizer_state(optimizer)
             self._sources.cut()
@@ -266,7 +267,7 @@ class Observation:
         if outer is None and not is_backward:
             if torch.is_grad_enabled():
                 progress.begin_model_call()
-            with torch._C.DisableTorchFunction():
+            with torch._C.DisableTorchFunction(), untraced():
                 self._inventory.inputs(args, kwargs)
         module_number = self._registry.number(module)
         if self._registry.holders != self._stated_holders:  # made within this step
@@ -310,7 +311,7 @@ class Observation:
         """Notes that an optimizer is about to update."""
         if self.is_recording:
             self.progress.begin_optimizer()
-            with torch._C.DisableTorchFunction():
+            with torch._C.DisableTorchFunction(), untraced():
                 self._inventory.gradients(optimizer)
 
     def end_update(self) -> None:
@@ -340,7 +341,7 @@ class Observation:
     def _note_out_of_memory(self, error: BaseException) -> None:
         """Puts all that is known on disk: the job may end now, or be ended."""
         self._failures.give_back()
-        with torch._C.DisableTorchFunction():
+        with torch._C.DisableTorchFunction(), untraced():
             self._inventory.models()  # with the gradients there are by now
             for optimizer in self._rounds.alive():
                 self._inventory.optimizer_state(optimizer)
@@ -374,14 +375,14 @@ class Observation:
 
     def _state_models(self) -> None:
         self._stated_holders = self._registry.holders
-        with torch._C.DisableTorchFunction():
+        with torch._C.DisableTorchFunction(), untraced():
             self._inventory.models()
 
     def _open_epoch(self) -> None:
         """Starts to hear of memory; what is alive already is written down first."""
         self._sources.start()
         self._mode.begin_epoch(self._sources.on_output)
-        with torch._C.DisableTorchFunction():
+        with torch._C.DisableTorchFunction(), untraced():
             self._inventory.held(self._sources.follow if self._is_late else self._sources.remember)
         self._is_late = False  # what is taken from now on is in the allocator's table, which tells of its end
         self._mode.slide_in()

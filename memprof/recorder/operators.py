@@ -16,8 +16,10 @@ from memprof.recorder.log import RawLog
 from memprof.recorder.out_of_memory import is_out_of_memory
 from memprof.recorder.progress import Progress
 from memprof.recorder.registry import ModuleRegistry
-from memprof.recorder.sliding import SlidingMode
+from memprof.recorder.sliding import SlidingMode, leaves_operators
 from memprof.recorder.stacks import CHECKPOINT_FILE, StackTable
+from memprof.recorder.untraced import untraced
+from memprof.recorder.wrapped_numbers import with_tensors
 from memprof.trace.spool import (
     FLAG_COLLECTIVE,
     FLAG_COPY,
@@ -43,7 +45,6 @@ _get_mode = torch._C._get_dispatch_mode
 _FAKE = torch._C._TorchDispatchModeKey.FAKE
 _DEVICE = torch.ops.prim.device.default
 _Tensor = torch.Tensor
-_Parameter = torch.nn.Parameter
 _LISTS = (list, tuple)
 _ACCUMULATE = 2**63  # AccumulateGrad nodes carry the largest number there is
 _cuda: Any = torch.cuda  # not annotated in torch
@@ -166,7 +167,7 @@ class OperatorMode(SlidingMode):
         elif func is _DEVICE:
             return func(*args)  # a question, which a tensor without memory has put to its Python side
         for kind in types:
-            if kind is not _Tensor and kind is not _Parameter and kind is not self.fake_type:
+            if kind is not _Tensor and kind is not self.fake_type and not leaves_operators(kind):
                 return NotImplemented
         operator = self._operators.get(func)
         if operator is None:
@@ -177,6 +178,8 @@ class OperatorMode(SlidingMode):
         try:
             result = operator.call(*args, **kwargs) if kwargs else operator.call(*args)
         except BaseException as error:
+            if isinstance(error, RuntimeError) and (given := with_tensors(func, args)) is not None:
+                return self.__torch_dispatch__(func, types, given, kwargs)
             self._on_operator_error()
             if self.is_on and is_out_of_memory(error):
                 self._note_failed(operator, func, args, kwargs, start_ns, sys._getframe().f_back, error)
@@ -185,7 +188,7 @@ class OperatorMode(SlidingMode):
         if self.is_on:
             try:
                 # A subclass or mode of the user's must not see our questions; threads of several devices take turns.
-                with self._lock, torch._C.DisableTorchFunction():
+                with self._lock, torch._C.DisableTorchFunction(), untraced():
                     self._note(operator, func, args, kwargs, result, start_ns, end_ns, sys._getframe().f_back)
             except Exception as error:  # noqa: BLE001 - whatever fails in here must not reach the job
                 self._on_fault(error)
@@ -209,7 +212,7 @@ class OperatorMode(SlidingMode):
         if self.is_on and self._log.op_count == first_op:
             end_ns = _time_ns()
             try:
-                with self._lock, torch._C.DisableTorchFunction():
+                with self._lock, torch._C.DisableTorchFunction(), untraced():
                     given = higher_order.tensors_in((args, kwargs))
                     known = {self.span(tensor)[0] for tensor in given}
                     made = [each for each in higher_order.tensors_in(result) if self.span(each)[0] not in known]
@@ -225,7 +228,7 @@ class OperatorMode(SlidingMode):
     ) -> None:
         """Logs an operator that got no memory: it is the last thing the job did."""
         try:
-            with self._lock, torch._C.DisableTorchFunction():
+            with self._lock, torch._C.DisableTorchFunction(), untraced():
                 self._note(operator, func, args, kwargs, _FAILED, start_ns, _time_ns(), frame)
                 self._on_out_of_memory(error)
         except MemoryError:

@@ -24,6 +24,7 @@ from memprof.recorder.progress import OpenCall
 from memprof.recorder.registry import live_objects
 from memprof.recorder.rounds import OptimizerRounds
 from memprof.recorder.tracebacks import clean_uncaught, remove_own_frames
+from memprof.recorder.untraced import untraced
 from memprof.recorder.update_hooks import UpdateHooks
 from memprof.recorder.window import Watch, Window
 
@@ -195,7 +196,8 @@ class Recorder:
                 observation.progress.leave_backward()
                 self._end_step_without_optimizer(observation)
             if observation.is_recording:
-                call = observation.open_call(module, args, kwargs)
+                with untraced():
+                    call = observation.open_call(module, args, kwargs)
         except Exception as error:  # noqa: BLE001 - nothing in here may reach the job
             self._fail(error)
             return None

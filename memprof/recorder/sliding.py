@@ -8,6 +8,19 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+#: What tensors of torch's own, and of subclasses that leave operators alone, have in the place of a rule.
+_NO_RULE = torch.Tensor.__torch_dispatch__
+#: Whether a type of tensors leaves its operators to torch, by type.
+_leaves: dict[type, bool] = {torch.Tensor: True, torch.nn.Parameter: True}
+
+
+def leaves_operators(kind: type) -> bool:
+    """Whether a type of tensors has no rule of its own for operators: a subclass in name, or for functions alone."""
+    found = _leaves.get(kind)
+    if found is None:
+        found = _leaves[kind] = getattr(kind, "__torch_dispatch__", _NO_RULE) is _NO_RULE
+    return found
+
 
 class SlidingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's base is not annotated
     """A mode that is put at the bottom of the dispatch stack, and taken out from wherever it lies."""

@@ -20,7 +20,9 @@ from memprof.policies.remat.operators import Operator
 from memprof.policies.remat.remaking import Remaking
 from memprof.recorder.higher_order import follow, is_traced, run_below, tensors_in
 from memprof.recorder.out_of_memory import is_out_of_memory
-from memprof.recorder.sliding import SlidingMode
+from memprof.recorder.sliding import SlidingMode, leaves_operators
+from memprof.recorder.untraced import untraced
+from memprof.recorder.wrapped_numbers import with_tensors
 
 _Tensor = torch.Tensor
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
@@ -34,6 +36,7 @@ _is_grad_enabled = torch.is_grad_enabled
 _sequence_number = torch._C._autograd._get_sequence_nr
 _current_node = torch._C._current_autograd_node
 _get_mode = torch._C._get_dispatch_mode
+_tracing_state = torch._C._get_tracing_state
 _FAKE = torch._C._TorchDispatchModeKey.FAKE
 
 
@@ -56,10 +59,19 @@ class RematMode(SlidingMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs one operator."""
+        try:
+            return self._dispatch(func, types, args, kwargs)
+        except RuntimeError:
+            given = with_tensors(func, args)
+            if given is None:
+                raise
+        return self._dispatch(func, types, given, kwargs)
+
+    def _dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if self._remaking.is_running or _get_mode(_FAKE) is not None:
             return func(*args, **kwargs) if kwargs else func(*args)
         for kind in types:
-            if kind not in _PLAIN:
+            if kind not in _PLAIN and not leaves_operators(kind):
                 return NotImplemented
         operator = self._operators.get(id(func))
         if operator is None:
@@ -69,7 +81,8 @@ class RematMode(SlidingMode):
         if operator.is_view:
             return func(*args, **kwargs) if kwargs else func(*args)
         with self._lock:
-            return self._run(operator, func, args, kwargs or {})
+            run = self._run if _tracing_state() is None else self._run_traced
+            return run(operator, func, args, kwargs or {})
 
     def _run_higher_order(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Runs the operators inside a higher-order one; where they are not seen, it may write all it is given."""
@@ -85,6 +98,18 @@ class RematMode(SlidingMode):
             result = run_below(func, args, kwargs)
             for tensor in given:
                 self._memory.changed(tensor.untyped_storage(), None)
+        return result
+
+    def _run_traced(self, operator: Operator, func: Any, args: Any, kwargs: Any) -> Any:
+        """Runs an operator of a function that ``torch.jit.trace`` follows: what it makes is not made again."""
+        with untraced():
+            written = _written(operator, args, kwargs)
+            for storage in written:
+                self._memory.before_write(storage)
+        result = func(*args, **kwargs)
+        with untraced():
+            for storage in written:
+                self._memory.changed(storage, None)
         return result
 
     def _run(self, operator: Operator, func: Any, args: Any, kwargs: Any) -> Any:

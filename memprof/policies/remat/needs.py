@@ -164,6 +164,8 @@ def _highest(sizes: list[int]) -> tuple[int, int]:
 
 def _output_bytes(function: Any, args: Any, kwargs: Any) -> int:
     """Returns the bytes of an operator's new outputs, asked of it without memory; -1 where it cannot tell."""
+    if not _tensors((args, tuple(kwargs.values()))) and kwargs.get("device") is None:
+        return -1  # nothing tells it to take no memory: it would be run, and whatever it does done twice
     with torch._C._DisableTorchDispatch(), torch.no_grad():
         try:
             shadows = _shadow(list(args)), {name: _shadow(value) for name, value in kwargs.items()}

@@ -12,7 +12,9 @@ from memprof.policies.remat.keys import Keys
 from memprof.policies.remat.memory import Memory
 from memprof.policies.remat.remaking import Remaking
 from memprof.policies.swap.packing import Left, Version, is_plain
+from memprof.recorder.untraced import untraced
 
+_tracing_state = torch._C._get_tracing_state
 _APPLY = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]  # a class method in Python
 
 
@@ -64,6 +66,9 @@ class SavedHooks:
     def pack(self, tensor: torch.Tensor) -> Handle | Left:
         """Takes a tensor that autograd saves."""
         # What an autograd.Function saves is kept: its author may do with it what no operator does.
+        if _tracing_state() is not None:  # what torch.jit.trace follows is kept
+            with untraced(), torch._C._DisableTorchDispatch():
+                return Left(tensor)
         if is_plain(tensor) and sys._getframe(1).f_code is not _APPLY:
             storage = tensor.untyped_storage()
             cell = self._memory.find(storage)
@@ -78,7 +83,8 @@ class SavedHooks:
 
     def unpack(self, packed: Handle | Left) -> torch.Tensor:
         """Gives autograd back what it saved."""
-        return packed.unpack()
+        with untraced():
+            return packed.unpack()
 
     def restore(self, cell: Cell) -> torch.UntypedStorage:
         """Returns a storage with a cell's content."""

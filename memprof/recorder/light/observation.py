@@ -23,6 +23,7 @@ from memprof.recorder.out_of_memory import listen_to_allocator
 from memprof.recorder.registry import ModuleRegistry
 from memprof.recorder.remarks import RemarkReader
 from memprof.recorder.rounds import OptimizerRounds
+from memprof.recorder.untraced import untraced
 from memprof.recorder.window import Window
 from memprof.trace.spool import BACKWARD, FLAG_CALL_RECOMPUTE, FORWARD, OPTIMIZER, OTHER
 
@@ -148,7 +149,7 @@ class LightObservation:
         self._sample()
         if self._events.is_running:
             since = time.monotonic_ns()
-            with torch._C.DisableTorchFunction():
+            with torch._C.DisableTorchFunction(), untraced():
                 for optimizer in self._rounds.alive():
                     self._inventory.optimizer_state(optimizer)
             self._stretch_events += self._events.cut()
@@ -217,7 +218,7 @@ class LightObservation:
         if not self._calls:
             self.failed_at = None
             if self._events.is_running and phase != BACKWARD:
-                with torch._C.DisableTorchFunction():
+                with torch._C.DisableTorchFunction(), untraced():
                     self._inventory.inputs(args, kwargs)
         if self._events.is_running and self._registry.holders != self._stated_holders:
             self._state_models()
@@ -256,7 +257,7 @@ class LightObservation:
             self._phase, self._module = BACKWARD, -1
         self._move(OPTIMIZER, -1)
         if self._events.is_running:
-            with torch._C.DisableTorchFunction():
+            with torch._C.DisableTorchFunction(), untraced():
                 self._inventory.gradients(optimizer)
 
     def end_update(self) -> None:
@@ -314,7 +315,7 @@ class LightObservation:
         self._log.record_in_ring("begin", {"step": self.step, "time_ns": _time_ns()})
         self._forget_marks()
         self._stretch_left, self._stretch_events = _STRETCH_STEPS, 0
-        with torch._C.DisableTorchFunction():
+        with torch._C.DisableTorchFunction(), untraced():
             spans = {owned_span(tensor) for tensor in self._known_tensors()} - {(0, 0)}
             for address, size in spans:
                 self._log.alive.extend((_time_ns(), address, size))
@@ -354,7 +355,7 @@ class LightObservation:
 
     def _state_models(self) -> None:
         self._stated_holders = self._registry.holders
-        with torch._C.DisableTorchFunction():
+        with torch._C.DisableTorchFunction(), untraced():
             self._inventory.models()
 
     def _tensor_number(self, tensor: torch.Tensor) -> int:

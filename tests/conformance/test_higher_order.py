@@ -1,0 +1,122 @@
+"""Jobs with higher-order operators run as without memprof in every mode, and their operators are recorded."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from memprof.trace.schema import Ops, Steps
+from memprof.trace.store import Trace
+from tests.conformance import running
+from tests.truth import measure
+
+_RECORD = (sys.executable, "-P", "-m", "memprof.cli.main", "record", "-q", "-o", "run.memprof")
+_MODES = {
+    "record": running.WINDOW,
+    "light": ("--light",),
+    "remat": ("--remat", "1GiB", *running.WINDOW),
+    "remat, unrecorded": ("--remat", "1GiB", "--skip", "4", "--steps", "1"),
+}
+#: Parts of tests/conformance/scripts/higher_order.py, by what they have in common.
+_QUICK = ("cond", "while_loop", "random_state", "functionalized", "opaque", "prints")
+_GROUPS = {
+    "quick": _QUICK,
+    "control": ("cond_of_cond", "while_loop", "scan", "associative_scan", "over_rows", "subgraph", "out_dtype"),
+    "attention": ("flex_attention", "compiled_checkpoint", "compiled_cond"),
+    "inductor": ("inductor_checkpoint",),
+}
+
+
+def _cases() -> list[object]:
+    cases = []
+    for group in _GROUPS:
+        for mode in _MODES:
+            is_quick = group == "quick" and mode in ("record", "remat")
+            cases.append(pytest.param(group, mode, id=f"{group}-{mode}", marks=[] if is_quick else [pytest.mark.slow]))
+    return cases
+
+
+@pytest.mark.parametrize(("group", "mode"), _cases())
+def test_a_job_with_higher_order_operators_is_left_alone(
+    group: str, mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Status, stdout (losses to the bit), stderr and files are those of the plain run, in every mode."""
+    monkeypatch.setattr(running, "MEMPROF", (*_RECORD, *_MODES[mode]))
+    without, under = running.run_both(tmp_path, ("higher_order.py", *_GROUPS[group]))
+    assert without.returncode == 0, without.stderr.decode()
+    assert under.stderr.decode() == without.stderr.decode()
+    assert under.stdout.decode() == without.stdout.decode()
+    assert under == without
+    if mode == "record":
+        _check_what_is_named(tmp_path / "recorded" / "run.memprof", _GROUPS[group])
+
+
+def _check_what_is_named(recording: Path, parts: tuple[str, ...]) -> None:
+    """What could not be followed is one operator, and named in the notes; nothing else is."""
+    trace = Trace.open(recording)
+    named = [note for note in trace.manifest.notes if "higher-order operator" in note]
+    operators = set(trace.table(Ops).name.tolist())
+    if "opaque" in parts:
+        assert len(named) == 1
+        assert named[0].startswith("opaque_of_the_job: ")
+        assert "opaque_of_the_job" in operators
+    else:
+        assert named == []
+    assert operators.isdisjoint({"cond", "while_loop", "scan", "map_impl", "run_and_save_rng_state", "print"})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", ["fails_followed", "fails_opaque"])
+@pytest.mark.parametrize("mode", ["record", "light", "remat"])
+def test_an_error_inside_one_is_the_job_s_own(
+    part: str, mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error raised inside a branch has the traceback that it has without memprof, frame for frame."""
+    monkeypatch.setattr(running, "MEMPROF", (*_RECORD, *_MODES[mode]))
+    without, under = running.run_both(tmp_path, ("higher_order.py", part))
+    assert without.returncode == 1
+    assert b"the job's own error" in without.stderr
+    assert under.stderr.decode() == without.stderr.decode()
+    assert under == without
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        pytest.param(_QUICK, id="quick"),
+        *(pytest.param(_GROUPS[name], id=name, marks=pytest.mark.slow) for name in ("control", "attention")),
+    ],
+)
+def test_a_dry_run_takes_them(parts: tuple[str, ...], tmp_path: Path) -> None:
+    """A dry run goes through higher-order operators to its end, and records complete steps."""
+    output = tmp_path / "run.memprof"
+    words = [*_RECORD[:-1], str(output), "--dry-run", *running.WINDOW, "higher_order.py", *parts]
+    done = subprocess.run(words, cwd=running.SCRIPTS, capture_output=True, text=True, timeout=300, check=False)
+    if "opaque" in parts:
+        # Which shapes it returns is told by nobody: refused in one sentence that names it.
+        assert done.returncode != 0
+        assert "Traceback" not in done.stderr
+        assert "opaque_of_the_job cannot be dry-run: it is a higher-order operator" in done.stderr
+        return
+    assert done.returncode == 0, done.stderr
+    steps = Trace.open(output).table(Steps)
+    assert steps.is_complete.all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", ["cond", "while_loop", "scan", "over_rows", "functionalized", "opaque"])
+def test_their_bytes_are_exact(part: str, tmp_path: Path) -> None:
+    """The recorded peak of each step is the allocator's own, to the byte, with operators inside a higher-order one."""
+    output = tmp_path / "run.memprof"
+    script = running.SCRIPTS / "higher_order.py"
+    words = [*_RECORD[:-1], str(output), "--skip", "2", "--steps", "2", str(script), part]
+    subprocess.run(words, check=True, timeout=300)
+    truth = measure(script, [part])
+    steps = Trace.open(output).table(Steps)
+    for number, kind in zip(steps.step.tolist(), steps.kind.tolist(), strict=True):
+        if kind == "recorded":
+            peak = Trace.open(output).step(number).peak_allocated_bytes
+            assert peak == truth.updates[number].peak_bytes
