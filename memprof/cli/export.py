@@ -130,7 +130,7 @@ def _write_folder(output: Path, trace: str, form: str, rank: int | None, tables:
 
     kinds = named_tables([name.strip() for name in (tables or "").split(",") if name.strip()])
     opened = Trace.open(trace, rank)
-    with whole_folder(output) as folder:
+    with whole_folder(output, is_private=True) as folder:
         return write_tables(folder, opened, opened.ranks if rank is None else (rank,), kinds, form)
 
 
@@ -139,7 +139,7 @@ def _write_timeline(output: Path, opened: Trace, rank: int | None, lives: int) -
     from memprof.trace.whole_file import whole_file
 
     ranks = opened.ranks if rank is None else (rank,)
-    with whole_file(output) as file:
+    with whole_file(output, is_private=True) as file:
         if output.suffix == ".gz":
             # Without the moment and the name, the same recording gives the same bytes.
             with gzip.GzipFile("", "wb", compresslevel=6, fileobj=file, mtime=0) as packed:
@@ -152,7 +152,7 @@ def _write_timeline(output: Path, opened: Trace, rank: int | None, lives: int) -
 def _write_content(output: Path, content: bytes) -> int:
     from memprof.trace.whole_file import whole_file
 
-    with whole_file(output) as file:
+    with whole_file(output, is_private=True) as file:
         file.write(content)
     return len(content)
 

@@ -105,6 +105,12 @@ class RecordCommand(click.Command):
     metavar="NAME",
     help="With --dry-run: the GPU that the job is shown, such as h100-80g or rtx4090; none is needed.",
 )
+@click.option(
+    "--keep-arguments",
+    is_flag=True,
+    envvar="MEMPROF_KEEP_ARGUMENTS",
+    help="Write the job's arguments as they are, passwords and tokens included.",
+)
 @plan_options(envvar="MEMPROF_PLAN")
 @click.option("-m", "is_module", is_flag=True, help="The job is a Python module, as in python -m.")
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="{SCRIPT | -m MODULE} [ARGS]... | -- COMMAND...")
@@ -122,6 +128,7 @@ def record(
     light: bool,
     dry_run: bool,
     device: str,
+    keep_arguments: bool,
     is_module: bool,
     plan_path: Path | None,
     **flags: Any,
@@ -179,6 +186,7 @@ def record(
         device=device,
         plan=plan,
         plan_path=plan_path,
+        keep_arguments=keep_arguments,
     )
     from memprof.launch.parent import leave_like, record_job  # what watches a job; the help needs none of it
 

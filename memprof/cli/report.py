@@ -123,7 +123,7 @@ def report(
         from memprof.trace.whole_file import whole_file
 
         page_text = exporter(opened, rank=rank, step_number=chosen_step, op_id=op_id, rows=top)
-        with whole_file(page_path) as file:
+        with whole_file(page_path, is_private=not is_scrubbed) as file:
             file.write(page_text.encode("utf-8", "replace"))
         print(f"memprof: wrote {page_path}", file=sys.stderr)
         return

@@ -17,6 +17,7 @@ from memprof.cli.check_page import check_table, describe_check, describe_none
 from memprof.cli.page import Page, cell, make_table, printable
 from memprof.cli.plan_page import fill_basis
 from memprof.planners.space.tried import Tried
+from memprof.trace.masking import is_masked
 from memprof.units import format_bytes, format_bytes_change, format_us
 
 _MOST_ROWS = 10
@@ -213,4 +214,5 @@ def _next(found: Suggestion, written: Path | None, checked: tuple[Checked, ...] 
 
 def _may_be_checked(found: Suggestion) -> bool:
     """Whether a dry run can confirm a plan: of a recording that says how it was started, at the batch it had."""
-    return bool(found.manifest.command) and found.basis.batch is None
+    command = found.manifest.command
+    return bool(command) and not is_masked(command) and found.basis.batch is None

@@ -16,6 +16,7 @@ from memprof.recorder.recorder import Recorder
 from memprof.recorder.speed import FILE_NAME as SPEED_FILE
 from memprof.recorder.speed import write_device_speed
 from memprof.recorder.window import Window
+from memprof.trace.private_file import write_private
 
 if TYPE_CHECKING:
     from memprof.launch.under_plan import UnderPlan
@@ -118,4 +119,4 @@ def _finish(spool: Path) -> None:
         if _card is None:
             write_device_speed(folder)
         elif folder.is_dir():
-            (folder / SPEED_FILE).write_text(json.dumps(_card.speed()), encoding="utf-8")
+            write_private(folder / SPEED_FILE, json.dumps(_card.speed()))

@@ -18,6 +18,7 @@ from memprof.launch.verdict import describe_status
 from memprof.machines.card import find_card
 from memprof.policies.plan import Plan
 from memprof.trace.manifest import Manifest
+from memprof.trace.masking import MASK, is_masked
 from memprof.trace.store import Trace
 
 #: Signals by which somebody wants all of it to end; the others are the job's own business.
@@ -63,6 +64,11 @@ def find_recorded_job(manifest: Manifest) -> Target:
         raise CannotStartError(
             "The recording does not say how its job was started, so that cannot be dry-run: record it with memprof "
             "record."
+        )
+    if is_masked(command):
+        raise CannotStartError(
+            f"The recording holds its job's command line with secrets masked ({MASK}), so that cannot be dry-run: "
+            "record it with --keep-arguments, or verify the plan with a real run, memprof record --plan."
         )
     if manifest.plan:
         raise CannotStartError(

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import psutil
 
+from memprof.trace.private_file import open_private
+
 #: Time between two samples, in seconds.
 INTERVAL_S = 0.5
 #: Least time between two readings of a process's private memory, in seconds.
@@ -55,7 +57,7 @@ class HostSampler:
             self._next_listing = time.monotonic() + _REST * (time.monotonic() - now)
         lines = [json.dumps(sample) + "\n" for pid in list(self._processes) if (sample := self._sample(pid))]
         try:
-            with (self._spool / "host.jsonl").open("a", encoding="utf-8") as file:
+            with open_private(self._spool / "host.jsonl", "a", encoding="utf-8") as file:
                 file.writelines(lines)
         except OSError:
             # A full disk or a folder taken away: the job goes on, and the samples so far tell when they stopped.

@@ -45,12 +45,21 @@ class InlineRecording:
         force: bool,
         light: bool,
         is_told_steps: bool = False,
+        keep_arguments: bool = False,
     ) -> None:
         """Prepares a recording; see `record`. With `is_told_steps`, the first step ends with `step` as well."""
         self.path = Path(path)
         self._is_told_steps = is_told_steps
         self._window = Window(skip, steps)
-        self._settings = Settings(output=self.path, force=force, quiet=True, skip=skip, steps=steps, light=light)
+        self._settings = Settings(
+            output=self.path,
+            force=force,
+            quiet=True,
+            skip=skip,
+            steps=steps,
+            light=light,
+            keep_arguments=keep_arguments,
+        )
         self._recorder: Recorder | LightRecorder | None = None
         self.packed: PackResult | None = None
 
@@ -148,7 +157,13 @@ class InlineRecording:
 
 
 def record(
-    path: str | os.PathLike[str], *, steps: int = 3, skip: int = 2, force: bool = False, light: bool = False
+    path: str | os.PathLike[str],
+    *,
+    steps: int = 3,
+    skip: int = 2,
+    force: bool = False,
+    light: bool = False,
+    keep_arguments: bool = False,
 ) -> InlineRecording:
     """Records the training steps run inside a ``with`` statement.
 
@@ -163,8 +178,9 @@ def record(
         force: Replace the file if it exists.
         light: Follow every step of the block at a few per cent, instead of recording some in full; `steps` and `skip`
             then mean nothing.
+        keep_arguments: Write the program's arguments as they are; what looks like a secret is masked otherwise.
 
     Raises:
         ValueError: `steps` is not positive, or `skip` negative.
     """
-    return InlineRecording(path, skip=skip, steps=steps, force=force, light=light)
+    return InlineRecording(path, skip=skip, steps=steps, force=force, light=light, keep_arguments=keep_arguments)

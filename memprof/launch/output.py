@@ -16,7 +16,9 @@ from memprof.launch.parts import find_part, with_part
 from memprof.launch.settings import Settings
 from memprof.launch.target import CannotStartError, Target
 from memprof.launch.upload import check_address
+from memprof.trace.masking import mask_text, mask_words
 from memprof.trace.place import find_place, refuse_existing
+from memprof.trace.private_file import FOLDER_MODE, write_private
 from memprof.version import __version__
 
 if TYPE_CHECKING:
@@ -81,8 +83,8 @@ def write_launch(spool: Path, target: Target, settings: Settings) -> None:
         CannotStartError: The file cannot be written.
     """
     launch = {
-        "command": list(target.arguments),
-        "target": target.name,
+        "command": list(target.arguments if settings.keep_arguments else mask_words(target.arguments)),
+        "target": target.name if settings.keep_arguments else mask_text(target.name),
         "started_us": time.time_ns() / 1000,
         "memprof_version": __version__,
         "options": {
@@ -95,7 +97,7 @@ def write_launch(spool: Path, target: Target, settings: Settings) -> None:
         "parent_pid": os.getpid(),
     }
     try:
-        (spool / "launch.json").write_text(json.dumps(launch), encoding="utf-8")
+        write_private(spool / "launch.json", json.dumps(launch))
     except OSError as error:
         shutil.rmtree(spool, ignore_errors=True)
         raise CannotStartError(f"{spool} cannot be written: {error.strerror}. Free some space, or choose -o.") from None
@@ -112,7 +114,7 @@ def write_exit(spool: Path, returncode: int) -> None:
         OSError: The file cannot be written.
     """
     ended = {"returncode": returncode, "ended_us": time.time_ns() / 1000}
-    (spool / "exit.json").write_text(json.dumps(ended), encoding="utf-8")
+    write_private(spool / "exit.json", json.dumps(ended))
 
 
 def add_speed(spool: Path, speed: Speed) -> None:
@@ -120,7 +122,7 @@ def add_speed(spool: Path, speed: Speed) -> None:
     path, fresh = spool / "exit.json", spool / "exit.json.new"
     try:
         ended = json.loads(path.read_text(encoding="utf-8"))
-        fresh.write_text(json.dumps({**ended, "speed": speed.to_json()}), encoding="utf-8")
+        write_private(fresh, json.dumps({**ended, "speed": speed.to_json()}))
         fresh.replace(path)  # at once: how the job ended must not be lost over how fast its machine is
     except OSError:
         fresh.unlink(missing_ok=True)
@@ -169,7 +171,7 @@ def _make_spool(output: Path) -> None:
     if not folder.is_dir():
         raise CannotStartError(f"There is no folder {folder} to write {output.name} to. Make it, or choose -o.")
     try:
-        spool_of(output).mkdir()
+        spool_of(output).mkdir(mode=FOLDER_MODE)
     except FileExistsError:
         raise
     except OSError as error:

@@ -9,6 +9,8 @@ import threading
 from pathlib import Path
 from typing import NoReturn
 
+from memprof.trace.private_file import FILE_MODE, open_private
+
 #: Exit status of a job that ends because its plan does not fit.
 REFUSED_STATUS = 125
 
@@ -34,7 +36,7 @@ def refuse(sentence: str, spool: Path) -> NoReturn:
 def mark_refused(spool: Path, sentence: str) -> None:
     """Notes why a process ended itself; of several, the first is heard."""
     try:
-        descriptor = os.open(os.path.join(spool, _REFUSED), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
+        descriptor = os.open(os.path.join(spool, _REFUSED), os.O_CREAT | os.O_EXCL | os.O_WRONLY, FILE_MODE)
     except OSError:
         # Another process was first, or nothing can be written: the exit status tells.
         return
@@ -45,7 +47,7 @@ def mark_refused(spool: Path, sentence: str) -> None:
 def mark_applied(spool: Path, numbers: list[int]) -> None:
     """Notes which policies of the plan this process has applied."""
     try:
-        with open(os.path.join(spool, f"{_APPLIED}{os.getpid()}"), "w", encoding="utf-8") as file:
+        with open_private(os.path.join(spool, f"{_APPLIED}{os.getpid()}"), encoding="utf-8") as file:
             json.dump(numbers, file)
     except OSError:
         # The job must not hear of a full disk.

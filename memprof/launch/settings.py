@@ -33,6 +33,7 @@ class Settings:
         device: The device that a dry run shows its job, a name of the catalogue; "" for the machine's processor.
         plan: Plan to run the job under, or None.
         plan_path: File the plan or a part of it is in, None where it is made of flags alone.
+        keep_arguments: Write the job's command line as it is, with what looks like a secret.
     """
 
     output: Path | None = None
@@ -47,6 +48,7 @@ class Settings:
     device: str = ""
     plan: Plan | None = None
     plan_path: Path | None = None
+    keep_arguments: bool = False
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,7 @@ _KEYS: dict[str, type] = {
     "dry_run": bool,
     "device": str,
     "plan": str,
+    "keep_arguments": bool,
 }
 #: The keys of ``[tool.memprof.dry_run]``, which stands in place of the truth value where dry runs want other steps.
 _DRY_RUN = "dry_run"

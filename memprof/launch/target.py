@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -134,9 +135,24 @@ def find_target(words: Sequence[str], *, is_module: bool, is_command: bool, verb
     return find_command(words) if is_command else find_script(words, verb)
 
 
+#: In a program that a shell is given to run: ``TOKEN=x python -m package.train``, ``cd /job && ./train.py --lr 1``.
+_MODULE_IN = re.compile(r"\bpython[\d.]*\s+-m\s+([\w.]+)")
+_SCRIPT_IN = re.compile(r"(?<![^\s'\";|&(])[^\s'\";|&=()]+\.py(?![\w.])")
+
+
+def _script_in(program: str) -> str:
+    """Picks the script out of what a shell is given to run; "" where there is none, or the word is no program."""
+    if not any(map(str.isspace, program)) or os.path.exists(program):
+        return ""
+    module, script = _MODULE_IN.search(program), _SCRIPT_IN.search(program)
+    return module[1] if module is not None else script[0] if script is not None else ""
+
+
 def _script_of(words: Sequence[str]) -> str:
     """Picks the word that names the job best: torchrun and accelerate are the same in every job, train.py is not."""
     for position, word in enumerate(words[1:], start=1):
+        if script := _script_in(word):
+            return script
         if word.endswith(".py"):
             return word
         if word == "-m" and position + 1 < len(words):

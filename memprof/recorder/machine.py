@@ -12,6 +12,7 @@ import torch
 
 from memprof.recorder.ranks import describe_place, find_rank
 from memprof.recorder.window import Window
+from memprof.trace.masking import mask_words
 from memprof.trace.spool import SPOOL_VERSION
 from memprof.version import __version__
 
@@ -29,7 +30,7 @@ def describe_process(window: Window, *, is_late: bool) -> dict[str, Any]:
         "python_version": platform.python_version(),
         "time_ns": time.time_ns(),
         "pid": os.getpid(),
-        "argv": list(sys.argv),
+        "argv": list(mask_words(sys.argv)),  # of use where the parent's own note of it is missing
         "rank": rank,
         "world_size": world_size,
         **describe_place(),

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 
 from memprof.machines.host_limits import HostLimit, nearest_limit
+from memprof.trace.masking import mask_text
+from memprof.trace.private_file import write_private
 from memprof.trace.spool import BACKWARD, FORWARD, OPTIMIZER
 
 #: What errors of no type of their own say: torch's CPU allocator on Linux, on Windows and macOS, files mapped by data
@@ -99,7 +101,7 @@ def describe_failure(error: BaseException, limit: HostLimit | None) -> dict[str,
         "largest_free_bytes": None,
         "free_bytes": None,
         "total_bytes": None,
-        "message": next(iter(text.strip().splitlines()), "") or type(error).__name__,
+        "message": mask_text(next(iter(text.strip().splitlines()), "")) or type(error).__name__,
     }
     if device == "cpu" and limit is not None:
         record.update(free_bytes=limit.free_bytes, total_bytes=limit.total_bytes)
@@ -143,7 +145,7 @@ def write_unrecorded(path: Path, error: BaseException) -> None:
     place = place_of_failure(error)
     module = place["module"]
     place["module"] = "" if module is None else type(module).__name__
-    path.write_text(json.dumps({**describe_failure(error, nearest_limit()), **place}), encoding="utf-8")
+    write_private(path, json.dumps({**describe_failure(error, nearest_limit()), **place}))
 
 
 def _asked_for(text: str) -> int | None:

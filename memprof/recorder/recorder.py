@@ -27,6 +27,8 @@ from memprof.recorder.tracebacks import clean_uncaught, remove_own_frames
 from memprof.recorder.untraced import untraced
 from memprof.recorder.update_hooks import UpdateHooks
 from memprof.recorder.window import Watch, Window
+from memprof.trace.masking import mask_text
+from memprof.trace.private_file import write_private
 
 if TYPE_CHECKING:
     from memprof.recorder.dry.run import DryRun
@@ -342,12 +344,12 @@ class Recorder:
         """Gives up recording after a fault of its own; the job goes on."""
         if self.failure:
             return
-        self.failure = "".join(traceback.format_exception(error))
+        self.failure = mask_text("".join(traceback.format_exception(error)))
         try:
             if self._observation is not None:
                 self._observation.give_up(self.failure)
             else:
-                (self._folder.parent / f"recorder-{os.getpid()}.log").write_text(self.failure)
+                write_private(self._folder.parent / f"recorder-{os.getpid()}.log", self.failure)
             self._remove()
         except Exception as second:  # noqa: BLE001 - a full disk fails twice; the job must not hear of it
             self.failure += f"\nand then: {second!r}"

@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from memprof.trace.private_file import write_private
+
 #: What is written in the process's folder of the spool; ``trace.assemble`` reads it.
 FILE_NAME = "speed.json"
 #: Bytes copied at a time, on the device and over the link.
@@ -43,7 +45,7 @@ def write_device_speed(folder: Path, torch: Any = torch) -> None:
     except Exception as error:  # noqa: BLE001 - the job has ended in order: a device in trouble must not change that
         speed = {"how": f"not measured: {type(error).__name__}: {error}".splitlines()[0]}
     try:
-        (folder / FILE_NAME).write_text(json.dumps(speed), encoding="utf-8")
+        write_private(folder / FILE_NAME, json.dumps(speed))
     except OSError:
         return  # a full disk: the recording itself is there, and says nothing of the speed
 

@@ -60,7 +60,7 @@ def write_archive(path: Path, entries: Iterable[tuple[str, bytes]]) -> None:
     Raises:
         OutputError: The disk is full or read-only, the folder is missing ...
     """
-    with whole_file(path) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+    with whole_file(path, is_private=True) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
         for name, content in entries:
             archive.writestr(_entry(name), content)
 

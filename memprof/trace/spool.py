@@ -22,6 +22,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from memprof.trace.private_file import FILE_MODE, make_private_folder
+
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
@@ -178,7 +180,7 @@ class SpoolWriter:
         """
         self.folder = Path(folder)
         if is_new:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            make_private_folder(self.folder)
         self._file = self._open(os.O_CREAT | os.O_EXCL if is_new else 0)
         status = os.fstat(self._file)
         self._identity = status.st_dev, status.st_ino
@@ -203,7 +205,7 @@ class SpoolWriter:
 
     def _open(self, flags: int) -> int:
         """Opens the file under a number that the job's own files do not reach, where one is free."""
-        file = os.open(self.folder / FILE_NAME, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | flags, 0o644)
+        file = os.open(self.folder / FILE_NAME, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | flags, FILE_MODE)
         try:
             import fcntl  # at use: recordings are read on systems without it
 

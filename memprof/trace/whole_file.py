@@ -11,13 +11,14 @@ from typing import BinaryIO, cast
 
 from memprof.errors import OutputError
 from memprof.trace.place import Place, cannot_write, find_place, refuse_protected
+from memprof.trace.private_file import open_private
 
 #: Of what is written through, so many bytes are held in memory; more go to a temporary file first.
 _IN_MEMORY_BYTES = 64 << 20
 
 
 @contextmanager
-def whole_file(path: Path) -> Iterator[BinaryIO]:
+def whole_file(path: Path, *, is_private: bool = False) -> Iterator[BinaryIO]:
     """Writes a file under a temporary name beside ``path`` and renames it, so that no half file is ever there.
 
     A link stays, and the file it leads to is written. Other hard links of a file that is replaced keep what they hold.
@@ -26,6 +27,7 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
 
     Args:
         path: The file to write or replace.
+        is_private: It holds what a job was given, or where it ran: nobody else may read it, whatever the umask is.
 
     Yields:
         The file to write to, at its beginning.
@@ -41,7 +43,7 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
     refuse_protected(place)
     temporary = place.target.with_name(f".memprof-{os.urandom(6).hex()}.part")
     try:
-        with _open_new(temporary, place) as file, translated(path):
+        with _open_new(temporary, place, is_private=is_private) as file, translated(path):
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -56,9 +58,9 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
         raise
 
 
-def _open_new(temporary: Path, place: Place) -> BinaryIO:
+def _open_new(temporary: Path, place: Place, *, is_private: bool) -> BinaryIO:
     try:
-        return temporary.open("xb")
+        return open_private(temporary, "xb") if is_private else temporary.open("xb")
     except OSError as error:
         raise cannot_write(place.path, error) from None
 

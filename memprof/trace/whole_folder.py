@@ -10,11 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from memprof.errors import OutputError
+from memprof.trace.private_file import FILE_MODE, FOLDER_MODE
 from memprof.trace.whole_file import translated
 
 
 @contextmanager
-def whole_folder(path: Path) -> Iterator[Path]:
+def whole_folder(path: Path, *, is_private: bool = False) -> Iterator[Path]:
     """Fills a folder of a temporary name beside ``path`` and renames it, so that no half folder is ever there.
 
     A link stays, and the folder it leads to is written. A folder that is at ``path`` already is replaced once the new
@@ -22,6 +23,7 @@ def whole_folder(path: Path) -> Iterator[Path]:
 
     Args:
         path: The folder to write or replace.
+        is_private: It holds what a job was given, or where it ran: nobody else may read it, whatever the umask is.
 
     Yields:
         The folder to fill.
@@ -33,20 +35,22 @@ def whole_folder(path: Path) -> Iterator[Path]:
         target = path.resolve()
     if os.path.lexists(target) and not target.is_dir():
         raise OutputError(f"{path} is no folder, and stays: choose another name.")
-    with translated(path), _filled(target) as folder:
+    with translated(path), _filled(target, is_private=is_private) as folder:
         yield folder
 
 
 @contextmanager
-def _filled(path: Path) -> Iterator[Path]:
+def _filled(path: Path, *, is_private: bool) -> Iterator[Path]:
     token = secrets.token_hex(6)
     temporary, old = (path.with_name(f".memprof-{token}.{end}") for end in ("part", "old"))
-    temporary.mkdir()
+    temporary.mkdir(mode=FOLDER_MODE if is_private else 0o777)
     try:
         yield temporary
         for file in temporary.rglob("*"):
             if file.is_file():
                 _flush(file)
+            if is_private:
+                file.chmod(FILE_MODE if file.is_file() else FOLDER_MODE)
         if path.is_dir():
             path.rename(old)
         try:

@@ -24,10 +24,15 @@ else:
 HERE = os.path.dirname(os.path.abspath(__file__))
 
 
+def open_own(path: str, flags: int) -> int:
+    """Opens a file as its owner's alone, whatever the umask is."""
+    return os.open(path, flags, 0o600)
+
+
 def leave_mark(name: str) -> None:
     """Creates an empty file in the spool folder, which tells the parent how far a process of the job came."""
     try:
-        os.close(os.open(os.path.join(os.environ["MEMPROF_SPOOL"], name), os.O_CREAT | os.O_WRONLY, 0o666))
+        os.close(open_own(os.path.join(os.environ["MEMPROF_SPOOL"], name), os.O_CREAT | os.O_WRONLY))
     except (KeyError, OSError):
         # Nobody waits for the mark any more: the recording is over, or the job cleared its environment.
         pass
@@ -37,7 +42,7 @@ def write_log(text: str) -> None:
     """Notes in the spool folder why the recorder did not start in this process; the job must not notice."""
     try:
         path = os.path.join(os.environ["MEMPROF_SPOOL"], "bootstrap-%d.log" % os.getpid())
-        with open(path, "a", encoding="utf-8", errors="backslashreplace") as log:
+        with open(path, "a", encoding="utf-8", errors="backslashreplace", opener=open_own) as log:
             log.write(text.rstrip("\n") + "\n")
     except (KeyError, OSError):
         # As in leave_mark.

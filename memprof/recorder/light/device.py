@@ -112,5 +112,5 @@ class CudaHistory:
         """
         if not hasattr(_memory, "_snapshot"):
             return
-        with whole_file(self._folder / name) as file:
+        with whole_file(self._folder / name, is_private=True) as file:
             pickle.dump(_memory._snapshot(), file, protocol=_PROTOCOL)

@@ -25,6 +25,8 @@ from memprof.recorder.registry import live_objects
 from memprof.recorder.rounds import OptimizerRounds
 from memprof.recorder.tracebacks import remove_own_frames
 from memprof.recorder.update_hooks import UpdateHooks
+from memprof.trace.masking import mask_text
+from memprof.trace.private_file import write_private
 
 
 class LightRecorder:
@@ -256,13 +258,13 @@ class LightRecorder:
         """Gives up recording after a fault of its own; the job goes on."""
         if self.failure:
             return
-        self.failure = "".join(traceback.format_exception(error))
+        self.failure = mask_text("".join(traceback.format_exception(error)))
         self._is_over = True
         try:
             if self._observation is not None:
                 self._observation.give_up(self.failure)
             else:
-                (self._folder.parent / f"recorder-{os.getpid()}.log").write_text(self.failure)
+                write_private(self._folder.parent / f"recorder-{os.getpid()}.log", self.failure)
             self._remove()
         except Exception as second:  # noqa: BLE001 - a full disk fails twice; the job must not hear of it
             self.failure += f"\nand then: {second!r}"
