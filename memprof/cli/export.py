@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, BinaryIO, cast
 
 import click
 
+from memprof.cli.opening import open_trace
 from memprof.cli.report import MomentType
 from memprof.errors import UsageError
 from memprof.trace.place import check_output
 from memprof.units import format_bytes
 
 if TYPE_CHECKING:
+    from memprof.trace.schema import Table
     from memprof.trace.store import Trace
 
 _KINDS = ("perfetto", "speedscope", "csv", "parquet", "snapshot")
@@ -56,6 +58,7 @@ Examples:
     metavar="N",
     help=f"perfetto: of what fills the peak, show the N largest from birth to death.  [default: {_LIVES}]",
 )
+@click.option("--scrub", "is_scrubbed", is_flag=True, help="Leave out arguments, paths, people and hosts, for sharing.")
 @click.option("-f", "--force", is_flag=True, help="Replace what is there; of folders, those exported before.")
 def export(
     trace: str,
@@ -65,6 +68,7 @@ def export(
     moment: tuple[int | None, int | None] | None,
     tables: str | None,
     lives: int | None,
+    is_scrubbed: bool,
     force: bool,
 ) -> None:
     """Write a recording in another tool's format.
@@ -82,15 +86,16 @@ def export(
     """
     _refuse_strangers(kind, at=moment, tables=tables, lives=lives)
     _check_place(output, is_folder=kind in _FOLDERS, force=force)
-    from memprof.trace.store import Trace
-
+    kinds = _tables(tables)
+    opened = open_trace(trace, rank, is_scrubbed=is_scrubbed)
+    private = not is_scrubbed
     if kind in _FOLDERS:
-        size = _write_folder(output, trace, kind, rank, tables)
+        size = _write_folder(output, opened, kind, rank, kinds, is_private=private)
     elif kind == "perfetto":
-        size = _write_timeline(output, Trace.open(trace, rank), rank, _LIVES if lives is None else lives)
+        size = _write_timeline(output, opened, rank, _LIVES if lives is None else lives, is_private=private)
     else:
-        opened = Trace.open(trace, rank)
-        size = _write_content(output, _snapshot(opened) if kind == "snapshot" else _stacks(opened, moment))
+        content = _snapshot(opened) if kind == "snapshot" else _stacks(opened, moment)
+        size = _write_content(output, content, is_private=private)
     print(f"memprof: wrote {output} ({format_bytes(size)})", file=sys.stderr)
 
 
@@ -123,23 +128,33 @@ def _check_place(output: Path, *, is_folder: bool, force: bool) -> None:
         raise UsageError(f"{output} holds something else than exported tables, and stays: choose another name.")
 
 
-def _write_folder(output: Path, trace: str, form: str, rank: int | None, tables: str | None) -> int:
-    from memprof.trace.exporters.tables import named_tables, write_tables
-    from memprof.trace.store import Trace
+def _tables(names: str | None) -> list[type[Table]]:
+    """Returns the tables that are asked for.
+
+    Raises:
+        UsageError: One of the names is none of theirs.
+    """
+    from memprof.trace.exporters.tables import named_tables
+
+    return list(named_tables([name.strip() for name in (names or "").split(",") if name.strip()]))
+
+
+def _write_folder(
+    output: Path, opened: Trace, form: str, rank: int | None, kinds: list[type[Table]], *, is_private: bool
+) -> int:
+    from memprof.trace.exporters.tables import write_tables
     from memprof.trace.whole_folder import whole_folder
 
-    kinds = named_tables([name.strip() for name in (tables or "").split(",") if name.strip()])
-    opened = Trace.open(trace, rank)
-    with whole_folder(output, is_private=True) as folder:
+    with whole_folder(output, is_private=is_private) as folder:
         return write_tables(folder, opened, opened.ranks if rank is None else (rank,), kinds, form)
 
 
-def _write_timeline(output: Path, opened: Trace, rank: int | None, lives: int) -> int:
+def _write_timeline(output: Path, opened: Trace, rank: int | None, lives: int, *, is_private: bool) -> int:
     from memprof.analysis.timeline_export import export_timeline
     from memprof.trace.whole_file import whole_file
 
     ranks = opened.ranks if rank is None else (rank,)
-    with whole_file(output, is_private=True) as file:
+    with whole_file(output, is_private=is_private) as file:
         if output.suffix == ".gz":
             # Without the moment and the name, the same recording gives the same bytes.
             with gzip.GzipFile("", "wb", compresslevel=6, fileobj=file, mtime=0) as packed:
@@ -149,10 +164,10 @@ def _write_timeline(output: Path, opened: Trace, rank: int | None, lives: int) -
         return file.tell()
 
 
-def _write_content(output: Path, content: bytes) -> int:
+def _write_content(output: Path, content: bytes, *, is_private: bool) -> int:
     from memprof.trace.whole_file import whole_file
 
-    with whole_file(output, is_private=True) as file:
+    with whole_file(output, is_private=is_private) as file:
         file.write(content)
     return len(content)
 

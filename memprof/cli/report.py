@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import getpass
 import importlib
 import importlib.util
 import json
-import platform
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import click
 
+from memprof.cli.opening import open_trace
 from memprof.errors import UsageError
 
 if TYPE_CHECKING:
@@ -79,7 +78,7 @@ Examples:
     metavar="FILE",
     help="Write the report with its figures to this file, which needs no network.",
 )
-@click.option("--scrub", "is_scrubbed", is_flag=True, help="Leave out paths, people, hosts and secrets, for sharing.")
+@click.option("--scrub", "is_scrubbed", is_flag=True, help="Leave out arguments, paths, people and hosts, for sharing.")
 @click.option(
     "--allocator", "page_kind", flag_value="allocator", help="Show reserved memory, what of it is unused, and why."
 )
@@ -112,14 +111,14 @@ def report(
             raise click.UsageError(f"--{page_kind} has a page of its own: leave out --html, --by and --at.")
         from memprof.cli.allocator_page import show_page
 
-        opened = _open(trace, rank, is_scrubbed=is_scrubbed)
+        opened = open_trace(trace, rank, is_scrubbed=is_scrubbed)
         name = str(opened.path) if is_scrubbed else trace
         show_page(page_kind, opened, name, rank, chosen_step, top, is_json=is_json)
         return
     if page_path is not None:
         _check_page(page_path, is_other=is_json or table is not None, force=force)
         exporter = _exporter()
-        opened = _open(trace, rank, is_scrubbed=is_scrubbed)
+        opened = open_trace(trace, rank, is_scrubbed=is_scrubbed)
         from memprof.trace.whole_file import whole_file
 
         page_text = exporter(opened, rank=rank, step_number=chosen_step, op_id=op_id, rows=top)
@@ -130,12 +129,13 @@ def report(
     if table == "rank":
         if rank is not None or op_id is not None or chosen_step is not None:
             raise click.UsageError("--by rank compares all ranks at their peaks: leave out --rank, --step and --at.")
-        _show_ranks(_open(trace, rank, is_scrubbed=is_scrubbed), trace, top, is_json=is_json)
+        opened = open_trace(trace, rank, is_scrubbed=is_scrubbed)
+        _show_ranks(opened, str(opened.path) if is_scrubbed else trace, top, is_json=is_json)
         return
     # The numbers behind a report take long to import; `memprof report -h` needs none of them.
     from memprof.analysis.report import build_report
 
-    opened = _open(trace, rank, is_scrubbed=is_scrubbed)
+    opened = open_trace(trace, rank, is_scrubbed=is_scrubbed)
     fold_layers = not is_json and table != "module"
     built = build_report(opened, rank=rank, step_number=chosen_step, op_id=op_id, fold_layers=fold_layers)
     if is_json:
@@ -185,25 +185,3 @@ def _exporter() -> Exporter:
         raise UsageError("--html needs the dashboard's figures: pip install 'torch-memprof[dashboard]'")
     exporter: Exporter = importlib.import_module("memprof_dashboard.export").export_html
     return exporter
-
-
-def _open(path: str, rank: int | None, *, is_scrubbed: bool) -> Trace:
-    from memprof.trace.store import Trace
-
-    opened = Trace.open(path, rank)
-    if not is_scrubbed:
-        return opened
-    from memprof.analysis.scrub import scrubbed
-
-    return scrubbed(opened, names=_own_names())
-
-
-def _own_names() -> list[str]:
-    """Returns the names of this machine and of who uses it: most recordings are read where they were made."""
-    host = platform.node()
-    names = [host, host.partition(".")[0]]
-    try:
-        names.append(getpass.getuser())
-    except (KeyError, OSError):  # a user without a name, as in some containers
-        return names
-    return names

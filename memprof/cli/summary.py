@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from memprof.cli.diff_output import write_text
+from memprof.cli.opening import open_trace
 
 
 @click.command(
@@ -22,17 +23,18 @@ Examples:
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Write to this file, replacing it."
 )
+@click.option("--scrub", "is_scrubbed", is_flag=True, help="Leave out arguments, people and hosts, for sharing.")
 @click.option("--json", "is_json", is_flag=True, help="Write JSON; it is the only form there is.")
-def summary(trace: str, output: Path | None, is_json: bool) -> None:
+def summary(trace: str, output: Path | None, is_scrubbed: bool, is_json: bool) -> None:
     """Write what a recording comes to as JSON: a baseline small enough to be committed.
 
     It holds the peak and the fullest moment of each phase, the largest parts of each by category, module, operator,
     line and storage, and what the figures depend on. No folder outside of the job's own is named.
     """
     from memprof.analysis.summary import summarise, summary_to_json
-    from memprof.trace.store import Trace
 
-    text = json.dumps(summary_to_json(summarise(Trace.open(trace))), indent=1, allow_nan=False) + "\n"
+    opened = open_trace(trace, is_scrubbed=is_scrubbed)
+    text = json.dumps(summary_to_json(summarise(opened)), indent=1, allow_nan=False) + "\n"
     write_text(text, output)
     if output is not None:
         print(f"memprof: {len(text):,} bytes written to {output}", file=sys.stderr)

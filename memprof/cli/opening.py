@@ -1,0 +1,30 @@
+"""Opens a recording for a verb, scrubbed where it is to be shared."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from memprof.trace.store import Trace
+
+
+def open_trace(path: str, rank: int | None = None, *, is_scrubbed: bool) -> Trace:
+    """Opens a recording.
+
+    Args:
+        path: The recording.
+        rank: The rank to look at; None for the first.
+        is_scrubbed: Leave out what its job was given, and whose it is.
+
+    Raises:
+        BadInputError: It cannot be opened.
+        UsageError: It has no such rank.
+    """
+    from memprof.trace.store import Trace
+
+    opened = Trace.open(path, rank)
+    if not is_scrubbed:
+        return opened
+    from memprof.analysis.scrub import own_names, scrubbed
+
+    return scrubbed(opened, names=own_names())
