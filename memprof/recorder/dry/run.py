@@ -222,6 +222,14 @@ class DryRun:
             return resized
 
         storages.resize_ = resize_
+        share = storages.share_memory_
+
+        @wraps(share)
+        def share_memory_(storage: Any, *args: Any, **kwargs: Any) -> Any:
+            has_memory = storage.device.type != "meta"  # what has none is as good in any process
+            return share(storage, *args, **kwargs) if has_memory else storage
+
+        storages.share_memory_ = share_memory_
         # Optimizers and clipping choose their kernels by the type of what they are given.
         for types in (optimizer._foreach_supported_types, _foreach_utils._foreach_supported_types):
             if FakeTensor not in types:

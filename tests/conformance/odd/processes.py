@@ -50,7 +50,8 @@ PROCESSES = [
         "children",
         "forks daemonises leaves_orphan execs_itself execs_after_training execs_in_training empty_environment "
         "own_descriptors new_session spawns times_out children_flags fork spawn forkserver manager futures "
-        "trains_in_pool trains_in_fork forks_in_step forks_in_backward fork_ends_in_order loads worker_killed",
+        "trains_in_pool shares_model trains_in_fork forks_in_step forks_in_backward fork_ends_in_order loads "
+        "worker_killed",
         execs_other=4,
         dies_with_children=-signal.SIGKILL,
         loads_and_fails=1,

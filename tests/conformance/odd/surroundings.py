@@ -28,6 +28,7 @@ SURROUNDINGS = [
     shell("a full disk as stdout", f"{_LOOK} > /dev/full", 120),
     shell("a pipe that nobody reads", "{{ {run} surroundings.py floods; echo status $? >&2; }} | head -1"),
     shell("one file as both streams", f"{_LOOK} </dev/null >out.txt 2>&1"),
+    shell("a terminal", "{python} in_terminal.py {run} surroundings.py terminal"),
     # Folders.
     shell("a folder that may not be written", f"mkdir d && cp *.py d && cd d && chmod 500 . && {_TRAINS}; chmod 700 ."),
     shell("no temporary folder", f"TMPDIR=/nowhere {_TRAINS}"),

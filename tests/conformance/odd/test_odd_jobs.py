@@ -43,6 +43,7 @@ QUICK: dict[str, tuple[str, ...]] = {
     "a name with a newline": ("record",),
     "all streams closed": ("record",),
     "a pipe that nobody reads": ("record",),
+    "a terminal": ("record",),
     "sitecustomize that ends Python": ("record", "light"),
     "no environment": ("record",),
     "surroundings closes_descriptors": ("record", "light"),

@@ -191,6 +191,27 @@ def trains_in_pool():
         print(pool.map(train_share, range(2)))
 
 
+def shapes(model, queue):
+    queue.put([tuple(parameter.shape) for parameter in model.parameters()][:3])
+
+
+def shares_model():
+    """A model in shared memory goes to another process, before and between its steps."""
+    import torch.multiprocessing
+    from training import make, step
+
+    context = torch.multiprocessing.get_context("spawn")
+    model, optimizer = make()
+    model.share_memory()
+    queue = context.SimpleQueue()
+    for number in range(4):
+        print(number, step(model, optimizer).hex(), flush=True)
+        if number % 2 == 0:
+            process = context.Process(target=shapes, args=(model, queue))
+            process.start()
+            print(queue.get(), process.join(), process.exitcode, flush=True)
+
+
 def trains_in_fork():
     from training import train
 
@@ -311,7 +332,7 @@ def worker_killed():
     model, optimizer = make()
     try:
         for batch in DataLoader(Dying(), batch_size=4, num_workers=1):
-            print(step(model, optimizer, batch).hex(), flush=True)
+            step(model, optimizer, batch)  # how often depends on when it is noticed
     except (RuntimeError, OSError):  # which of them depends on how far the worker's messages came
         print("a worker died")
 

@@ -39,6 +39,12 @@ def streams():
     trains()
 
 
+def terminal():
+    """What a terminal's owner sees: it is in the foreground, is told of the size, and reads lines as typed."""
+    print([os.isatty(number) for number in range(3)], os.get_terminal_size())
+    print(os.tcgetpgrp(0) == os.getpgrp(), os.ttyname(0) == os.ttyname(1), input("name? "))
+
+
 def floods():
     for number in range(100_000):
         print(number, "a line that is not read")
