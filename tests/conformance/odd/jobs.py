@@ -22,7 +22,7 @@ class OddJob:
         job: What to run.
         status: The exit status of a plain run, negative for a signal.
         has_window: Recorded in the window of every conformance test; else all its steps are.
-        counts_operators: Prints how many operators ran.
+        counts_operators: Prints how many operators ran, or how many tensors there are: a plan has some of its own.
     """
 
     name: str
@@ -40,7 +40,7 @@ class OddJob:
 
 
 def counting(jobs: Iterable[OddJob]) -> list[OddJob]:
-    """Marks jobs that print how many operators ran."""
+    """Marks jobs that print how many operators ran, or how many tensors there are."""
     return [replace(each, counts_operators=True) for each in jobs]
 
 

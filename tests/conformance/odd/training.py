@@ -21,6 +21,7 @@ TRAINING = [
         "scaled nested sparse quantised complex_numbers subclass_functions subclass_dispatch",
         "subclass_parameter functions_transformed forward_mode parametrized scripted symbolic",
     ),
+    *counting(odd("looking", "objects")),
     *odd("modes", "default_device one_thread exported fake_mode", anomaly_found=1),
     *together(
         "loops",
@@ -42,7 +43,7 @@ TRAINING = [
     ),
     *odd(
         "looking",
-        "objects all_collected stacks dump_later pickles_in_training threads_seen seeds_in_step audits warning_errors "
+        "all_collected stacks dump_later pickles_in_training threads_seen seeds_in_step audits warning_errors "
         "context logs",
     ),
 ]
