@@ -10,7 +10,7 @@ from typing import Any
 from dash import ClientsideFunction, Dash, Input, Output, State, ctx, dcc, html, no_update, set_props
 
 from memprof_dashboard import frame, ids, parts
-from memprof_dashboard.guard import guard
+from memprof_dashboard.guard import guard, own_path
 from memprof_dashboard.page import or_sentence
 from memprof_dashboard.pages import PAGES
 from memprof_dashboard.reactions import on_click, on_key, on_zoom, shown
@@ -30,12 +30,13 @@ def create_app(
         sources: The recordings, at least one.
         token: What a browser must know to be answered; see ``guard``.
         hosts: Names under which it is served.
-        prefix: Path below which it is served, with slashes around.
+        prefix: Path, with slashes around, below which it is served at a path of its own (``own_path``).
 
     Returns:
         The app; it is not running yet.
     """
     desk = Desk(sources)
+    prefix = f"{prefix}{own_path(token)}"
     app = Dash(
         "memprof_dashboard",
         title="memprof",
@@ -192,7 +193,9 @@ def _resolved(desk: Desk, view: View) -> View:
 
 def _tell(error: Exception) -> None:
     """Tells of a fault of ours: its traceback goes where memprof was started."""
-    traceback.print_exception(error, file=sys.stderr)
+    told = "".join(traceback.format_exception(error))
+    # Names from a recording may be in it, and a terminal obeys what is not printable.
+    print("".join(one if one.isprintable() or one == "\n" else repr(one)[1:-1] for one in told), file=sys.stderr)
     set_props(
         ids.NOTE,
         {"children": parts.note("Something went wrong in memprof itself; where it was started, it printed what.")},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import secrets
 from collections.abc import Sequence
@@ -15,7 +16,10 @@ from flask import Flask, Response, abort, redirect, request
 LARGEST_REQUEST_BYTES = 256 * 1024
 
 #: What dash raises over a request that its page does not send.
-_MALFORMED = (AttributeError, CallbackException, DependencyException, IndexError, KeyError, TypeError, ValueError)
+_MALFORMED = (
+    *(AttributeError, CallbackException, DependencyException, IndexError, KeyError),
+    *(RecursionError, TypeError, ValueError),
+)
 
 _COOKIE = "memprof_token"
 _PARAMETER = "token"
@@ -26,17 +30,25 @@ def new_token() -> str:
     return secrets.token_urlsafe(24)
 
 
+def own_path(token: str) -> str:
+    """Returns the path of one dashboard below its prefix, which nobody guesses and no other dashboard has."""
+    return f"{hashlib.sha256(b'path:' + token.encode()).hexdigest()[:24]}/"
+
+
 def guard(app: Dash, token: str, hosts: Sequence[str]) -> None:
     """Lets requests through that carry the token, to one of the names the dashboard is served under.
 
-    On a shared machine others reach its port too, and a page of any other site can make a browser ask it. The token
-    is in the address that is opened; the answer to that keeps it in a cookie.
+    On a shared machine others reach its port too, and a page of any other site can make a browser send it requests. The
+    token is in the address that is opened; the answer to that keeps it in a cookie. Browsers send cookies to every port
+    of a host, but only below a cookie's own path: the path of the dashboard is its own and cannot be guessed, so that
+    no other server on this machine is sent the cookie, and no other dashboard replaces it.
 
     Args:
-        app: The dashboard.
-        token: What a browser must know.
+        app: The dashboard, served below ``own_path``.
+        token: What a browser must present.
         hosts: Names in the address, such as ``127.0.0.1``; any port, since a tunnel has its own.
     """
+    home = str(app.config.requests_pathname_prefix)
     server: Flask = app.server
     server.config["MAX_CONTENT_LENGTH"] = LARGEST_REQUEST_BYTES
     known = {host.lower() for host in hosts}
@@ -58,8 +70,8 @@ def guard(app: Dash, token: str, hosts: Sequence[str]) -> None:
             abort(403, "Open the address that memprof printed: it holds the token.")
         kept = request.args.to_dict()
         del kept[_PARAMETER]
-        answer = redirect(f"{request.path}?{urlencode(kept)}" if kept else request.path)
-        answer.set_cookie(_COOKIE, token, httponly=True, samesite="Strict")
+        answer = redirect(f"{home}?{urlencode(kept)}" if kept else home)
+        answer.set_cookie(_COOKIE, token, path=home, httponly=True, samesite="Strict")
         return answer  # type: ignore[return-value]  # werkzeug's response is what flask sends
 
     def refuse(error: Exception) -> tuple[str, int]:
@@ -82,6 +94,10 @@ def guard(app: Dash, token: str, hosts: Sequence[str]) -> None:
         answer.headers["X-Content-Type-Options"] = "nosniff"
         answer.headers["Referrer-Policy"] = "no-referrer"
         answer.headers["Cross-Origin-Resource-Policy"] = "same-origin"
+        answer.headers["Cross-Origin-Opener-Policy"] = "same-origin"
+        answer.headers["X-Frame-Options"] = "DENY"
+        if answer.mimetype in ("text/html", "application/json"):
+            answer.headers["Cache-Control"] = "no-store"  # what is recorded is not left in the browser's files
         return answer
 
 

@@ -13,11 +13,12 @@ pytest.importorskip("dash")
 from flask.testing import FlaskClient
 
 from memprof_dashboard.app import create_app
-from memprof_dashboard.guard import LARGEST_REQUEST_BYTES, new_token
+from memprof_dashboard.guard import LARGEST_REQUEST_BYTES, new_token, own_path
 from memprof_dashboard.sources import open_sources
 
 TOKEN = "the-token-of-this-test"
-UPDATE = "/_dash-update-component"
+HOME = f"/{own_path(TOKEN)}"
+UPDATE = f"{HOME}_dash-update-component"
 
 
 @pytest.fixture
@@ -42,10 +43,10 @@ def friend(app: Any) -> FlaskClient:
 
 def test_the_printed_address_opens_it(friend: FlaskClient) -> None:
     """The token becomes a cookie that scripts cannot read and other sites cannot send; the view stays."""
-    answer = friend.get(f"/?token={TOKEN}&tab=live&at=3")
+    answer = friend.get(f"{HOME}?token={TOKEN}&tab=live&at=3")
     assert (answer.status_code, answer.headers.get("Location")) == (200, None)
     fresh = friend.application.test_client().get(f"/?token={TOKEN}&tab=live&at=3")
-    assert fresh.headers["Location"] == "/?tab=live&at=3"
+    assert fresh.headers["Location"] == f"{HOME}?tab=live&at=3"
     cookie = fresh.headers["Set-Cookie"]
     assert "HttpOnly" in cookie
     assert "SameSite=Strict" in cookie
@@ -70,8 +71,8 @@ def test_a_post_needs_the_cookie(stranger: FlaskClient) -> None:
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:8050", "127.0.0.1.evil.example", "localhost.evil"])
 def test_foreign_names_are_refused(friend: FlaskClient, host: str) -> None:
     """A name that somebody else points to this machine (DNS rebinding) is not answered, with the token or without."""
-    assert friend.get("/", headers={"Host": host}).status_code in (400, 403)
-    assert friend.get(f"/?token={TOKEN}", headers={"Host": host}).status_code in (400, 403)
+    assert friend.get(f"{HOME}", headers={"Host": host}).status_code in (400, 403)
+    assert friend.get(f"{HOME}?token={TOKEN}", headers={"Host": host}).status_code in (400, 403)
 
 
 @pytest.mark.parametrize("host", ["localhost:9000", "127.0.0.1:1", "[::1]:8050"])
@@ -93,7 +94,7 @@ def test_own_names_are_answered_at_any_port(app: Any, host: str) -> None:
 )
 def test_pages_of_other_sites_are_refused(friend: FlaskClient, headers: dict[str, str]) -> None:
     """A page of another site, or of another port of this machine, gets nothing, even from the right browser."""
-    assert friend.get("/_dash-layout", headers=headers).status_code == 403
+    assert friend.get(f"{HOME}_dash-layout", headers=headers).status_code == 403
     assert friend.post(UPDATE, json={}, headers=headers).status_code == 403
 
 
@@ -117,21 +118,44 @@ def test_large_requests_are_refused(friend: FlaskClient) -> None:
 )
 def test_no_other_file_is_served(friend: FlaskClient, path: str) -> None:
     """No path leads out of the assets: what is answered is never that file, and never a fault."""
-    answer = friend.get(path)
-    assert answer.status_code < 500
-    assert "import" not in answer.text
-    assert "root:" not in answer.text
+    for place in (path, f"{HOME.rstrip('/')}{path}"):
+        answer = friend.get(place)
+        assert answer.status_code < 500
+        assert "import" not in answer.text
+        assert "root:" not in answer.text
 
 
 def test_headers_keep_the_page_to_itself(friend: FlaskClient) -> None:
     """No inline script but dash's own, no eval, no other site, no frame around it, no address given away."""
-    headers = friend.get("/").headers
+    headers = friend.get(f"{HOME}").headers
     policy = dict(part.strip().split(" ", 1) for part in headers["Content-Security-Policy"].split(";"))
     assert "unsafe" not in policy["script-src"]
     assert "http" not in headers["Content-Security-Policy"]
     assert policy["frame-ancestors"] == policy["object-src"] == "'none'"
     assert headers["Referrer-Policy"] == "no-referrer"
     assert headers["X-Content-Type-Options"] == "nosniff"
+    assert headers["X-Frame-Options"] == "DENY"
+    assert headers["Cache-Control"] == "no-store"
+
+
+def test_the_cookie_is_sent_to_its_own_dashboard_alone(small_file: Path, friend: FlaskClient) -> None:
+    """Its path is one that no other server on the machine has, and that the name of the dashboard does not tell."""
+    others = [create_app(open_sources([small_file]), token=f"another {number}") for number in range(2)]
+    fresh = friend.application.test_client().get(f"/?token={TOKEN}")
+    assert f"Path={HOME}" in fresh.headers["Set-Cookie"]
+    paths = {HOME, *(str(other.config.requests_pathname_prefix) for other in others)}
+    assert len(paths) == 3
+    assert TOKEN not in HOME
+    assert min(map(len, paths)) > 20
+    assert friend.get("/_dash-layout").status_code == 403  # below another path the browser sends no cookie
+
+
+def test_below_a_proxy_it_is_the_same(small_file: Path) -> None:
+    """With a prefix, the printed address leads below it."""
+    client = create_app(open_sources([small_file]), token=TOKEN, prefix="/jobs/").server.test_client()
+    answer = client.get(f"/jobs/?token={TOKEN}")
+    assert answer.headers["Location"] == f"/jobs{HOME}"
+    assert client.get(answer.headers["Location"]).status_code == 200
 
 
 def test_tokens_are_long_and_never_the_same() -> None:
@@ -148,6 +172,9 @@ def test_tokens_are_long_and_never_the_same() -> None:
         b"not json",
         b"[]",
         b"null",
+        b"[" * 200_000,
+        b'{"output": ' * 20_000,
+        b'{"output": "facts.children", "inputs": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
         b"{}",
         b'{"output": 3}',
         b'{"output": "../../etc/passwd.x", "inputs": []}',
