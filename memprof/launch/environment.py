@@ -45,8 +45,6 @@ def recording_environment(environment: Mapping[str, str], spool: Path, settings:
         if settings.dry_run:
             variables |= first_of(ranks, environment)
     return {
-        # Kineto reports each start and stop of the profiler on the job's stderr unless told otherwise.
-        "KINETO_LOG_LEVEL": "9",
         **environment,
         **variables,
         "PYTHONPATH": python_path,

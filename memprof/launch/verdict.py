@@ -202,7 +202,20 @@ def _why_nothing(spool: Path, target: str) -> str:
     if not any(spool.glob("process-*/")):
         began = "; a dry run begins with the first that is made, and until then all runs for real"
         return f"{target} imported torch, but never called a model or an optimizer{began if _is_dry(spool) else ''}"
+    notes = [note for folder in sorted(spool.glob("process-*/")) for note in _notes(folder)]
+    if notes:
+        return f"{target}: {notes[-1]}"
     return f"{target} called a model, but ended before the first operator of a step was recorded"
+
+
+def _notes(folder: Path) -> list[str]:
+    """Reads what the recorder of a process has written for the reader of its recording."""
+    from memprof.trace.spool import read_spool
+
+    try:
+        return [str(note) for note in read_spool(folder).records.get("notes", [])]
+    except (OSError, ValueError):
+        return []  # the process ended before its first record, or within one
 
 
 def _is_dry(spool: Path) -> bool:

@@ -13,32 +13,20 @@ Semi-private, therefore tested for: `NativeEvents.is_available()`.
 from __future__ import annotations
 
 import ctypes
-import os
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from torch._C import _autograd, _profiler
 
+from memprof.recorder.core_library import core_flag, log_level
 from memprof.recorder.log import RawLog
+from memprof.recorder.sessions import ProfilerSession
 from memprof.trace.spool import HEARD
 
-_LIBRARIES = ("libc10.so", "libc10.dylib", "c10.dll")
 _ALLOCATION = "Allocation"
-
-
-def _flag(name: str, kind: Any) -> Any:
-    folder = Path(torch.__file__).parent / "lib"
-    for library in _LIBRARIES:
-        if (folder / library).exists():
-            try:
-                return kind.in_dll(ctypes.CDLL(str(folder / library)), name)
-            except (OSError, ValueError):
-                return None
-    return None
 
 
 class AllocatorTable:
@@ -51,8 +39,8 @@ class AllocatorTable:
 
     def __init__(self) -> None:
         """Finds the allocator's flags; they may be missing in a torch built in another way."""
-        self._report = _flag("FLAGS_caffe2_report_cpu_memory_usage", ctypes.c_bool)
-        self._log_level = _flag("FLAGS_caffe2_log_level", ctypes.c_int)
+        self._report = core_flag("FLAGS_caffe2_report_cpu_memory_usage", ctypes.c_bool)
+        self._log_level = log_level()
         self._found_log_level: int | None = None
         self._is_on = False
 
@@ -107,7 +95,7 @@ class NativeEvents:
     def __init__(self, log: RawLog) -> None:
         """Shares the recorder's log."""
         self._log = log
-        self.is_running = False
+        self._session = ProfilerSession()
 
     @staticmethod
     def is_available() -> bool:
@@ -128,19 +116,21 @@ class NativeEvents:
     def initialize(cls) -> None:
         """Makes torch's profiler set itself up in this thread, the main one; it complains when another is first."""
         is_main = threading.current_thread() is threading.main_thread()
-        if is_main and cls.is_available() and not _autograd._profiler_enabled():
-            start_profiler(_profiler.RecordScope.LITE_INTERPRETER, profile_memory=False)
-            _autograd._disable_profiler()
+        session = ProfilerSession()
+        if is_main and cls.is_available():
+            session.start(_profiler.RecordScope.LITE_INTERPRETER, profile_memory=False)
+            session.stop()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it listens."""
+        return self._session.is_running
 
     def start(self) -> bool:
-        """Starts hearing; returns False when the job's own profiler is running, which must not be disturbed."""
-        if _autograd._profiler_enabled():
-            return False
+        """Starts hearing; returns False when the job's own profiler warms up or runs, which must not be disturbed."""
         # A scope that no training job enters: a session must never end inside a scope that it has seen begin, since
         # leaving that scope then writes to the session's freed memory. Every optimizer hook runs inside one.
-        start_profiler(_profiler.RecordScope.LITE_INTERPRETER, profile_memory=True)
-        self.is_running = True
-        return True
+        return self._session.start(_profiler.RecordScope.LITE_INTERPRETER, profile_memory=True)
 
     def cut(self) -> None:
         """Logs what was heard so far and goes on. Never call inside backward: the engine holds the session then."""
@@ -149,12 +139,12 @@ class NativeEvents:
             self.start()
 
     def stop(self) -> None:
-        """Logs what was heard and stops."""
-        if not self.is_running:
+        """Logs what was heard and stops; nothing is logged where the job's profiler has taken over."""
+        result = self._session.stop()
+        if result is None:
             return
-        self.is_running = False
         events, device_events = self._log.events, self._log.device_events
-        heard = allocations(_autograd._disable_profiler())
+        heard = allocations(result)
         for event in heard:
             fields = event.extra_fields
             if fields.device.type == "cpu":
@@ -177,28 +167,7 @@ class NativeEvents:
 
     def abandon(self) -> None:
         """Drops the session in a forked child."""
-        if self.is_running:
-            self.is_running = False
-            _autograd._disable_profiler()
-
-
-def start_profiler(scope: Any, *, profile_memory: bool, with_device: bool = False) -> None:
-    """Starts torch's C++ profiler on this thread.
-
-    Args:
-        scope: Which of torch's scopes to record.
-        profile_memory: Hear of allocations.
-        with_device: Time what runs on the CUDA device, too.
-    """
-    os.environ.setdefault("KINETO_LOG_LEVEL", "9")  # else Kineto prints on stderr at every start
-    config = _profiler.ProfilerConfig(
-        _profiler.ProfilerState.KINETO, False, profile_memory, False, False, False, _profiler._ExperimentalConfig()
-    )
-    activities = {_profiler.ProfilerActivity.CPU}
-    if with_device:
-        activities.add(_profiler.ProfilerActivity.CUDA)
-    _autograd._prepare_profiler(config, activities)
-    _autograd._enable_profiler(config, activities, {scope})  # type: ignore[call-arg]  # torch's own stub lacks it
+        self._session.stop()
 
 
 def allocations(result: Any) -> list[Any]:

@@ -226,15 +226,17 @@ class Observation:
             self._times.abandon()
 
     def step_aside(self, step: int) -> None:
-        """Makes way for the job's own profiler: two sessions on one thread steal each other's events."""
+        """Makes way for the job's own profiler, which would see every operator twice, and which ends our session."""
         if self._times.is_running:
             self._times.stop()
             self._log.times.clear()
             self._note_untimed()
-        if self._sources.is_open and self._sources.is_native:
+        if self._sources.is_open:
             self._slide_out()
             self._sources.stop()
             self.note(f"the job's own profiler started in step {step}: recording stepped aside until its end")
+        elif self._mode.is_here():  # the engine put it back when backward ended, inside which it was taken out
+            self._mode.slide_out()
 
     def end_with(self, error: BaseException, step: int) -> None:
         """Notes that the job ends with an out-of-memory error, wherever that was raised.

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from memprof.recorder.aside import StepsAside
 from memprof.recorder.construction import is_within_constructor
 from memprof.recorder.modules import ModuleCallObserver
 from memprof.recorder.native import AllocatorTable
@@ -23,6 +24,7 @@ from memprof.recorder.profiler_guard import ProfilerGuard
 from memprof.recorder.progress import OpenCall
 from memprof.recorder.registry import live_objects
 from memprof.recorder.rounds import OptimizerRounds
+from memprof.recorder.sessions import clear_leftovers, is_job_profiling
 from memprof.recorder.tracebacks import clean_uncaught, remove_own_frames
 from memprof.recorder.untraced import untraced
 from memprof.recorder.update_hooks import UpdateHooks
@@ -84,6 +86,7 @@ class Recorder:
         self._has_pending_end = False
         self._waits_for_training = False
         self._stops_job = False
+        self._aside = StepsAside()
 
     # -- life ---------------------------------------------------------------------------------------------------
 
@@ -168,8 +171,10 @@ class Recorder:
                 if self.failure:
                     self._observation.drop_sessions()
                 elif not self.is_closed:
+                    self._note_aside(self._observation)
                     self._observation.close(self._step, reason, is_inside_step=True)
             self._remove()
+            clear_leftovers()
         except Exception as error:  # noqa: BLE001 - nothing in here may reach the job
             self._fail(error)
 
@@ -192,8 +197,10 @@ class Recorder:
             observation = self._observation
             if observation is None or not self._is_observed():
                 return None
+            self._make_way_if_due(observation)
             if self._has_pending_end:
                 self._end_step_if_possible(observation)
+            self._aside.has_begun = True
             if not observation.progress.calls and torch._C._current_graph_task_id() == -1:
                 observation.progress.leave_backward()
                 self._end_step_without_optimizer(observation)
@@ -219,8 +226,10 @@ class Recorder:
         try:
             observation = self._observation
             if observation is not None and self._is_observed():
+                self._make_way_if_due(observation)
                 if self._has_pending_end:
                     self._end_step_if_possible(observation)
+                self._aside.has_begun = True
                 observation.begin_update(optimizer)
         except Exception as error:  # noqa: BLE001 - nothing in here may reach the job
             self._fail(error)
@@ -254,11 +263,26 @@ class Recorder:
             self._fail(error)
 
     def _make_way(self) -> None:
+        """Makes way for a session that the job begins in this thread, or has the observed thread do so."""
         try:
-            if self._observation is not None and self._is_observed():
-                self._observation.step_aside(self._step)
+            observation = self._observation
+            if observation is None or self.is_closed or self._dry is not None:
+                return
+            self._aside.is_due = self._aside.is_lost = True
+            if self._is_observed():
+                observation.step_aside(self._step)
         except Exception as error:  # noqa: BLE001 - nothing in here may reach the job
             self._fail(error)
+
+    def _make_way_if_due(self, observation: Observation) -> None:
+        """Makes way where the job's profiler started in another thread; begins the step anew once it is over."""
+        if not self._aside.is_due:
+            return
+        observation.step_aside(self._step)
+        if torch._C._current_graph_task_id() == -1 and not is_job_profiling():
+            self._aside.is_due = False
+            if not self._aside.has_begun and not observation.is_paused:
+                self._begin_step(observation)
 
     # -- steps --------------------------------------------------------------------------------------------------
 
@@ -294,13 +318,17 @@ class Recorder:
     def _begin_step(self, observation: Observation) -> None:
         self._rounds.begin_step()
         self._has_pending_end = False
-        watch = self._window.watch(self._step)
+        self._aside.has_begun = self._aside.is_lost = False
+        watch = self._window.watch(self._step - self._aside.moved)
         if watch in (Watch.TIMED, Watch.PLAIN) and not self._rounds.has_optimizers and not self._has_manual_steps:
             watch = Watch.CLOSED  # without the dispatch mode nothing tells where such a job's steps end
         if watch is Watch.CLOSED:
             self._close(observation, "the window is over")
             self._stops_job = self._window.stop
             return
+        if watch is not Watch.PLAIN and self._dry is None and is_job_profiling():
+            self._aside.is_due = self._aside.is_lost = True
+            watch = Watch.SKIPPED
         observation.begin_step(watch)
         if watch is Watch.PLAIN:
             self._calls.remove()
@@ -308,7 +336,11 @@ class Recorder:
             self._table.switch_off()
 
     def _end_step(self, observation: Observation) -> None:
+        if self._aside.is_due:
+            observation.step_aside(self._step)
         observation.end_step(self._step)
+        if self._aside.is_lost:
+            self._aside.pass_over(self._step, self._window)
         self._step += 1
         self._begin_step(observation)
 
@@ -331,8 +363,13 @@ class Recorder:
             self._close(observation, "the window is over")
 
     def _close(self, observation: Observation, reason: str) -> None:
+        self._note_aside(observation)
         observation.close(self._step, reason, is_inside_step=False)
         self._remove()
+
+    def _note_aside(self, observation: Observation) -> None:
+        for sentence in self._aside.notes():
+            observation.note(sentence)
 
     def _remove(self) -> None:
         self._calls.remove()

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch._C import _autograd, _profiler
+from torch._C import _profiler
 
 from memprof.recorder.device.kernels import device_time_ns
 from memprof.recorder.log import RawLog
-from memprof.recorder.native import start_profiler
+from memprof.recorder.sessions import ProfilerSession
 
 _cuda: Any = torch.cuda  # not annotated in torch
 
@@ -21,25 +21,27 @@ class OperatorTimes:
         """Shares the recorder's log."""
         self._log = log
         self._has_device = False
-        self.is_running = False
+        self._session = ProfilerSession()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it times."""
+        return self._session.is_running
 
     def start(self) -> bool:
-        """Starts timing; returns False when the job's own profiler is running."""
-        if _autograd._profiler_enabled():
-            return False
+        """Starts timing; returns False when the job's own profiler warms up or runs."""
         self._has_device = has_device_activities()
         wait_for_device()  # else work of the step before is counted
-        start_profiler(_profiler.RecordScope.FUNCTION, profile_memory=False, with_device=self._has_device)
-        self.is_running = True
-        return True
+        return self._session.start(_profiler.RecordScope.FUNCTION, profile_memory=False, with_device=self._has_device)
 
     def stop(self) -> None:
         """Stops, and logs the times, parents before children."""
         if not self.is_running:
             return
-        self.is_running = False
         wait_for_device()  # Kineto hears of work when it ends
-        result = _autograd._disable_profiler()
+        result = self._session.stop()
+        if result is None:
+            return
         on_device = device_time_ns(result) if self._has_device else {}
         times, kernels = self._log.times, self._log.kernels
         intern = self._log.intern
@@ -58,9 +60,7 @@ class OperatorTimes:
 
     def abandon(self) -> None:
         """Drops the session in a forked child."""
-        if self.is_running:
-            self.is_running = False
-            _autograd._disable_profiler()
+        self._session.stop()
 
 
 def has_device_activities() -> bool:

@@ -31,7 +31,11 @@ TIMEOUT_S = 120
 DESCRIPTOR = 63
 
 #: What differs from one process to the next, whoever starts it.
-_CHANCE = re.compile(rb"0x[0-9a-f]{6,}|(?<=\(pid\(s\) )[\d, ]+|(?<=\(pid )\d+")
+_CHANCE = re.compile(
+    rb"0x[0-9a-f]{6,}|(?<=\(pid\(s\) )[\d, ]+|(?<=\(pid )\d+"
+    # Lines of torch's C++ side: when and in which process.
+    rb"|(?<=\[W)\d+ [\d:.]+|(?<=USDT:)[\d-]+ [\d:]+ \d+:\d+"
+)
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,13 @@ from bisect import bisect_left, bisect_right
 from typing import Any
 
 import torch
-from torch._C import _autograd, _profiler
+from torch._C import _profiler
 
 from memprof.policies.remat.cells import Need
 from memprof.policies.remat.counters import Counter
-from memprof.recorder.native import NativeEvents, allocations, start_profiler
+from memprof.recorder.native import NativeEvents, allocations
+from memprof.recorder.profiler_guard import ProfilerGuard
+from memprof.recorder.sessions import may_start, short_session
 
 _Tensor = torch.Tensor
 _LISTS = (list, tuple)
@@ -52,6 +54,7 @@ class Needs:
         self._can_hear = NativeEvents.is_available() and device.type == "cpu"
         self._awaited: list[tuple[Need, int, int, int]] = []  # who ran, from when to when, and what was kept of it
         self._listener = self._hear
+        self._guard = ProfilerGuard()
 
     def of(self, key: Any) -> Need:
         """Returns what a kind of run takes.
@@ -75,15 +78,17 @@ class Needs:
 
     def begin(self) -> None:
         """Begins to read what recorders hear."""
+        self._guard.install()
         NativeEvents.listeners.append(self._listener)
 
     def end(self) -> None:
         """Ends it."""
+        self._guard.remove()
         NativeEvents.listeners.remove(self._listener)
 
     def must_learn(self, need: Need) -> bool:
         """Whether a kernel has to be watched in its next run, since it is not known what it takes."""
-        return need.highest_bytes < 0 or not (need.is_awaited or _autograd._profiler_enabled())
+        return need.highest_bytes < 0 or (not need.is_awaited and may_start())
 
     def learn(self, need: Need, guess_bytes: int, function: Any, args: Any, kwargs: Any) -> tuple[Any, float]:
         """Runs an operator and hears what its kernel takes; the guess stands where that is told later, or never.
@@ -99,7 +104,15 @@ class Needs:
             The result, and how long it took in microseconds.
         """
         before = self._counter.used_bytes()
-        need.is_heard = self._can_hear and not _autograd._profiler_enabled()
+        with short_session() as session:
+            # A scope that no training job enters: the session neither sees nor outlives one of the job's.
+            scope = _profiler.RecordScope.LITE_INTERPRETER
+            need.is_heard = self._can_hear and session.start(scope, profile_memory=True)
+            if need.is_heard:
+                start = _now_ns()
+                result = function(*args, **kwargs)
+                took_ns = _now_ns() - start
+                highest = _highest_of(allocations(session.stop()))
         if not need.is_heard:
             start, start_wall = _now_ns(), _wall_ns()
             result = function(*args, **kwargs)
@@ -111,16 +124,6 @@ class Needs:
             need.is_awaited = is_hungry and self._can_hear
             if need.is_awaited:
                 self._awaited.append((need, start_wall, end_wall, kept))
-        else:
-            # A scope that no training job enters: the session neither sees nor outlives one of the job's.
-            start_profiler(_profiler.RecordScope.LITE_INTERPRETER, profile_memory=True)
-            try:
-                start = _now_ns()
-                result = function(*args, **kwargs)
-                took_ns = _now_ns() - start
-            finally:
-                heard = _autograd._disable_profiler()
-            highest = _highest_of(allocations(heard))
         need.highest_bytes = max(highest, self._counter.used_bytes() - before, 0)
         return result, took_ns / 1000
 

@@ -10,10 +10,12 @@ from contextlib import suppress
 from typing import Any
 
 import torch
-from torch._C import _autograd, _profiler
+from torch._C import _profiler
 from torch._subclasses.fake_tensor import FakeTensor
 
-from memprof.recorder.native import NativeEvents, allocations, start_profiler
+from memprof.recorder.native import NativeEvents, allocations
+from memprof.recorder.profiler_guard import ProfilerGuard
+from memprof.recorder.sessions import short_session
 
 _aten = torch.ops.aten
 #: Operators whose kernels are known to take memory of their own, or to return as much as their library likes.
@@ -74,6 +76,7 @@ class Kernels:
         self._found: dict[Any, tuple[int, list[Any]] | None] = {}
         self._untried: Counter[str] = Counter()
         self._is_available = NativeEvents.is_available()
+        ProfilerGuard().install()  # operators are tried until the process ends
 
     def learn(
         self, func: Any, args: Any, kwargs: Any, result: Any, make: Callable[..., torch.Tensor]
@@ -139,7 +142,8 @@ def _try(func: Any, args: Any, kwargs: Any) -> tuple[int, list[Any]] | None:
     """Runs an operator on zeros.
 
     Returns:
-        The bytes beyond its result at its highest, and its outputs' shapes; None where it raised.
+        The bytes beyond its result at its highest, and its outputs' shapes; None where it raised, or nothing could be
+        heard of it.
     """
     outcome: list[tuple[int, list[Any]]] = []
     has_gradients = torch.is_grad_enabled()
@@ -155,7 +159,9 @@ def _try(func: Any, args: Any, kwargs: Any) -> tuple[int, list[Any]] | None:
             if func is _aten.mkldnn_rnn_layer_backward.default:
                 real_args[-1] = _rnn_workspace(real_args)
             func(*real_args, **real_kwargs)  # a library's first call sets itself up
-            outcome.append(_hear(func, real_args, real_kwargs))
+            heard = _hear(func, real_args, real_kwargs)
+            if heard is not None:
+                outcome.append(heard)
 
     thread = threading.Thread(target=run, name="memprof-kernels")
     thread.start()
@@ -163,13 +169,13 @@ def _try(func: Any, args: Any, kwargs: Any) -> tuple[int, list[Any]] | None:
     return outcome[0] if outcome else None
 
 
-def _hear(func: Any, args: Any, kwargs: Any) -> tuple[int, list[Any]]:
-    """Runs an operator and hears what it takes."""
-    start_profiler(_profiler.RecordScope.LITE_INTERPRETER, profile_memory=True)
-    try:
+def _hear(func: Any, args: Any, kwargs: Any) -> tuple[int, list[Any]] | None:
+    """Runs an operator and hears what it takes; None where the job's own profiler warms up or runs."""
+    with short_session() as session:
+        if not session.start(_profiler.RecordScope.LITE_INTERPRETER, profile_memory=True):
+            return None
         result = func(*args, **kwargs)
-    finally:
-        heard = _autograd._disable_profiler()
+        heard = session.stop()
     total = highest = 0
     for event in sorted(allocations(heard), key=lambda event: event.start_time_ns):
         total += event.extra_fields.alloc_size

@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from torch._C import _autograd, _profiler
+from torch._C import _profiler
 
 from memprof.recorder.light.log import LightLog
-from memprof.recorder.native import start_profiler
+from memprof.recorder.sessions import ProfilerSession
 from memprof.trace.spool import HEARD
 
 _Allocation: Any = getattr(_profiler, "_ExtraFields_Allocation", ())
@@ -34,7 +34,12 @@ class LightEvents:
         """
         self._log = log
         self._heard = heard
-        self.is_running = False
+        self._session = ProfilerSession()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it listens."""
+        return self._session.is_running
 
     @staticmethod
     def is_available() -> bool:
@@ -49,14 +54,10 @@ class LightEvents:
         )
 
     def start(self) -> bool:
-        """Starts hearing; returns False when the job's own profiler runs, which must not be disturbed."""
-        if _autograd._profiler_enabled():
-            return False
+        """Starts hearing; returns False when the job's own profiler warms up or runs, which must not be disturbed."""
         # Backward nodes only: a session must never end inside a scope that it has seen begin, and it never ends
         # inside backward.
-        start_profiler(_profiler.RecordScope.BACKWARD_FUNCTION, profile_memory=True)
-        self.is_running = True
-        return True
+        return self._session.start(_profiler.RecordScope.BACKWARD_FUNCTION, profile_memory=True)
 
     def cut(self) -> int:
         """Logs what was heard so far and goes on; returns how many events that were. Never call inside backward."""
@@ -66,13 +67,13 @@ class LightEvents:
 
     def stop(self) -> int:
         """Logs what was heard and stops; returns how many events that were."""
-        if not self.is_running:
+        result = self._session.stop()
+        if result is None:
             return 0
-        self.is_running = False
         events, nodes, heard, names = self._log.events, self._log.nodes, self._heard, self._log.intern
         before = len(events)
         # Each entry: event, and the number of the node around it. The last is next.
-        pending = [(event, -1) for event in reversed(_autograd._disable_profiler().experimental_event_tree())]
+        pending = [(event, -1) for event in reversed(result.experimental_event_tree())]
         while pending:
             event, node = pending.pop()
             fields: Any = event.extra_fields  # one of many types, told by `type`
@@ -91,6 +92,4 @@ class LightEvents:
 
     def abandon(self) -> None:
         """Drops the session without reading it out."""
-        if self.is_running:
-            self.is_running = False
-            _autograd._disable_profiler()
+        self._session.stop()

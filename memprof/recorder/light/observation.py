@@ -153,7 +153,8 @@ class LightObservation:
                 for optimizer in self._rounds.alive():
                     self._inventory.optimizer_state(optimizer)
             self._stretch_events += self._events.cut()
-            self._peaks.how = HEARD_ALL
+            if self._events.is_running:  # else the job's profiler has taken over
+                self._peaks.how = HEARD_ALL
             self._budget.spend(since, self._stretch_events)
         self._write(end_ns, is_complete=True)
         if self._events.is_running:
@@ -201,8 +202,8 @@ class LightObservation:
             self._events.abandon()
 
     def step_aside(self) -> None:
-        """Makes way for the job's own profiler: two sessions on one thread steal each other's events."""
-        if self._events.is_running and _graph_task() == -1:
+        """Makes way for the job's own profiler: there is one session in a process."""
+        if self._events.is_running:
             self._end_stretch()
             self._log.record("notes", f"the job's own profiler started in step {self.step}: it was not listened to on")
 

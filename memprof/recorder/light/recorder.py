@@ -23,6 +23,7 @@ from memprof.recorder.out_of_memory import find_out_of_memory, write_unrecorded
 from memprof.recorder.profiler_guard import ProfilerGuard
 from memprof.recorder.registry import live_objects
 from memprof.recorder.rounds import OptimizerRounds
+from memprof.recorder.sessions import clear_leftovers
 from memprof.recorder.tracebacks import remove_own_frames
 from memprof.recorder.update_hooks import UpdateHooks
 from memprof.trace.masking import mask_text
@@ -64,6 +65,7 @@ class LightRecorder:
         self._has_pending_end = False
         self._has_manual_steps = False
         self._is_over = False
+        self._must_step_aside = False
         self._thread_end: ThreadEnd | None = None
 
     # -- life ---------------------------------------------------------------------------------------------------
@@ -129,6 +131,7 @@ class LightRecorder:
                 observation.close(reason, is_failed=error is not None)
             self._is_over = True
             self._remove()
+            clear_leftovers()
         except Exception as fault:  # noqa: BLE001 - nothing in here may reach the job
             self._fail(fault)
 
@@ -150,6 +153,7 @@ class LightRecorder:
             observation = self._observation
             if observation is None or not self._is_observed():
                 return None
+            self._make_way_if_due(observation)
             if self._has_pending_end and torch._C._current_graph_task_id() == -1:
                 self._end_step()
             elif observation.is_outside and not self._rounds.has_optimizers and not self._has_manual_steps:
@@ -181,9 +185,20 @@ class LightRecorder:
             self.finish("the recorded thread ended")
 
     def _make_way(self) -> None:
+        """Makes way for a session that the job begins in this thread, or has the observed thread do so."""
         observation = self._observation
-        if observation is not None and self._is_observed():
+        if observation is None or self._is_over:
+            return
+        if self._is_observed():
             self._guarded(observation.step_aside)
+        else:
+            self._must_step_aside = True
+
+    def _make_way_if_due(self, observation: LightObservation) -> None:
+        clear_leftovers()
+        if self._must_step_aside:
+            self._must_step_aside = False
+            observation.step_aside()
 
     # -- steps --------------------------------------------------------------------------------------------------
 
@@ -202,6 +217,7 @@ class LightRecorder:
 
     def _begin_update(self, optimizer: Any) -> None:
         assert self._observation is not None
+        self._make_way_if_due(self._observation)
         if self._has_pending_end and torch._C._current_graph_task_id() == -1:
             self._end_step()
         self._observation.begin_update(optimizer)

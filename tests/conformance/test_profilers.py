@@ -1,0 +1,74 @@
+"""A job that uses torch's profiler itself has it as without memprof, whenever it warms up, runs and ends."""
+
+from __future__ import annotations
+
+import sys
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conformance import running
+
+#: Ways of recording: the window of `running.WINDOW`, and the whole run.
+WAYS = {"window": running.WINDOW, "light": ("--light",), "remat": (*running.WINDOW, "--remat", "1GiB")}
+
+#: Every wait and every warm-up up to 3, with the number of active steps and of repetitions changing.
+SCHEDULES = [
+    f"scheduled {wait} {warmup} {1 + (wait + warmup) % 3} {(wait + warmup // 2) % 2}"
+    for wait, warmup in product(range(4), range(4))
+]
+OTHERS = [
+    "scheduled 1 1 2 0 profile_memory",
+    "scheduled 0 2 1 0 with_stack record_shapes",
+    "scheduled 1 2 1 2 profile_memory with_stack record_shapes with_flops with_modules",
+    "late 0 1",
+    "late 1 2",
+    "whole",
+    "to_files",
+    "autograd",
+    "marks",
+    "low_level",
+    "observed",
+    "two_in_turn",
+    "in_thread",
+    "in_backward",
+    "in_forward",
+    "fails warmup",
+    "fails active",
+    "never_ended warmup",
+    "never_ended active",
+    "forgotten",
+]
+#: Of each way, what `make test` runs.
+_QUICK = {("scheduled 1 1 3 1", "window"), ("in_thread", "window"), ("in_backward", "light")}
+
+
+def _cases() -> list[Any]:
+    pairs = [
+        *product(OTHERS, WAYS),
+        *product(SCHEDULES, ("window", "light")),
+    ]
+    return [
+        pytest.param(words, way, id=f"{words} {way}", marks=[] if (words, way) in _QUICK else [pytest.mark.slow])
+        for words, way in pairs
+    ]
+
+
+@pytest.mark.parametrize(("words", "way"), _cases())
+def test_profiles_as_without_memprof(words: str, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Losses, operators and counts in the job's profiles, stderr and status are those of the plain run."""
+    start = (sys.executable, "-P", "-m", "memprof.cli.main", "record", "-q", "-o", "run.memprof")
+    monkeypatch.setattr(running, "MEMPROF", (*start, *WAYS[way]))
+    without, under = running.run_both(tmp_path, ("profiles_itself.py", *words.split()))
+    assert without.returncode == 0, without.stderr.decode()
+    # Said of frees whose size torch does not know; under memprof it does (docs/record.md).
+    unknown = [line for line in without.stderr.splitlines(keepends=True) if b"Memory block of unknown size" in line]
+    assert (
+        under.stderr.decode()
+        == b"".join(line for line in without.stderr.splitlines(keepends=True) if line not in unknown).decode()
+    )
+    assert under.stdout.decode() == without.stdout.decode()
+    assert under.files == without.files
+    assert under.returncode == 0
