@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from memprof.launch.plan_marks import refuse
 from memprof.recorder.light.recorder import LightRecorder
-from memprof.recorder.native import NativeEvents
+from memprof.recorder.native import AllocatorTable, NativeEvents
 from memprof.recorder.recorder import Recorder
 from memprof.recorder.speed import FILE_NAME as SPEED_FILE
 from memprof.recorder.speed import write_device_speed
@@ -93,22 +93,26 @@ def _dry_run(spool: Path, device_name: str) -> DryRun:
     return dry
 
 
-def _start(spool: Path, window: Window | None, dry: DryRun | None = None) -> None:
+def _start(spool: Path, window: Window | None, dry: DryRun | None = None, *, is_late: bool = False) -> None:
     """Starts the recorder of a window, or of the whole run where there is none."""
     global _recorder  # noqa: PLW0603 - one recorder a process, reached again at exit and after fork
     before_call = None if _plan is None else _plan.before_call
     folder = spool / f"process-{os.getpid()}"
     if window is None:
-        _recorder = LightRecorder(folder, before_call=before_call)
+        _recorder = LightRecorder(folder, is_late=is_late, before_call=before_call)
     else:
-        _recorder = Recorder(folder, window, before_call=before_call, dry=dry)
+        _recorder = Recorder(folder, window, is_late=is_late, before_call=before_call, dry=dry)
     _recorder.install()
 
 
 def _start_in_child(spool: Path, window: Window | None) -> None:
+    # Where the parent's window is over, its allocator has kept no table since.
+    is_late = not AllocatorTable.is_kept()
     if _recorder is not None:
         _recorder.abandon()
-    _start(spool, window)  # the child may be a rank that trains; a data loader's worker never calls a model
+    _start(
+        spool, window, is_late=is_late
+    )  # the child may be a rank that trains; a data loader's worker never calls a model
 
 
 def _finish(spool: Path) -> None:

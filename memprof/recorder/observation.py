@@ -220,7 +220,7 @@ class Observation:
 
     def drop_sessions(self) -> None:
         """Ends what still listens on this thread, without logging."""
-        if self.is_mine() and torch._C._current_graph_task_id() == -1:
+        if threading.get_ident() == self.thread:
             self._mode.slide_out()
             self._sources.abandon()
             self._times.abandon()
