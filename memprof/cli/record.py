@@ -159,7 +159,10 @@ def record(
     if dry_run:
         window = read_dry_window(Path.cwd())
         skip, steps = _given(ctx, "skip", window.skip), _given(ctx, "steps", window.steps)
-    target = find_target(words, is_module=is_module, is_command=ctx.meta["is_command"])
+    try:
+        target = find_target(words, is_module=is_module, is_command=ctx.meta["is_command"])
+    except OSError as error:  # a name that is too long, say
+        raise CannotStartError(f"{words[0][:80]} cannot be looked up: {error.strerror or error}.") from None
     try:
         plan = chosen_plan(plan_path, flags)
     except BadInputError as error:
@@ -190,7 +193,11 @@ def record(
     )
     from memprof.launch.parent import leave_like, record_job  # what watches a job; the help needs none of it
 
-    leave_like(record_job(target, settings))
+    try:
+        status = record_job(target, settings)
+    except OSError as error:  # of the job's end nothing is raised: it has not run
+        raise CannotStartError(f"{error.filename or target.name} cannot be used: {error.strerror or error}.") from None
+    leave_like(status)
 
 
 def _given(ctx: click.Context, name: str, default: int) -> int:

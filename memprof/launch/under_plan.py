@@ -259,7 +259,8 @@ def _with_patterns(policy: Policy, names: list[str]) -> Policy:
 
 
 def _is_trained(module: torch.nn.Module) -> bool:
-    return any(parameter.requires_grad for parameter in module.parameters())
+    with torch._C.DisableTorchFunction():  # else a mode of the job's, or a subclass, sees what is read here
+        return any(parameter.requires_grad for parameter in module.parameters())
 
 
 def _is_outermost() -> bool:

@@ -49,7 +49,8 @@ class Job:
     def device(self) -> torch.device:
         """The device of the model's first parameter or buffer; cpu where it has neither."""
         for tensor in (*self.model.parameters(), *self.model.buffers()):
-            return tensor.device
+            with torch._C.DisableTorchFunction():  # else a mode of the job's, or a subclass, sees what is read here
+                return tensor.device
         return torch.device("cpu")
 
     @property

@@ -98,7 +98,8 @@ class FailureLog:
     def note_optimizers(self) -> None:
         """Writes what every optimizer of the job is by now, those included that have not updated yet."""
         self._rounds.meet(live_objects(torch.optim.Optimizer))
-        records = [describe_optimizer(each, number, updates) for number, each, updates in self._rounds.numbered()]
+        with torch._C.DisableTorchFunction():  # else a mode of the job's, or a subclass, sees what is read here
+            records = [describe_optimizer(each, number, updates) for number, each, updates in self._rounds.numbered()]
         if records:
             self._log.record("optimizers", records)
 

@@ -111,7 +111,8 @@ class ModuleRegistry:
 
     def _add(self, root_number: int, name: str, module: torch.nn.Module, parent: int) -> None:
         own = [(key, parameter) for key, parameter in module._parameters.items() if parameter is not None]
-        own_bytes = sum(parameter.nbytes for _, parameter in own if not _is_lazy(parameter))
+        with torch._C.DisableTorchFunction():  # else a mode of the job's, or a subclass, sees what is read here
+            own_bytes = sum(parameter.nbytes for _, parameter in own if not _is_lazy(parameter))
         record = [root_number, name, type(module).__name__, parent, own_bytes]
         number = self._log.intern("modules", self._met, record)
         self._met += 1

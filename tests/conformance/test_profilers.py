@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.conformance import running
-
-#: Ways of recording: the window of `running.WINDOW`, and the whole run.
-WAYS = {"window": running.WINDOW, "light": ("--light",), "remat": (*running.WINDOW, "--remat", "1GiB")}
+from tests.conformance.running import MODES, Job, run_both
 
 #: Every wait and every warm-up up to 3, with the number of active steps and of repetitions changing.
 SCHEDULES = [
@@ -42,13 +38,13 @@ OTHERS = [
     "forgotten",
 ]
 #: Of each way, what `make test` runs.
-_QUICK = {("scheduled 1 1 3 1", "window"), ("in_thread", "window"), ("in_backward", "light")}
+_QUICK = {("scheduled 1 1 3 1", "record"), ("in_thread", "record"), ("in_backward", "light")}
 
 
 def _cases() -> list[Any]:
     pairs = [
-        *product(OTHERS, WAYS),
-        *product(SCHEDULES, ("window", "light")),
+        *product(OTHERS, ("record", "light", "remat")),
+        *product(SCHEDULES, ("record", "light")),
     ]
     return [
         pytest.param(words, way, id=f"{words} {way}", marks=[] if (words, way) in _QUICK else [pytest.mark.slow])
@@ -57,11 +53,9 @@ def _cases() -> list[Any]:
 
 
 @pytest.mark.parametrize(("words", "way"), _cases())
-def test_profiles_as_without_memprof(words: str, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_profiles_as_without_memprof(words: str, way: str, tmp_path: Path) -> None:
     """Losses, operators and counts in the job's profiles, stderr and status are those of the plain run."""
-    start = (sys.executable, "-P", "-m", "memprof.cli.main", "record", "-q", "-o", "run.memprof")
-    monkeypatch.setattr(running, "MEMPROF", (*start, *WAYS[way]))
-    without, under = running.run_both(tmp_path, ("profiles_itself.py", *words.split()))
+    without, under = run_both(tmp_path, Job(("profiles_itself.py", *words.split())), MODES[way])
     assert without.returncode == 0, without.stderr.decode()
     # Said of frees whose size torch does not know; under memprof it does (docs/record.md).
     unknown = [line for line in without.stderr.splitlines(keepends=True) if b"Memory block of unknown size" in line]
