@@ -35,7 +35,13 @@ class RecordCommand(click.Command):
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
         """Gives click the project's settings: it asks flags first, then MEMPROF_*, then these."""
-        given = read_project_settings(Path.cwd())
+        try:
+            folder = Path.cwd()
+        except FileNotFoundError:
+            raise CannotStartError(
+                "the current folder is not there any more: it was deleted or replaced. Change to one that is, with cd."
+            ) from None
+        given = read_project_settings(folder)
         if "plan" in given:
             given["plan_path"] = given.pop("plan")
         extra.setdefault("default_map", given)
