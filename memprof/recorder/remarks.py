@@ -54,9 +54,17 @@ class RemarkReader:
     def __init__(self) -> None:
         """Begins with the first remark there is."""
         self._told: list[Remark] = []
+        self._sentences: list[Any] = []
 
     def fresh(self) -> list[tuple[str, Any]]:
         """Returns stream and record of the remarks not handed out yet."""
         fresh = [remark for remark in _remarks if remark not in self._told and remark.about() is not None]
         self._told += fresh
-        return [(remark.stream, remark.record) for remark in fresh]
+        said = []
+        for remark in fresh:
+            # A sentence about a model and about each of its copies is one sentence.
+            if remark.stream != "notes" or remark.record not in self._sentences:
+                said.append((remark.stream, remark.record))
+            if remark.stream == "notes":
+                self._sentences.append(remark.record)
+        return said

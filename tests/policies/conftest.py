@@ -2,9 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+
 import pytest
+
+from tests.policies.loops import Loop
 
 
 @pytest.fixture(scope="session", autouse=True)
 def many_jobs(small_heap: None) -> None:
     """Keeps what a recording costs down."""
+
+
+@pytest.fixture
+def loop(flag: str) -> Iterator[Callable[[], Loop]]:
+    """Makes a loop under a plan, which is taken back after the test."""
+    made = []
+
+    def make(*, applied: bool = True) -> Loop:
+        one = Loop(flag)
+        made.append(one)
+        if applied:
+            one.apply()
+        return one
+
+    yield make
+    for one in made:
+        if one.job is not None:
+            one.job.undo()

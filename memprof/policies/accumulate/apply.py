@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -42,40 +45,89 @@ def apply_accumulate(job: Job, policy: Accumulate) -> None:
                 "accumulate cannot hold back LBFGS, which calls its closure many times in a step; "
                 "use another optimizer, or evaluate the whole batch in the closure."
             )
-    if Round.active():
-        raise PolicyError("accumulate is applied to a job of this process already; apply it once, or undo it first.")
-    feed = take_prepared(policy.micro_batches)
-    is_first_whole = feed is None and is_batch_in_hand()
-    if feed is None:
-        feed = BatchFeed(Round(policy.micro_batches))
-        feed.install()
-    job.on_undo(feed.remove)
-    feed.model = job.model
-    current = feed.round
-    current.begin()
-    job.on_undo(current.end)
+    shared = _in_force[0] if _in_force else _begin(policy)
+    if shared.micro_batches != policy.micro_batches:
+        raise PolicyError(
+            f"accumulate divides the batches of this process into {shared.micro_batches} already; give all its models "
+            "one number of micro-batches."
+        )
+    job.on_undo(shared.leave)
+    shared.users += 1
+    shared.feed.model = job.model
+    current = shared.feed.round
+    # Made in the middle of a batch that was handed out whole: the next one is the first to be split.
+    is_first_whole = shared.is_first_whole or bool(current.reason)
     gates = [OptimizerGate(each, current, is_first_whole=is_first_whole) for each in job.optimizers]
     for gate in gates:
         gate.install()
         job.on_undo(gate.remove)
         current.on_abandoned(gate.abandon)
-    _weigh_gradients(job, current)
-    _gate_model_zero_grad(job, gates)
-    _gate_clipping(job, gates)
-    _gate_scaler(job, gates)
-    _gate_schedulers(job, gates)
+        shared.gates.append(gate)
+        job.on_undo(partial(shared.gates.remove, gate))
+    _gate_model_zero_grad(job, shared.gates)
     job.notes += _notes(job, policy, is_first_whole=is_first_whole)
 
 
-def _replace(job: Job, owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
+@dataclass(eq=False)
+class _Shared:
+    """What all models of a process share that a plan is applied to, a model and its copies among them.
+
+    Attributes:
+        micro_batches: Parts of a batch.
+        feed: Divides the batches.
+        is_first_whole: The loop was under way before.
+        gates: The gates of all optimizers.
+        users: How many models share it.
+        undo: Takes it back with the last of them.
+    """
+
+    micro_batches: int
+    feed: BatchFeed
+    is_first_whole: bool
+    gates: list[OptimizerGate] = field(default_factory=list)
+    users: int = 0
+    undo: ExitStack = field(default_factory=ExitStack)
+
+    def leave(self) -> None:
+        """One model less."""
+        self.users -= 1
+        if not self.users:
+            _in_force.remove(self)
+            self.undo.close()
+
+
+#: What is in force, if any.
+_in_force: list[_Shared] = []
+
+
+def _begin(policy: Accumulate) -> _Shared:
+    """Divides batches from now on, and holds back what ends a step."""
+    feed = take_prepared(policy.micro_batches)
+    is_first_whole = feed is None and is_batch_in_hand()
+    if feed is None:
+        feed = BatchFeed(Round(policy.micro_batches))
+        feed.install()
+    shared = _Shared(policy.micro_batches, feed, is_first_whole)
+    shared.undo.callback(feed.remove)
+    feed.round.begin()
+    shared.undo.callback(feed.round.end)
+    _weigh_gradients(shared.undo, feed.round)
+    _gate_clipping(shared.undo, shared.gates)
+    _gate_scaler(shared.undo, shared.gates)
+    _gate_schedulers(shared.undo, shared.gates)
+    _in_force.append(shared)
+    return shared
+
+
+def _replace(undo: ExitStack, owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
     """Replaces an attribute by what is made from it, until undo."""
     had_own = name in vars(owner)
     before = getattr(owner, name)
     setattr(owner, name, functools.wraps(before)(wrap(before)))
-    job.on_undo(lambda: setattr(owner, name, before) if had_own else delattr(owner, name))
+    undo.callback(lambda: setattr(owner, name, before) if had_own else delattr(owner, name))
 
 
-def _weigh_gradients(job: Job, current: Round) -> None:
+def _weigh_gradients(undo: ExitStack, current: Round) -> None:
     """Starts each backward with the micro-batch's share of the samples where it would start with 1.
 
     So parts of unequal size add up to the mean over the batch, and gradients are never out of proportion, whoever
@@ -93,7 +145,7 @@ def _weigh_gradients(job: Job, current: Round) -> None:
 
         return backward
 
-    _replace(job, torch.autograd, "backward", wrap)
+    _replace(undo, torch.autograd, "backward", wrap)
 
 
 def _weighed(tensors: Any, gradients: Any, weight: float) -> Any:
@@ -125,7 +177,7 @@ def _gate_model_zero_grad(job: Job, gates: list[OptimizerGate]) -> None:
     job.replace_method(job.model, "zero_grad", wrap)
 
 
-def _gate_clipping(job: Job, gates: list[OptimizerGate]) -> None:
+def _gate_clipping(undo: ExitStack, gates: list[OptimizerGate]) -> None:
     """Clips before an update only, when the gradients are those of the whole batch.
 
     A script holds clip_grad_norm_ by a name of its own; what clips in there is looked up in torch's module.
@@ -137,19 +189,21 @@ def _gate_clipping(job: Job, gates: list[OptimizerGate]) -> None:
 
         return clip
 
-    _replace(job, clip_grad, "_clip_grads_with_norm_", wrap)
-    _replace(job, torch.nn.utils, "clip_grads_with_norm_", wrap)
+    _replace(undo, clip_grad, "_clip_grads_with_norm_", wrap)
+    _replace(undo, torch.nn.utils, "clip_grads_with_norm_", wrap)
     for owner in (clip_grad, torch.nn.utils):
-        _replace(job, owner, "clip_grad_value_", wrap)
+        _replace(undo, owner, "clip_grad_value_", wrap)
 
 
-def _gate_scaler(job: Job, gates: list[OptimizerGate]) -> None:
+def _gate_scaler(undo: ExitStack, gates: list[OptimizerGate]) -> None:
     """Holds back what a GradScaler does before an update: gradients stay scaled until the last micro-batch."""
-    gate_of = {id(gate.optimizer): gate for gate in gates}
+
+    def gate_of(optimizer: Any) -> OptimizerGate | None:
+        return next((gate for gate in gates if gate.optimizer is optimizer), None)
 
     def wrap_step(before: Any) -> Any:
         def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            gate = gate_of.get(id(optimizer))
+            gate = gate_of(optimizer)
             if gate is None or gate.closes:
                 result = before(scaler, optimizer, *args, **kwargs)
                 if gate is not None:
@@ -163,7 +217,7 @@ def _gate_scaler(job: Job, gates: list[OptimizerGate]) -> None:
 
     def wrap_unscale(before: Any) -> Any:
         def unscale_(scaler: Any, optimizer: Any) -> None:
-            gate = gate_of.get(id(optimizer))
+            gate = gate_of(optimizer)
             if gate is None or gate.closes:
                 before(scaler, optimizer)
 
@@ -176,25 +230,25 @@ def _gate_scaler(job: Job, gates: list[OptimizerGate]) -> None:
 
         return update
 
-    _replace(job, _SCALER, "step", wrap_step)
-    _replace(job, _SCALER, "unscale_", wrap_unscale)
-    _replace(job, _SCALER, "update", wrap_update)
+    _replace(undo, _SCALER, "step", wrap_step)
+    _replace(undo, _SCALER, "unscale_", wrap_unscale)
+    _replace(undo, _SCALER, "update", wrap_update)
 
 
-def _gate_schedulers(job: Job, gates: list[OptimizerGate]) -> None:
+def _gate_schedulers(undo: ExitStack, gates: list[OptimizerGate]) -> None:
     """Holds back LR schedulers that step with every batch; those of an epoch step when no update is held back."""
-    mine = {id(gate.optimizer) for gate in gates}
 
     def wrap(before: Any) -> Any:
         def step(scheduler: Any, *args: Any, **kwargs: Any) -> None:
-            if id(getattr(scheduler, "optimizer", None)) not in mine or not _is_open(gates):
+            optimizer = getattr(scheduler, "optimizer", None)
+            if not any(gate.optimizer is optimizer for gate in gates) or not _is_open(gates):
                 before(scheduler, *args, **kwargs)
 
         return step
 
     for kind in {LRScheduler, *_subclasses(LRScheduler)}:
         if "step" in vars(kind):
-            _replace(job, kind, "step", wrap)
+            _replace(undo, kind, "step", wrap)
 
 
 def _subclasses(kind: type[Any]) -> Iterator[type[Any]]:

@@ -46,19 +46,27 @@ def apply_loss(job: Job, policy: ChunkedLoss) -> None:
     heads = _heads(job, policy)
     function = F.cross_entropy
     _check_known(function)
-    loss = _Loss(job, policy, _copy(function))
-    _replace_code(job, function, loss.cross_entropy)
+    # A job may train several models, or a copy of one: torch's function is replaced once, and the last plan decides.
+    loss = _Loss(job, policy, _in_force[-1].original if _in_force else _copy(function))
+    if not _in_force:
+        _replace_code(function)
+    _in_force.append(loss)
+    job.on_undo(partial(_leave, loss, function))
     for head in heads:
         job.wrap_forward(head, partial(loss.head_forward, head))
 
 
 class _Loss:
-    """Cross-entropy as a policy wants it."""
+    """Cross-entropy as a policy wants it.
+
+    Attributes:
+        original: torch's own function.
+    """
 
     def __init__(self, job: Job, policy: ChunkedLoss, original: Any) -> None:
         self._job = job
         self._policy = policy
-        self._original = original
+        self.original = original
 
     def head_forward(self, head: torch.nn.Linear, before: Any) -> Any:
         """Returns a forward that makes no logits where they are for training."""
@@ -93,9 +101,9 @@ class _Loss:
                 self._note(f"A cross-entropy was left to torch: {reason}.")
             if isinstance(logits, LazyLogits):
                 logits = logits.logits()
-            return self._original(logits, target, weight, *others)  # type: ignore[no-any-return]
+            return self.original(logits, target, weight, *others)  # type: ignore[no-any-return]
         terms = Terms(
-            self._original, -(-len(logits) // self._policy.chunks), ignore_index, reduction, float(label_smoothing)
+            self.original, -(-len(logits) // self._policy.chunks), ignore_index, reduction, float(label_smoothing)
         )
         if not isinstance(logits, LazyLogits):
             return self._chunked(logits, target, weight, terms)
@@ -137,6 +145,10 @@ class _Loss:
             self._job.note(sentence)
 
 
+#: The losses of all plans in force; calls go to the last one.
+_in_force: list[_Loss] = []
+
+
 def _heads(job: Job, policy: ChunkedLoss) -> list[torch.nn.Linear]:
     if not policy.head:
         return []
@@ -168,20 +180,21 @@ def _copy(function: Any) -> Any:
     return copy
 
 
-def _replace_code(job: Job, function: Any, replacement: Any) -> None:
-    """Makes the function run the replacement, for those, too, who imported it before: only its code is exchanged."""
+def _replace_code(function: Any) -> None:
+    """Makes the function run what is in force, for those, too, who imported it before: only its code is exchanged."""
     scope: dict[str, Any] = {}
     arguments = ", ".join(_PARAMETERS)
     exec(f"def cross_entropy({arguments}):\n    return {_REPLACEMENT}({arguments})\n", scope)  # noqa: S102 - our own text
-    before, held = function.__code__, function.__globals__.get(_REPLACEMENT)
-    function.__globals__[_REPLACEMENT] = replacement
+    function.__globals__[_REPLACEMENT] = _cross_entropy
     function.__code__ = scope["cross_entropy"].__code__
 
-    def restore() -> None:
-        function.__code__ = before
-        if held is None:
-            function.__globals__.pop(_REPLACEMENT, None)
-        else:
-            function.__globals__[_REPLACEMENT] = held
 
-    job.on_undo(restore)
+def _cross_entropy(*args: Any) -> Tensor:
+    return _in_force[-1].cross_entropy(*args)
+
+
+def _leave(loss: _Loss, function: Any) -> None:
+    _in_force.remove(loss)
+    if not _in_force:
+        function.__code__ = loss.original.__code__
+        del function.__globals__[_REPLACEMENT]

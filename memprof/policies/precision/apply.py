@@ -33,8 +33,14 @@ def apply_precision(job: Job, policy: Precision) -> None:
     dtype = DTYPES[policy.dtype]
     _refuse(job, policy)
     if policy.is_pure:
+        places = [
+            (module, name)
+            for module in job.model.modules()
+            for name, parameter in module._parameters.items()
+            if parameter is not None and parameter.dtype == torch.float32
+        ]
         originals = shorten_weights(job, dtype)
-        job.wrap_forward(job.model, lambda forward: _in_pure(forward, dtype, originals))
+        job.wrap_forward(job.model, lambda forward: _in_pure(forward, dtype, originals, *places[0]))
         job.notes.append(
             "precision: parameters, gradients and optimizer state are bfloat16; updates smaller than 1/256 of a weight "
             "are rounded away, so compare the loss curve."
@@ -88,13 +94,16 @@ def _in_autocast(
     return in_autocast
 
 
-def _in_pure(forward: Forward, dtype: torch.dtype, originals: list[Any]) -> Forward:
+def _in_pure(forward: Forward, dtype: torch.dtype, originals: list[Any], module: torch.nn.Module, name: str) -> Forward:
     def shorten(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(dtype) if tensor.dtype == torch.float32 else tensor
 
     @functools.wraps(forward)
     def in_pure(*args: Any, **kwargs: Any) -> Any:
         originals.clear()
+        weight = module._parameters.get(name)
+        if weight is not None and weight.dtype == torch.float32:
+            return forward(*args, **kwargs)  # torch.func.functional_call has put weights of the job's own there
         args, kwargs = map_tensors(shorten, (args, kwargs))
         return map_tensors(_to_float32, forward(*args, **kwargs))
 

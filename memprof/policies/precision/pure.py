@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.optim.swa_utils import AveragedModel
 
 from memprof.errors import PolicyError
 
@@ -56,8 +59,40 @@ def _lengthen_copies(job: Job, tensors: list[torch.Tensor], dtype: torch.dtype) 
     longer = _Longer(tensors, dtype)
     for module in job.model.modules():
         job.change_copies(module, longer.change_module)
+    _lengthen_averages(job, longer)
     for optimizer in job.optimizers:
         job.change_copies(optimizer, longer.change_optimizer)
+
+
+def _lengthen_averages(job: Job, longer: _Longer) -> None:
+    """Has torch's AveragedModel, whose averages are in float32, average float32 weights: it takes no others."""
+    before = AveragedModel.update_parameters
+
+    @functools.wraps(before)
+    def update_parameters(self: Any, model: Any) -> None:
+        read: Any = _Lengthened(model, longer)
+        before(self, read)
+
+    def restore() -> None:
+        if AveragedModel.update_parameters is update_parameters:
+            AveragedModel.update_parameters = before  # type: ignore[method-assign]
+
+    AveragedModel.update_parameters = update_parameters  # type: ignore[method-assign]
+    job.on_undo(restore)
+
+
+class _Lengthened:
+    """A model as AveragedModel reads it."""
+
+    def __init__(self, model: Any, longer: _Longer) -> None:
+        self._model = model
+        self._longer = longer
+
+    def parameters(self) -> Iterator[Any]:
+        return map(self._longer.lengthened, self._model.parameters())
+
+    def buffers(self) -> Iterator[Any]:
+        return map(self._longer.lengthened, self._model.buffers())
 
 
 class _Longer:
@@ -73,25 +108,26 @@ class _Longer:
         """Changes the state of a copy of a module."""
         for place in ("_parameters", "_buffers"):
             if place in state:
-                state[place] = type(state[place])((name, self._of(each)) for name, each in state[place].items())
+                state[place] = type(state[place])((name, self.lengthened(each)) for name, each in state[place].items())
 
     def change_optimizer(self, state: dict[str, Any]) -> None:
         """Changes the state of a copy of an optimizer, whose parameters are those of the model's copy."""
         state["param_groups"] = [
-            {**group, "params": [self._of(each) for each in group["params"]]} for group in state["param_groups"]
+            {**group, "params": [self.lengthened(each) for each in group["params"]]} for group in state["param_groups"]
         ]
         kept = state["state"]
         own = kept.copy()  # a defaultdict, with its factory
         own.clear()
         for key, values in kept.items():
             is_ours = id(key) in self._short
-            own[self._of(key)] = {
+            own[self.lengthened(key)] = {
                 name: value.float() if is_ours and torch.is_tensor(value) and value.dtype == self._dtype else value
                 for name, value in values.items()
             }
         state["state"] = own
 
-    def _of(self, tensor: Any) -> Any:
+    def lengthened(self, tensor: Any) -> Any:
+        """Returns a tensor in float32 if it was shortened, else the tensor itself."""
         if self._short.get(id(tensor)) is not tensor or tensor is None:
             return tensor
         key = id(tensor), tensor._version

@@ -23,6 +23,7 @@ from memprof.policies.swap.packing import (
     require_unhooked,
     unpack,
 )
+from memprof.policies.swap.readers import bring_in_for_readers
 from memprof.policies.swap.states import stand_in
 
 
@@ -56,6 +57,7 @@ def swap_parameters(job: Job, names: Iterable[str], carrier: Carrier, minimum_by
         own = [parameters[id(p)] for p in module.parameters(recurse=False) if id(p) in parameters]
         if own:
             job.before_copies(module, _Region(own).bring_in)
+    bring_in_for_readers(job, {key: each.bring_in for key, each in parameters.items()})
     everything = _Region(list(parameters.values()))
     for optimizer in job.optimizers:
         updates = _Updates(
@@ -67,7 +69,7 @@ def swap_parameters(job: Job, names: Iterable[str], carrier: Carrier, minimum_by
     job.on_undo(everything.bring_in)
     job.notes.append(
         "swap: outside of their modules' forward and backward and of the update, the moved parameters read as NaN; "
-        "state_dict() brings them in"
+        "state_dict(), parameters() and named_parameters() bring them in"
     )
 
 
