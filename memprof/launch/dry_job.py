@@ -123,7 +123,12 @@ def dry_run(
         check_plan(plan)
     except CannotStartError as error:
         return DryOutcome(None, str(error), was_started=False)
-    with tempfile.TemporaryDirectory(prefix="memprof-dry-") as folder:
+    try:
+        scratch = tempfile.TemporaryDirectory(prefix="memprof-dry-")
+    except OSError as error:
+        reason = f"a dry run needs a temporary folder, and none can be written ({error.strerror or error}): set TMPDIR."
+        return DryOutcome(None, reason, was_started=False)
+    with scratch as folder:
         settings = Settings(
             output=keep or Path(folder, "dry.memprof"),
             force=True,

@@ -74,13 +74,25 @@ def _stretch_tables(
     # At use: it imports this module in turn.
     from memprof.trace.assemble.process import assemble_process
 
-    with tempfile.TemporaryDirectory(prefix="memprof-stretch-") as ordinary:
+    with _scratch(folder) as ordinary:
         write_ordinary(Path(ordinary), main, stretch)
         found = assemble_process(Path(ordinary), launch, exit_record)
     if found is None:
         return {}
     tables = found[1]
     return {**tables, Storages: _categorised(cast(Storages, tables[Storages]), cast(Ops, tables[Ops]))}
+
+
+def _scratch(folder: Path) -> tempfile.TemporaryDirectory[str]:
+    """Makes a folder to work in; inside the spool where no temporary folder can be written.
+
+    Raises:
+        OSError: Nothing can be written there either.
+    """
+    try:
+        return tempfile.TemporaryDirectory(prefix="memprof-stretch-")
+    except OSError:
+        return tempfile.TemporaryDirectory(prefix="memprof-stretch-", dir=folder)
 
 
 def _categorised(storages: Storages, ops: Ops) -> Storages:

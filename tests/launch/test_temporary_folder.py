@@ -1,0 +1,72 @@
+"""Jobs where the folder for temporary files is read-only, full or missing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from memprof.launch.dry_job import dry_run
+from memprof.launch.settings import DryWindow
+from memprof.launch.target import find_script
+from memprof.trace.store import Trace
+
+JOB = """
+import torch
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(6):
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+print("trained")
+"""
+
+#: Mounts a folder of 64 KiB for the processes of one command alone, fills it, and runs the command.
+FULL = 'mount -t tmpfs -o size=64k none "$0" && { cat /dev/zero > "$0/all" 2> /dev/null; exec "$@"; }'
+
+
+def in_namespace() -> bool:
+    """Whether this process may mount something that no other sees."""
+    if os.name != "posix" or shutil.which("unshare") is None:
+        return False
+    tried = ["unshare", "--mount", "mount", "-t", "tmpfs", "none", "/mnt"]
+    return subprocess.run(tried, capture_output=True, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("kind", ["read-only", "missing", "full"])
+def test_a_job_is_recorded_as_ever(tmp_path: Path, kind: str) -> None:
+    """Status and output are the job's own, and the recording, a light one that is cut while it is packed, is whole."""
+    place = tmp_path / "temporary"
+    (tmp_path / "job.py").write_text(JOB)
+    before: list[str] = []
+    if kind != "missing":
+        place.mkdir(mode=0o555)
+    if kind == "full":
+        if not in_namespace():
+            pytest.skip("mounting a full folder needs rights of the superuser")
+        before = ["unshare", "--mount", "sh", "-c", FULL, str(place)]
+    done = subprocess.run(
+        [*before, sys.executable, "-m", "memprof", "record", "--light", "-o", "run.memprof", "job.py"],
+        cwd=tmp_path,
+        env={**os.environ, "TMPDIR": str(place), "TEMP": str(place), "TMP": str(place)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "trained\n"), done.stderr
+    assert Trace.open(tmp_path / "run.memprof").manifest.capture.is_complete
+
+
+def test_without_any_temporary_folder_a_dry_run_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sentence names what cannot be written, and what to set; the job is not started."""
+    (tmp_path / "job.py").write_text(JOB)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    outcome = dry_run(find_script([str(tmp_path / "job.py")]), None, DryWindow())
+    assert outcome.peak_bytes is None
+    assert not outcome.was_started
+    assert "set TMPDIR" in outcome.reason
