@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -18,7 +19,7 @@ from memprof.recorder.progress import Progress
 from memprof.recorder.registry import ModuleRegistry
 from memprof.recorder.sliding import SlidingMode, leaves_operators
 from memprof.recorder.stacks import CHECKPOINT_FILE, StackTable
-from memprof.recorder.untraced import untraced
+from memprof.recorder.untraced import is_traced_inside, traced_inside, untraced
 from memprof.recorder.wrapped_numbers import with_tensors
 from memprof.trace.spool import (
     FLAG_COLLECTIVE,
@@ -48,6 +49,7 @@ _Tensor = torch.Tensor
 _LISTS = (list, tuple)
 _ACCUMULATE = 2**63  # AccumulateGrad nodes carry the largest number there is
 _cuda: Any = torch.cuda  # not annotated in torch
+_NESTED = torch.Size()
 _FAILED = object()  # in place of the result of an operator that raised
 
 
@@ -61,6 +63,8 @@ class _Operator:
         self.is_higher_order = higher_order.is_higher_order(operator)
         # The overload's own entry skips a Python frame; higher-order operators have none.
         self.call: Callable[..., Any] = getattr(operator, "_op", operator)
+        if is_traced_inside(operator):
+            self.call = partial(_call_traced_inside, operator)
         self.flags = 0
         self.mutated: frozenset[int] = frozenset()
         self.mutated_keywords: frozenset[str] = frozenset()
@@ -149,10 +153,11 @@ class OperatorMode(SlidingMode):
 
     def tensor_number(self, tensor: torch.Tensor) -> int:
         """Returns the number of a tensor's shape and type."""
-        key = (tensor.dtype, tensor.shape, tensor.device)
+        sizes = _NESTED if tensor.is_nested else tensor.shape  # rows of a nested tensor differ in their sizes
+        key = (tensor.dtype, sizes, tensor.device)
         number = self._tensors.get(key)
         if number is None:
-            shape = "x".join(str(int(size)) for size in tensor.shape)
+            shape = "x".join(str(int(size)) for size in sizes)
             record = [shape, str(tensor.dtype).removeprefix("torch."), str(tensor.device)]
             number = self._tensors[key] = self._log.intern("tensors", tuple(record), record)
         return number
@@ -365,6 +370,8 @@ class OperatorMode(SlidingMode):
         self._after_operator(end_ns, node is not None)
 
     def _count_flops(self, operator: _Operator, func: Any, args: Any, kwargs: Any, result: Any) -> int:
+        if any(isinstance(a, _Tensor) and a.is_nested for a in args):
+            return 0  # nor does it know these
         key = (func, *(a.shape if isinstance(a, _Tensor) else a if type(a) in (int, bool) else None for a in args))
         flops = self._flops.get(key)
         if flops is None:
@@ -403,6 +410,11 @@ class OperatorMode(SlidingMode):
         """Takes the mode out of the stack, leaving all others in their order."""
         self.is_on = False
         super().slide_out()
+
+
+def _call_traced_inside(operator: Any, *args: Any, **kwargs: Any) -> Any:
+    with traced_inside(operator):
+        return operator._op(*args, **kwargs)
 
 
 def _is_in_checkpoint(frame: FrameType | None) -> bool:

@@ -11,6 +11,7 @@ _C: Any = torch._C  # its stub lacks _set_tracing_state
 _state = _C._get_tracing_state
 _set_state = _C._set_tracing_state
 _TRACER = _C._dispatch_key_parse("Tracer")
+_CONVOLUTION = torch.ops.aten.convolution.default
 _NOTHING: AbstractContextManager[None] = nullcontext()
 
 
@@ -36,3 +37,23 @@ def untraced() -> AbstractContextManager[None]:
     """Returns what stops tracing for the time of a ``with``; where nothing is traced, it does nothing."""
     state = _state()
     return _NOTHING if state is None else _Untraced(state)
+
+
+def traced_inside(func: Any) -> AbstractContextManager[Any]:
+    """Returns what lets torch trace the operators inside a convolution, as it does where no mode comes in between.
+
+    Args:
+        func: The operator about to be run; any other one is traced by itself.
+    """
+    if func is not _CONVOLUTION or _state() is None:
+        return _NOTHING
+    included = _C._dispatch_tls_local_include_set() | _C.DispatchKeySet(_TRACER)
+    guard: AbstractContextManager[Any] = _C._ForceDispatchKeyGuard(
+        included, _C._dispatch_tls_local_exclude_set().remove(_TRACER)
+    )
+    return guard
+
+
+def is_traced_inside(func: Any) -> bool:
+    """Whether torch traces the operators inside an operator, and not it."""
+    return func is _CONVOLUTION

@@ -40,18 +40,15 @@ def _cases() -> list[object]:
 
 
 @pytest.mark.parametrize(("group", "mode"), _cases())
-def test_a_job_with_higher_order_operators_is_left_alone(
-    group: str, mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_with_higher_order_operators_is_left_alone(group: str, mode: str, tmp_path: Path) -> None:
     """Status, stdout (losses to the bit), stderr and files are those of the plain run, in every mode."""
-    monkeypatch.setattr(running, "MEMPROF", (*_RECORD, *_MODES[mode]))
-    without, under = running.run_both(tmp_path, ("higher_order.py", *_GROUPS[group]))
+    without, under = running.run_both(tmp_path, running.Job(("higher_order.py", *_GROUPS[group])), _MODES[mode])
     assert without.returncode == 0, without.stderr.decode()
     assert under.stderr.decode() == without.stderr.decode()
     assert under.stdout.decode() == without.stdout.decode()
     assert under == without
     if mode == "record":
-        _check_what_is_named(tmp_path / "recorded" / "run.memprof", _GROUPS[group])
+        _check_what_is_named(tmp_path / "run.memprof", _GROUPS[group])
 
 
 def _check_what_is_named(recording: Path, parts: tuple[str, ...]) -> None:
@@ -71,12 +68,9 @@ def _check_what_is_named(recording: Path, parts: tuple[str, ...]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("part", ["fails_followed", "fails_opaque"])
 @pytest.mark.parametrize("mode", ["record", "light", "remat"])
-def test_an_error_inside_one_is_the_job_s_own(
-    part: str, mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_inside_one_is_the_job_s_own(part: str, mode: str, tmp_path: Path) -> None:
     """An error raised inside a branch has the traceback that it has without memprof, frame for frame."""
-    monkeypatch.setattr(running, "MEMPROF", (*_RECORD, *_MODES[mode]))
-    without, under = running.run_both(tmp_path, ("higher_order.py", part))
+    without, under = running.run_both(tmp_path, running.Job(("higher_order.py", part)), _MODES[mode])
     assert without.returncode == 1
     assert b"the job's own error" in without.stderr
     assert under.stderr.decode() == without.stderr.decode()

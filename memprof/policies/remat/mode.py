@@ -21,7 +21,7 @@ from memprof.policies.remat.remaking import Remaking
 from memprof.recorder.higher_order import follow, is_traced, run_below, tensors_in
 from memprof.recorder.out_of_memory import is_out_of_memory
 from memprof.recorder.sliding import SlidingMode, leaves_operators
-from memprof.recorder.untraced import untraced
+from memprof.recorder.untraced import traced_inside, untraced
 from memprof.recorder.wrapped_numbers import with_tensors
 
 _Tensor = torch.Tensor
@@ -81,7 +81,8 @@ class RematMode(SlidingMode):
         if operator.is_view:
             return func(*args, **kwargs) if kwargs else func(*args)
         with self._lock:
-            run = self._run if _tracing_state() is None else self._run_traced
+            is_watched = _tracing_state() is None and _are_plain(args) and (not kwargs or _are_plain(kwargs.values()))
+            run = self._run if is_watched else self._run_unwatched
             return run(operator, func, args, kwargs or {})
 
     def _run_higher_order(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -91,7 +92,7 @@ class RematMode(SlidingMode):
         result = follow(self, func, args, kwargs)
         if result is not NotImplemented:
             return result
-        given = [tensor for tensor in tensors_in((args, kwargs)) if tensor.layout is _strided]
+        given = [tensor for tensor in tensors_in((args, kwargs)) if _is_plain(tensor)]
         with self._lock:
             for tensor in given:
                 self._memory.before_write(tensor.untyped_storage())
@@ -100,13 +101,14 @@ class RematMode(SlidingMode):
                 self._memory.changed(tensor.untyped_storage(), None)
         return result
 
-    def _run_traced(self, operator: Operator, func: Any, args: Any, kwargs: Any) -> Any:
-        """Runs an operator of a function that ``torch.jit.trace`` follows: what it makes is not made again."""
+    def _run_unwatched(self, operator: Operator, func: Any, args: Any, kwargs: Any) -> Any:
+        """Runs what is not made again: what ``torch.jit.trace`` follows, and what is on sparse or nested tensors."""
         with untraced():
             written = _written(operator, args, kwargs)
             for storage in written:
                 self._memory.before_write(storage)
-        result = func(*args, **kwargs)
+        with traced_inside(func):
+            result = func(*args, **kwargs)
         with untraced():
             for storage in written:
                 self._memory.changed(storage, None)
@@ -256,7 +258,7 @@ class RematMode(SlidingMode):
                 if position is not None and position < len(args) and isinstance(args[position], _Tensor):
                     memory.changed(args[position].untyped_storage(), None)
         for number, value in enumerate(result) if type(result) in _LISTS else ((0, result),):
-            if not isinstance(value, _Tensor) or value.layout is not _strided:
+            if not isinstance(value, _Tensor) or not _is_plain(value):
                 continue
             storage = value.untyped_storage()
             if memory.find(storage) is not None:
@@ -265,6 +267,18 @@ class RematMode(SlidingMode):
             cell.used_us = memory.clock_us
             memory.place(cell, storage)
             recipe.outputs.append(weakref.ref(cell))
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is a view of bytes and nothing more; sparse, nested and quantised ones are not."""
+    return tensor.layout is _strided and not tensor.is_nested and not tensor.is_quantized
+
+
+def _are_plain(values: Any) -> bool:
+    return all(
+        _is_plain(value) if isinstance(value, _Tensor) else type(value) not in _LISTS or _are_plain(value)
+        for value in values
+    )
 
 
 def _add_key(parts: list[Any], values: Any) -> None:
@@ -284,4 +298,4 @@ def _written(operator: Operator, args: Any, kwargs: Any) -> list[torch.UntypedSt
     values = [args[position] for position in operator.written if position < len(args)]
     values += [kwargs[name] for name in operator.written_names if name in kwargs]
     items = [item for value in values for item in (value if type(value) in _LISTS else (value,))]
-    return [item.untyped_storage() for item in items if isinstance(item, _Tensor) and item.layout is _strided]
+    return [item.untyped_storage() for item in items if isinstance(item, _Tensor) and _is_plain(item)]

@@ -173,10 +173,10 @@ def _output_bytes(function: Any, args: Any, kwargs: Any) -> int:
         try:
             shadows = _shadow(list(args)), {name: _shadow(value) for name, value in kwargs.items()}
             result = function(*shadows[0], **shadows[1])
+            given = {tensor.untyped_storage()._cdata for tensor in _tensors(shadows[0])}
+            made = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in _tensors([result])}
         except (RuntimeError, TypeError, ValueError, AssertionError, IndexError, AttributeError):
             return -1  # the operator has no shape function, or asks for values
-        given = {tensor.untyped_storage()._cdata for tensor in _tensors(shadows[0])}
-        made = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in _tensors([result])}
         return sum(size for address, size in made.items() if address not in given)
 
 

@@ -360,10 +360,11 @@ class LightObservation:
             self._inventory.models()
 
     def _tensor_number(self, tensor: torch.Tensor) -> int:
-        key = (tensor.dtype, tensor.shape, tensor.device)
+        sizes = torch.Size() if tensor.is_nested else tensor.shape  # rows of a nested tensor differ in their sizes
+        key = (tensor.dtype, sizes, tensor.device)
         number = self._tensors.get(key)
         if number is None:
-            shape = "x".join(str(int(size)) for size in tensor.shape)
+            shape = "x".join(str(int(size)) for size in sizes)
             record = [shape, str(tensor.dtype).removeprefix("torch."), str(tensor.device)]
             number = self._tensors[key] = self._log.intern("tensors", tuple(record), record)
         return number
