@@ -56,7 +56,7 @@ import copy, torch
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 4))
 sets = [torch.utils.data.TensorDataset(torch.randn(64, 16), torch.randint(4, (64,))) for _ in range(2)]
-average = copy.deepcopy(model)
+average, (inputs, labels) = copy.deepcopy(model), sets[0].tensors
 for round in range(2):
     states = []
     for data in sets:
@@ -71,7 +71,7 @@ for round in range(2):
     with torch.no_grad():
         for old, new in zip(average.parameters(), model.parameters()):
             old.mul_(0.5).add_(new, alpha=0.5)
-        print(round, *[torch.nn.functional.cross_entropy(each(x), y).item() for each in (model, average)])
+        print(round, *[torch.nn.functional.cross_entropy(each(inputs), labels).item() for each in (model, average)])
 """
 
 
