@@ -13,7 +13,7 @@ Semi-private, therefore tested for: `NativeEvents.is_available()`.
 from __future__ import annotations
 
 import ctypes
-import threading
+import errno
 import time
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -23,7 +23,7 @@ from torch._C import _autograd, _profiler
 
 from memprof.recorder.core_library import core_flag, log_level
 from memprof.recorder.log import RawLog
-from memprof.recorder.sessions import ProfilerSession
+from memprof.recorder.sessions import ProfilerSession, can_open_files
 from memprof.trace.spool import HEARD
 
 _ALLOCATION = "Allocation"
@@ -114,10 +114,9 @@ class NativeEvents:
 
     @classmethod
     def initialize(cls) -> None:
-        """Makes torch's profiler set itself up in this thread, the main one; it complains when another is first."""
-        is_main = threading.current_thread() is threading.main_thread()
+        """Makes torch's profiler set itself up in this thread, which has imported torch; it complains of any other."""
         session = ProfilerSession()
-        if is_main and cls.is_available():
+        if cls.is_available():
             session.start(_profiler.RecordScope.LITE_INTERPRETER, profile_memory=False)
             session.stop()
 
@@ -127,7 +126,13 @@ class NativeEvents:
         return self._session.is_running
 
     def start(self) -> bool:
-        """Starts hearing; returns False when the job's own profiler warms up or runs, which must not be disturbed."""
+        """Starts hearing; returns False when the job's own profiler warms up or runs, which must not be disturbed.
+
+        Raises:
+            OSError: The job may open no more files, and torch's profiler reads one at every start.
+        """
+        if not can_open_files():
+            raise OSError(errno.EMFILE, "torch's profiler cannot start: the job may open no more files")
         # A scope that no training job enters: a session must never end inside a scope that it has seen begin, since
         # leaving that scope then writes to the session's freed memory. Every optimizer hook runs inside one.
         return self._session.start(_profiler.RecordScope.LITE_INTERPRETER, profile_memory=True)

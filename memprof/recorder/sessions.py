@@ -12,6 +12,7 @@ way.
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -57,7 +58,7 @@ class ProfilerSession:
         self._is_lost = False
 
     def start(self, scope: Any, *, profile_memory: bool, with_device: bool = False) -> bool:
-        """Starts, unless the job has a session of its own, or one that warms up.
+        """Starts, unless the job has a session of its own, or one that warms up, or no file can be opened.
 
         Args:
             scope: Which of torch's scopes to record.
@@ -69,7 +70,7 @@ class ProfilerSession:
         """
         global _running  # noqa: PLW0603 - Kineto has one trace in a process
         with _lock:
-            if not may_start():
+            if not may_start() or not can_open_files():
                 return False
             is_first = not kineto().is_initialized
             _begin(scope, profile_memory=profile_memory, with_device=with_device)
@@ -116,6 +117,17 @@ class ProfilerSession:
 def may_start() -> bool:
     """Whether a session may start in this thread: the job has none, and none of memprof's runs."""
     return _running is None and not is_job_profiling()
+
+
+def can_open_files() -> bool:
+    """Whether Kineto could read the process's name, as it does for each session: else it complains on stderr."""
+    if sys.platform != "linux":
+        return True
+    try:
+        os.close(os.open("/proc/self/comm", os.O_RDONLY | os.O_CLOEXEC))
+    except OSError:
+        return False
+    return True
 
 
 def is_job_profiling() -> bool:
