@@ -16,9 +16,10 @@ from pathlib import Path
 from memprof.analysis.gates import Gate, Verdict
 from memprof.analysis.moved_lines import with_moved_lines
 from memprof.analysis.summary import KINDS, OTHERS, PEAK, Spot, Summary, read_summary, summarise
-from memprof.errors import BadInputError, InconclusiveError
+from memprof.errors import InconclusiveError
 from memprof.trace.location import located
 from memprof.trace.manifest import PREDICTED
+from memprof.trace.reading import read_text
 from memprof.trace.schema import PHASES
 from memprof.trace.store import Trace
 
@@ -154,14 +155,13 @@ def open_side(path: str | Path) -> Summary:
         InconclusiveError: It is a recording without a step that was seen to its end.
     """
     path = located(path)
+    if path.is_fifo():  # such as a shell's <(memprof summary run.memprof)
+        return read_summary(read_text(path, _LARGEST_SUMMARY_BYTES), str(path))
     if path.is_file() and path.stat().st_size <= _LARGEST_SUMMARY_BYTES:
         with path.open("rb") as file:
             is_json = file.read(1) == b"{"
         if is_json:
-            try:
-                return read_summary(path.read_text(encoding="utf-8"), str(path))
-            except UnicodeDecodeError as error:
-                raise BadInputError(f"{path} is no text: it is neither a recording nor a summary.") from error
+            return read_summary(read_text(path, _LARGEST_SUMMARY_BYTES), str(path))
     return summarise(Trace.open(path))
 
 

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from memprof.trace.schema import NONE, Stacks
+from memprof.trace.schema import Stacks
 
 # Matched on text alone: a trace is often read on another machine than the one that wrote it.
 _PACKAGES = r"[/\\](?:site|dist)-packages[/\\]"
@@ -54,7 +54,7 @@ class Sources:
 
     def of_stack(self, stack_id: int) -> SourceLine | None:
         """Returns the innermost line of the user's code in a stack, or None where there is no stack."""
-        frames = self.user_frames[stack_id] if stack_id != NONE else ()
+        frames = self.user_frames[stack_id] if 0 <= stack_id < len(self.user_frames) else ()
         return frames[0] if frames else None
 
 

@@ -6,7 +6,6 @@ The largest parts of each kind are told one by one, and the others as one, so th
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections.abc import Mapping
 from typing import Any, TypeVar
@@ -15,6 +14,7 @@ from memprof.analysis.splits import KINDS
 from memprof.analysis.summary_model import OTHERS, PEAK, Spot, Summary
 from memprof.analysis.traits import Traits
 from memprof.errors import BadInputError
+from memprof.trace.reading import parse_json
 
 T = TypeVar("T", list[Any], dict[str, int])
 
@@ -55,9 +55,9 @@ def read_summary(text: str, name: str) -> Summary:
         BadInputError: It is no summary, of a later version, or something in it makes no sense.
     """
     try:
-        record = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise BadInputError(f"{name} is neither a recording nor the JSON of memprof summary.") from error
+        record = parse_json(text, constants=True)
+    except ValueError as error:
+        raise BadInputError(f"{name} is neither a recording nor the JSON of memprof summary: {error}.") from error
     version = record.get("memprof_summary") if isinstance(record, dict) else None
     if type(version) is not int:
         raise BadInputError(f"{name} is JSON, but not of memprof summary: it has no memprof_summary.")
@@ -69,7 +69,7 @@ def read_summary(text: str, name: str) -> Summary:
     try:
         return _read(record)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise BadInputError(f"{name} is damaged: {type(error).__name__} at {error}.") from error
+        raise BadInputError(f"{name} is damaged: {type(error).__name__} at {str(error)[:100]}.") from error
 
 
 def _read(record: Mapping[str, Any]) -> Summary:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from memprof.cli.harmless import tell
 
 if TYPE_CHECKING:
     from memprof.analysis.diff import Diff
@@ -29,7 +30,7 @@ def write_output(
     text = render(found, form, rows, explains=explains, names=names)
     write_text(text, output)
     if output is not None:
-        print(f"memprof: written to {output}", file=sys.stderr)
+        tell(f"written to {output}")
 
 
 def write_text(text: str, output: Path | None) -> None:

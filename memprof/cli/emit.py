@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from memprof.cli.harmless import tell
 from memprof.emit.registry import TARGETS
 from memprof.errors import UsageError
 from memprof.trace.place import check_output
@@ -61,7 +62,7 @@ def emit(plan_path: Path, target: str, output: Path | None, force: bool, batch: 
 
     with whole_file(output) as file:
         file.write(emitted.text.encode())
-    print(f"memprof: wrote {output}", file=sys.stderr)
+    tell(f"wrote {output}")
 
 
 def emitted_or_refused(
@@ -93,9 +94,9 @@ def emitted_or_refused(
     if not emitted.expressed:
         raise UsageError(f"{form.title} can express nothing of {source}: {' '.join(emitted.cannot)}")
     for sentence in emitted.notes:
-        print(f"memprof: note: {sentence}", file=sys.stderr)
+        tell(f"note: {sentence}")
     for sentence in emitted.cannot:
-        print(f"memprof: cannot express {sentence}", file=sys.stderr)
+        tell(f"cannot express {sentence}")
     return emitted
 
 
@@ -115,7 +116,7 @@ def print_suggested(found: Suggestion, chosen: Tried | None, target: str) -> Non
             "No plan that was dry-run fits, so none is emitted." if is_known else describe_least(found)
         )
     if not chosen.policies:
-        print("memprof: the job fits as it is: there is no plan to emit", file=sys.stderr)
+        tell("the job fits as it is: there is no plan to emit")
         return
     words = f"memprof suggest {found.trace}"
     sys.stdout.write(emitted_or_refused(found.predicted(chosen), target, words, batch=found.basis.batch or 0).text)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import gzip
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, cast
 
 import click
 
+from memprof.cli.harmless import tell
 from memprof.cli.opening import open_trace
 from memprof.cli.report import MomentType
 from memprof.errors import UsageError
@@ -96,7 +96,7 @@ def export(
     else:
         content = _snapshot(opened) if kind == "snapshot" else _stacks(opened, moment)
         size = _write_content(output, content, is_private=private)
-    print(f"memprof: wrote {output} ({format_bytes(size)})", file=sys.stderr)
+    tell(f"wrote {output} ({format_bytes(size)})")
 
 
 def _refuse_strangers(kind: str, **given: object) -> None:
@@ -183,5 +183,5 @@ def _stacks(opened: Trace, moment: tuple[int | None, int | None] | None) -> byte
 
     step_number, op_id = moment or (None, None)
     exported = export_stacks(opened, step_number, op_id)
-    print(f"memprof: {format_bytes(exported.total_bytes)} alive at {exported.moment}", file=sys.stderr)
+    tell(f"{format_bytes(exported.total_bytes)} alive at {exported.moment}")
     return exported.content

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from memprof.cli.harmless import tell
 from memprof.trace.place import check_output
 
 if TYPE_CHECKING:
@@ -70,8 +71,8 @@ def import_(file: Path, output: Path | None, force: bool, device: int | None, ra
     else:
         _print_page(imported)
     for remark in imported.remarks:
-        print(f"memprof: {remark}", file=sys.stderr)
-    print(f"memprof: wrote {target}; next: memprof report {target}", file=sys.stderr)
+        tell(f"{remark}")
+    tell(f"wrote {target}; next: memprof report {target}")
 
 
 def _stem(file: Path) -> str:

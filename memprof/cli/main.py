@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 
+from memprof.cli.harmless import tell
 from memprof.errors import MemprofError
 from memprof.version import __version__
 
@@ -131,18 +132,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _INTERRUPTED
     except MemprofError as error:
         _print_traceback_if_asked()
-        print(f"memprof: {error}", file=sys.stderr)
+        tell(str(error))
         return error.exit_code
     except OSError as error:
         _print_traceback_if_asked()
-        print(f"memprof: {error.strerror or error}{f': {error.filename}' if error.filename else ''}", file=sys.stderr)
+        tell(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}")
         return _FAILED
     except Exception as error:  # noqa: BLE001 - the one place where an unexpected error becomes an exit code
         _print_traceback_if_asked()
-        print(
-            f"memprof: internal error: {type(error).__name__}: {error}. This is a fault of memprof, not of your job; "
-            "MEMPROF_DEBUG=1 shows where it is.",
-            file=sys.stderr,
+        tell(
+            f"internal error: {type(error).__name__}: {error}. This is a fault of memprof, not of your job; "
+            "MEMPROF_DEBUG=1 shows where it is."
         )
         return _FAILED
     return status if isinstance(status, int) else 0

@@ -13,6 +13,8 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from memprof.cli.harmless import harmless
+
 _UNCUT_WIDTH = 10_000
 
 
@@ -68,7 +70,8 @@ class Page:
         )
         for part in self._parts:
             console.print(part)
-        return "".join(f"{line.rstrip()}\n" for line in buffer.getvalue().splitlines())
+        text = harmless(buffer.getvalue(), keeps_colours=self.has_colour)
+        return "".join(f"{line.rstrip()}\n" for line in text.splitlines())
 
     def write(self) -> None:
         """Writes the page to stdout."""

@@ -93,8 +93,9 @@ def predict(
         write_trace(output, [predicted_trace(made)])
     if written is not None:
         from memprof.policies.plan_file import write_plan
+        from memprof.trace.reading import read_text
 
-        before = written.read_text(encoding="utf-8") if is_own else ""
+        before = read_text(written) if is_own else ""
         write_plan(written, made.plan, before)
     if is_json:
         from memprof.analysis.plan_json import forecast_to_json

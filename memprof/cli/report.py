@@ -5,12 +5,12 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import click
 
+from memprof.cli.harmless import tell
 from memprof.cli.opening import open_trace
 from memprof.errors import UsageError
 
@@ -124,7 +124,7 @@ def report(
         page_text = exporter(opened, rank=rank, step_number=chosen_step, op_id=op_id, rows=top)
         with whole_file(page_path, is_private=not is_scrubbed) as file:
             file.write(page_text.encode("utf-8", "replace"))
-        print(f"memprof: wrote {page_path}", file=sys.stderr)
+        tell(f"wrote {page_path}")
         return
     if table == "rank":
         if rank is not None or op_id is not None or chosen_step is not None:

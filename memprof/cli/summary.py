@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import click
 
 from memprof.cli.diff_output import write_text
+from memprof.cli.harmless import tell
 from memprof.cli.opening import open_trace
 
 
@@ -37,4 +37,4 @@ def summary(trace: str, output: Path | None, is_scrubbed: bool, is_json: bool) -
     text = json.dumps(summary_to_json(summarise(opened)), indent=1, allow_nan=False) + "\n"
     write_text(text, output)
     if output is not None:
-        print(f"memprof: {len(text):,} bytes written to {output}", file=sys.stderr)
+        tell(f"{len(text):,} bytes written to {output}")

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from memprof.errors import BadInputError, MemprofError, UsageError
+from memprof.trace.reading import parse_json, read_text
 from memprof.trace.whole_file import whole_file
 from memprof.units import format_bytes, parse_bytes
 
@@ -207,7 +208,8 @@ def _increase_of(share: object = None, baseline: object = None) -> tuple[float, 
 def _baseline_of(path: Path, test: str) -> int:
     """Returns the peak a baseline has for a test: that of its own, or of a summary."""
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        text = read_text(path)
+        record = parse_json(text)
     except OSError:
         raise UsageError(f"There is no baseline {path}: write it with pytest --memprof-update.") from None
     except ValueError:
@@ -215,7 +217,7 @@ def _baseline_of(path: Path, test: str) -> int:
     if isinstance(record, dict) and "memprof_summary" in record:
         from memprof.analysis.summary import read_summary
 
-        return read_summary(path.read_text(encoding="utf-8"), str(path)).peak.bytes
+        return read_summary(text, str(path)).peak.bytes
     value = record.get(test) if isinstance(record, dict) else None
     if type(value) is not int:
         raise UsageError(f"{path} has no peak for {test}: write it with pytest --memprof-update.")

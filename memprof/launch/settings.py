@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import difflib
 import os
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memprof.errors import UsageError
+from memprof.errors import BadInputError, UsageError
 from memprof.trace.location import is_address
+from memprof.trace.reading import TEXT_LIMIT_BYTES, parse_toml, read_text
 
 if TYPE_CHECKING:
     from memprof.policies.plan import Plan
@@ -166,15 +166,16 @@ def _project_file(folder: Path) -> Path | None:
 def _read(path: Path) -> dict[str, Any]:
     """Returns the table of memprof in a pyproject.toml."""
     try:
-        text = path.read_text(encoding="utf-8")
-        table = tomllib.loads(text).get("tool", {}).get("memprof", {})
+        text = read_text(path)
+        table = parse_toml(text).get("tool", {}).get("memprof", {})
     except OSError:
         # Somebody else's unreadable file further up must not forbid recording.
         return {}
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError, AttributeError) as error:
+    except (BadInputError, ValueError, AttributeError) as error:
         # A broken pyproject.toml that says nothing to memprof is not for memprof to complain about.
-        if "tool.memprof" not in path.read_text(encoding="utf-8", errors="replace"):
-            return {}
+        with path.open("rb") as file:
+            if b"tool.memprof" not in file.read(TEXT_LIMIT_BYTES):
+                return {}
         raise UsageError(f"{path} cannot be read: {error}. Correct it, or record from another folder.") from None
     if not isinstance(table, dict):
         raise UsageError(f"{path}: tool.memprof is not a table. Write [tool.memprof] and its keys below it.")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import re
-import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +24,7 @@ from memprof.policies.plan_tables import (
     settings_of,
 )
 from memprof.policies.prediction import Prediction
+from memprof.trace.reading import parse_toml, read_text
 from memprof.trace.whole_file import whole_file
 
 if TYPE_CHECKING:
@@ -41,11 +41,9 @@ def read_plan(path: str | os.PathLike[str]) -> Plan:
     """
     path = Path(path)
     try:
-        text = path.read_bytes().decode()
+        text = read_text(path)
     except FileNotFoundError:
         raise BadInputError(f"There is no plan {path}. Write one with memprof predict RUN --write {path}") from None
-    except UnicodeDecodeError:
-        raise BadInputError(f"{path} is not a plan: it is no text in UTF-8.") from None
     except OSError as error:
         raise BadInputError(f"{path} cannot be read: {error.strerror or error}.") from None
     return parse_plan(text, str(path))
@@ -63,8 +61,8 @@ def parse_plan(text: str, name: str = "the plan") -> Plan:
         PolicyError: A table, a key or a value in it makes no sense.
     """
     try:
-        tables = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        tables = parse_toml(text)
+    except ValueError as error:
         raise BadInputError(f"{name} is not TOML: {error}.") from None
     return plan_from_tables(tables, Place(name, text))
 

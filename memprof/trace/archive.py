@@ -12,6 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO
 
 from memprof.errors import BadInputError
+from memprof.trace.reading import refuse_special
 from memprof.trace.whole_file import whole_file
 
 #: What reading a damaged or hostile zip raises.
@@ -21,6 +22,13 @@ _ZIP_START = b"PK\x03\x04"
 
 #: The header before each entry: its magic, and the lengths of its name and of what follows that.
 _HEADER = struct.Struct("<4s22xHH")
+
+#: The record at the end of a zip, as far as it tells how many entries are listed in how many bytes; and of 64 bits.
+_ZIP_END, _ZIP_END_64 = b"PK\x05\x06", b"PK\x06\x06"
+_END, _END_64 = struct.Struct("<10xHI"), struct.Struct("<40xQ")
+_END_REACH = 65_536 + 1_024
+#: Far more than the entries of ten thousand ranks take.
+_MOST_DIRECTORY_BYTES = 16 << 20
 
 #: How files start that are given by mistake, and what to say of them.
 _FOREIGN = (
@@ -94,14 +102,16 @@ class Archive:
         _check_start(path)
         try:
             size = path.stat().st_size
-            with path.open("rb") as file, zipfile.ZipFile(file) as archive:
-                entries = {entry.filename: entry for entry in archive.infolist()}
+            with path.open("rb") as file:
+                _check_directory(path, file, size)
+                with zipfile.ZipFile(file) as archive:
+                    listed = archive.infolist()
         except _DAMAGE as error:
             raise damaged(path, "it is cut short, or its bytes were changed") from error
         except OSError as error:
             raise unreadable(path, error) from error
-        _check_entries(path, entries.values(), size)
-        return Archive(path, entries, size)
+        _check_entries(path, listed, size)
+        return Archive(path, {entry.filename: entry for entry in listed}, size)
 
     def read(self, name: str) -> bytes:
         """Reads one entry and verifies its checksum.
@@ -156,6 +166,7 @@ def _entry(name: str) -> zipfile.ZipInfo:
 
 def _check_start(path: Path) -> None:
     """Tells missing, empty and foreign files by their first bytes."""
+    refuse_special(path)
     try:
         with path.open("rb") as file:
             start = file.read(64)
@@ -176,7 +187,32 @@ def _check_start(path: Path) -> None:
     raise foreign(path, "it is no zip archive")
 
 
-def _check_entries(path: Path, entries: Iterable[zipfile.ZipInfo], size: int) -> None:
+def _check_directory(path: Path, file: IO[bytes], size: int) -> None:
+    """Refuses a list of entries that would take long to read: each takes twenty times its bytes in memory."""
+    file.seek(max(size - _END_REACH, 0))
+    end = file.read(_END_REACH)
+    place = end.rfind(_ZIP_END)
+    if place >= 0 and place + _END.size <= len(end):
+        entries, length = _END.unpack_from(end, place)
+        is_64 = length == 0xFFFFFFFF or entries == 0xFFFF
+        # The record of a zip of 64 bits stands before it, and tells the length there.
+        before = end.rfind(_ZIP_END_64, 0, place) if is_64 else -1
+        if before >= 0 and before + _END_64.size <= len(end):
+            (length,) = _END_64.unpack_from(end, before)
+        if length > _MOST_DIRECTORY_BYTES:
+            raise foreign(path, f"its list of entries takes {length:,} bytes, which no trace's does")
+    file.seek(0)
+
+
+def _check_entries(path: Path, entries: Sequence[zipfile.ZipInfo], size: int) -> None:
+    names = {entry.filename for entry in entries}
+    if len(names) < len(entries):
+        raise foreign(path, "several of its entries have the same name")
+    end = 0
+    for entry in sorted(entries, key=lambda entry: entry.header_offset):
+        if entry.header_offset < end:
+            raise foreign(path, f"its entry {entry.filename!r} lies over another")
+        end = entry.header_offset + _HEADER.size + entry.compress_size
     for entry in entries:
         parts = PurePosixPath(entry.filename).parts
         if entry.filename.startswith("/") or ".." in parts or "\\" in entry.filename:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -11,13 +11,18 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from memprof.trace.parquet_pages import unpacked_bytes
 from memprof.trace.schema import Column, Table, Texts
+from memprof.units import format_bytes
 
 T = TypeVar("T", bound=Table)
 
-#: Most bytes one table may take in memory: far above any recording, and far below what a few kilobytes of
-#: run-length encoded Parquet can be made to claim.
-TABLE_LIMIT_BYTES = 32 * 1024**3
+#: A table may take so many times the bytes it has in the file, and this much more: some four times what the tables of
+#: real recordings take, and far below what a few kilobytes of run-length encoded Parquet can be made to claim.
+GROWTH = 64
+SLACK_BYTES = 192 << 20
+#: Columns of a table, far above those of any version.
+_MOST_COLUMNS = 1_000
 
 #: Durations are rounded to 2**-10 us: finer than any clock, and the low bytes become zero. (A decimal place would
 #: leave them full.) Moments are Unix time, whose float64 has no more than a quarter of a microsecond.
@@ -65,7 +70,23 @@ def encode_table(table: Table) -> bytes:
     return sink.getvalue().to_pybytes()
 
 
-def decode_table(kind: type[T], data: bytes, limit_bytes: int = TABLE_LIMIT_BYTES) -> T:
+#: Looks at the columns of a table before they are used.
+Check = Callable[[Mapping[str, Any]], None]
+
+
+def bytes_in_memory(kind: type[Table], rows: int) -> int:
+    """Returns what a table of so many rows takes in memory, without its distinct texts."""
+    return rows * sum(1 if column.kind == "bool" else 8 for column in kind.columns())
+
+
+def decode_table(
+    kind: type[T],
+    data: bytes,
+    limit_bytes: int | None = None,
+    *,
+    rows: int | None = None,
+    check: Check = lambda columns: None,
+) -> T:
     """Reads a table from Parquet bytes.
 
     Columns this version does not know are left out; those the file lacks are filled with their missing value.
@@ -73,13 +94,22 @@ def decode_table(kind: type[T], data: bytes, limit_bytes: int = TABLE_LIMIT_BYTE
     Args:
         kind: The table to read.
         data: What ``encode_table`` wrote, by this version or another.
-        limit_bytes: Most bytes the table may take in memory.
+        limit_bytes: Most bytes the table may take in memory; by the size of ``data`` where left out.
+        rows: Rows it has to have; any number where left out.
+        check: Looks at the columns, texts as ``Coded``; raises what is wrong.
 
     Raises:
         CorruptTableError: The bytes are damaged, of other types than the table's, or claim more than the limit.
     """
     try:
-        return _decode(kind, data, limit_bytes)
+        columns = dict(_read_columns(kind.columns(), data, limit_bytes, rows))
+        check(columns)
+        return kind.of(
+            **{
+                name: values.distinct[values.codes] if isinstance(values, Coded) else values
+                for name, values in columns.items()
+            }
+        )
     except _DAMAGE as error:
         raise CorruptTableError(f"its table {kind.table_name!r} cannot be read ({_one_line(error)})") from error
 
@@ -114,13 +144,24 @@ class Coded:
         return self.distinct[self.codes[rows]]
 
 
-def decode_columns(kind: type[Table], data: bytes, names: Sequence[str]) -> dict[str, Any]:
+def decode_columns(
+    kind: type[Table],
+    data: bytes,
+    names: Sequence[str],
+    *,
+    limit_bytes: int | None = None,
+    rows: int | None = None,
+    check: Check = lambda columns: None,
+) -> dict[str, Any]:
     """Reads some columns of a table, for tables that are too large to hold whole.
 
     Args:
         kind: The table to read.
         data: What ``encode_table`` wrote, by this version or another.
         names: Columns to read.
+        limit_bytes: Most bytes they may take in memory; by the size of ``data`` where left out.
+        rows: Rows it has to have; any number where left out.
+        check: As in ``decode_table``.
 
     Returns:
         The columns by name: numbers as numpy arrays, texts as ``Coded``.
@@ -130,7 +171,9 @@ def decode_columns(kind: type[Table], data: bytes, names: Sequence[str]) -> dict
     """
     try:
         wanted = [column for column in kind.columns() if column.name in names]
-        return dict(_read_columns(wanted, data, TABLE_LIMIT_BYTES, _coded))
+        columns = dict(_read_columns(wanted, data, limit_bytes, rows))
+        check(columns)
+        return columns
     except _DAMAGE as error:
         raise CorruptTableError(f"its table {kind.table_name!r} cannot be read ({_one_line(error)})") from error
     finally:
@@ -170,19 +213,18 @@ def _encoding(column: Column, values: Any) -> str:
     return "DELTA_BINARY_PACKED" if is_rising or column.name.endswith("op_id") else "PLAIN"
 
 
-def _decode(kind: type[T], data: bytes, limit_bytes: int) -> T:
-    return kind.of(**dict(_read_columns(kind.columns(), data, limit_bytes, _texts)))
-
-
 def _read_columns(
-    columns: Sequence[Column], data: bytes, limit_bytes: int, read_texts: Callable[[Column, Any], Any]
+    columns: Sequence[Column], data: bytes, limit_bytes: int | None, expected: int | None
 ) -> Iterator[tuple[str, Any]]:
+    """Reads columns one after the other; whoever takes them has all of them as claimed."""
     owned = _owned_by_arrow(data)
     metadata = pq.read_metadata(pa.BufferReader(owned))
     rows = metadata.num_rows
-    stored = sum(metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups))
-    if rows < 0 or stored < 0 or stored + rows * 8 * len(columns) > limit_bytes:
-        raise ValueError(f"it claims {rows} rows and {stored} bytes")
+    if expected is not None and rows != expected:
+        raise ValueError("it does not have the rows its manifest tells")
+    _check_claims(
+        metadata, data, len(columns), SLACK_BYTES + GROWTH * len(data) if limit_bytes is None else limit_bytes
+    )
     present = set(metadata.schema.to_arrow_schema().names)
     file = pq.ParquetFile(
         pa.BufferReader(owned),
@@ -195,13 +237,38 @@ def _read_columns(
         raise ValueError(f"it claims {rows} rows and holds {read.num_rows}")
     for column in columns:
         if column.name not in present:
-            empty = np.full(rows, _missing(column), dtype=column.dtype)
-            yield column.name, Coded.of(empty) if column.kind == "text" and read_texts is _coded else empty
+            is_text = column.kind == "text"
+            yield column.name, _none(rows) if is_text else np.full(rows, _missing(column), dtype=column.dtype)
         elif column.kind == "text":
-            yield column.name, read_texts(column, read.column(column.name))
+            yield column.name, _coded(column, read.column(column.name))
         else:
             whole: Any = read.column(column.name).cast(_ARROW_TYPES[column.kind]).combine_chunks()
             yield column.name, _as_numpy(whole, column.dtype, _missing(column))
+
+
+def _check_claims(metadata: Any, data: bytes, columns: int, limit_bytes: int) -> None:
+    """Refuses what would take more memory than so much data stands for, before any of it is unpacked.
+
+    Raises:
+        ValueError: It claims too much, or contradicts itself.
+    """
+    rows = metadata.num_rows
+    if metadata.num_columns > _MOST_COLUMNS:
+        raise ValueError(f"it has {metadata.num_columns:,} columns")
+    groups = [metadata.row_group(group) for group in range(metadata.num_row_groups)]
+    if rows < 0 or sum(group.num_rows for group in groups) != rows or any(group.num_rows < 0 for group in groups):
+        raise ValueError("its parts do not have the rows it claims")
+    if rows * 8 * columns > limit_bytes:
+        raise ValueError(f"it claims {rows} rows in {format_bytes(len(data))}")
+    unpacked = unpacked_bytes(data)
+    if rows * 8 * columns + unpacked > limit_bytes:
+        raise ValueError(f"it unpacks from {format_bytes(len(data))} to {format_bytes(unpacked)}")
+
+
+def _none(rows: int) -> Coded:
+    """Returns a column of texts that are all missing."""
+    distinct: Texts = np.array([""], dtype=object)
+    return Coded(np.zeros(rows, dtype=np.int32), distinct)
 
 
 def _owned_by_arrow(data: bytes) -> Any:
@@ -213,12 +280,6 @@ def _owned_by_arrow(data: bytes) -> Any:
     owned: Any = pa.allocate_buffer(len(data))  # its stub does not know that numpy can look into it
     np.frombuffer(owned, dtype=np.uint8)[:] = np.frombuffer(data, dtype=np.uint8)
     return owned
-
-
-def _texts(column: Column, values: pa.ChunkedArray[Any]) -> Any:
-    """Returns texts as Python strings, one object for each distinct text rather than for each row."""
-    coded = _coded(column, values)
-    return coded.distinct[coded.codes]
 
 
 def _coded(column: Column, values: pa.ChunkedArray[Any]) -> Coded:

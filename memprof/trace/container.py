@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from memprof.errors import BadInputError
 from memprof.trace.archive import Archive, damaged, foreign, write_archive
-from memprof.trace.columns import Coded, CorruptTableError, decode_columns, decode_table, encode_table
+from memprof.trace.columns import (
+    GROWTH,
+    SLACK_BYTES,
+    Coded,
+    CorruptTableError,
+    bytes_in_memory,
+    decode_columns,
+    decode_table,
+    encode_table,
+)
+from memprof.trace.consistency import BrokenPromiseError, Checker
 from memprof.trace.manifest import Manifest
 from memprof.trace.rank_summary import join_summaries, summarise_rank
-from memprof.trace.schema import RANK_TABLES, SCHEMA_VERSION, TABLES, Table
+from memprof.trace.reading import parse_json
+from memprof.trace.schema import RANK_TABLES, SCHEMA_VERSION, TABLES, Ints, Steps, Table
+from memprof.units import format_bytes
 from memprof.version import __version__
 
 T = TypeVar("T", bound=Table)
@@ -38,6 +52,24 @@ class FileRank:
     rows: Mapping[str, int]
     folder: str
 
+    @functools.cached_property
+    def checker(self) -> Checker:
+        """Checks what is read of the rank."""
+        return Checker(self.rows_of, self._step_numbers)
+
+    @functools.cached_property
+    def limit_bytes(self) -> int:
+        """Most bytes that one of its tables may take in memory."""
+        return _limit(self.archive, self.folder)
+
+    def rows_of(self, kind: type[Table]) -> int:
+        """Returns the rows of one of its tables."""
+        return self.rows.get(_entry_name(self.folder, kind), 0)
+
+    def _step_numbers(self) -> Ints:
+        numbers: Ints = self.read_columns(Steps, ("step",))["step"]
+        return numbers
+
     @property
     def path(self) -> Path:
         """The file."""
@@ -54,7 +86,8 @@ class FileRank:
         Raises:
             BadInputError: The file is gone, or the table is damaged.
         """
-        return _read_table(self.archive, self.rows, kind, _entry_name(self.folder, kind))
+        name = _entry_name(self.folder, kind)
+        return _read_table(self.archive, self.rows, kind, name, self.checker, self.limit_bytes)
 
     def read_columns(self, kind: type[Table], names: Sequence[str]) -> dict[str, Any]:
         """Reads some columns of one table; texts are coded.
@@ -65,15 +98,11 @@ class FileRank:
         name = _entry_name(self.folder, kind)
         if name not in self.rows:
             return columns_of(kind.empty(), names)
-        try:
-            columns = decode_columns(kind, self.archive.read(name), names)
-        except KeyError as error:
-            raise damaged(self.path, f"its entry {name!r} is missing") from error
-        except CorruptTableError as error:
-            raise damaged(self.path, str(error)) from error
-        if any(len(values) != self.rows[name] for values in columns.values()):
-            raise damaged(self.path, f"its entry {name!r} does not have the rows its manifest tells")
-        return columns
+        check = functools.partial(self.checker.check, kind)
+        with _sentences(self.archive, name):
+            return decode_columns(
+                kind, self.archive.read(name), names, limit_bytes=self.limit_bytes, rows=self.rows[name], check=check
+            )
 
 
 @dataclass(frozen=True)
@@ -128,7 +157,8 @@ class Container:
         Raises:
             BadInputError: The file is gone, or the table is damaged.
         """
-        return _read_table(self.archive, self.rows, kind, _entry_name("", kind))
+        checker = Checker(lambda kind: 0, tuple)
+        return _read_table(self.archive, self.rows, kind, _entry_name("", kind), checker, _limit(self.archive, ""))
 
 
 def write_trace(path: str | Path, ranks: Iterable[tuple[Manifest, Mapping[type[Table], Table]]]) -> None:
@@ -166,6 +196,7 @@ def read_container(path: Path) -> Container:
         raise foreign(path, "its manifest.json lists no ranks and tables")
     if not numbers:
         raise BadInputError(f"{path} holds no recorded process.")
+    _check_size(archive, "", rows)
     return Container(archive, tuple(_read_ranks(archive, numbers, rows)), rows, str(top.get("memprof_version", "")))
 
 
@@ -199,18 +230,44 @@ def _entries(ranks: Iterable[tuple[Manifest, Mapping[type[Table], Table]]]) -> I
     yield _MANIFEST, _json_bytes(top)
 
 
-def _read_table(archive: Archive, rows: Mapping[str, int], kind: type[T], name: str) -> T:
+def _read_table(
+    archive: Archive, rows: Mapping[str, int], kind: type[T], name: str, checker: Checker, limit_bytes: int
+) -> T:
     if name not in rows:
         return kind.empty()
+    check = functools.partial(checker.check, kind)
+    with _sentences(archive, name):
+        return decode_table(kind, archive.read(name), limit_bytes, rows=rows[name], check=check)
+
+
+@contextmanager
+def _sentences(archive: Archive, name: str) -> Iterator[None]:
+    """Makes a sentence of what is wrong with a table."""
     try:
-        table = decode_table(kind, archive.read(name))
+        yield
     except KeyError as error:
         raise damaged(archive.path, f"its entry {name!r} is missing") from error
-    except CorruptTableError as error:
+    except (CorruptTableError, BrokenPromiseError) as error:
         raise damaged(archive.path, str(error)) from error
-    if len(table) != rows[name]:
-        raise damaged(archive.path, f"its entry {name!r} does not have the rows its manifest tells")
-    return table
+
+
+def _check_size(archive: Archive, folder: str, rows: Mapping[str, int]) -> None:
+    """Refuses a rank whose tables would take far more memory than its part of the file stands for."""
+    names = _names(folder)
+    claimed = sum(bytes_in_memory(kind, rows[name]) for name, kind in names.items() if name in rows)
+    if claimed > _limit(archive, folder):
+        raise damaged(
+            archive.path, f"its tables claim {format_bytes(claimed)} of memory, which no recording of its size does"
+        )
+
+
+def _limit(archive: Archive, folder: str) -> int:
+    stored = sum(archive.entries[name].file_size for name in _names(folder) if name in archive.entries)
+    return SLACK_BYTES + GROWTH * stored
+
+
+def _names(folder: str) -> dict[str, type[Table]]:
+    return {_entry_name(folder, kind): kind for kind in (TABLES if folder else RANK_TABLES)}
 
 
 def _read_ranks(archive: Archive, numbers: Iterable[int], rows: Mapping[str, int]) -> Iterator[FileRank]:
@@ -224,13 +281,14 @@ def _read_ranks(archive: Archive, numbers: Iterable[int], rows: Mapping[str, int
             manifest = Manifest.from_json(_read_json(path, name, content))
         except TypeError as error:
             raise damaged(path, f"in the manifest of rank {number}, {error}") from error
+        _check_size(archive, f"rank{number}", rows)
         yield FileRank(archive, dataclasses.replace(manifest, rank=number), rows, folder=f"rank{number}")
 
 
 def _read_json(path: Path, name: str, data: bytes) -> dict[str, Any]:
     try:
-        record = json.loads(data)
-    except (ValueError, RecursionError) as error:
+        record = parse_json(data, strict=False)
+    except ValueError as error:
         raise foreign(path, f"its {name} is no JSON") from error
     if not isinstance(record, dict):
         raise foreign(path, f"its {name} is no JSON object")

@@ -14,6 +14,9 @@ from memprof.trace.schema import SCHEMA_VERSION
 #: Name of the backend of a trace that was predicted, not recorded.
 PREDICTED = "predicted"
 
+#: Numbers are below this: sums of them have to fit 63 bits.
+_MOST = 2**62
+
 _HINTS: dict[type, dict[str, Any]] = {}
 
 
@@ -234,7 +237,11 @@ def _typed(value: Any, kind: Any, name: str) -> Any:
     if issubclass(container, _Json) and isinstance(value, dict):
         return container.from_json(value)
     if container is float and isinstance(value, int | float) and not isinstance(value, bool):
+        if not abs(value) < _MOST:  # NaN is not, either
+            raise TypeError(f"{name!r} holds a number that is none, or far too large")
         return float(value)
+    if container is int and type(value) is int and abs(value) >= _MOST:
+        raise TypeError(f"{name!r} holds a number of more than 62 bits")
     if container in (bool, int, str) and type(value) is container:
         return value
     raise TypeError(f"{name!r} holds no {container.__name__}")

@@ -13,14 +13,19 @@ from typing import Any
 import numpy as np
 
 from memprof.errors import BadInputError, MemprofError, OutputError
+from memprof.trace.consistency import BrokenPromiseError, check_tables
 from memprof.trace.container import write_trace
 from memprof.trace.manifest import Manifest, number_ranks
+from memprof.trace.reading import parse_json, read_bytes
 from memprof.trace.schema import NONE, AllocatorEvents, HostMemory, Ops, Steps, Table
 from memprof.trace.spool import peek_spool
 from memprof.trace.trim import drop_warm_up
 from memprof.units import format_bytes
 
 Tables = dict[type[Table], Table]
+
+#: What making tables of rows and records raises that contradict one another.
+_NONSENSE = (ArithmeticError, AttributeError, LookupError, MemoryError, TypeError, ValueError, BrokenPromiseError)
 
 #: Makes tables of one process's folder, given launch.json and exit.json: of each device it used, none where nothing
 #: was recorded.
@@ -150,7 +155,7 @@ class _Spool:
 
             assemble = assemble_devices
         if keep:
-            assemble = _remembering(assemble)
+            assemble = _remembering(_guarded(assemble))
         found = _starts(folder) or _assembled(folder, launch, ended, assemble)
         found.sort(key=lambda one: (one[1].rank, one[1].created_us, one[1].pid))
         manifests = number_ranks([manifest for _, manifest in found])
@@ -201,7 +206,10 @@ def _starts(folder: Path) -> list[tuple[Path, Manifest]]:
     for path in sorted(folder.glob("process-*/")):
         start, has_operators = peek_spool(path)
         if start is not None and has_operators:
-            found.append((path, Manifest(rank=start["rank"], created_us=start["time_ns"] / 1000, pid=start["pid"])))
+            try:
+                found.append((path, Manifest(rank=start["rank"], created_us=start["time_ns"] / 1000, pid=start["pid"])))
+            except (KeyError, TypeError):
+                return []  # it is damaged, and assembling says how
     return found if len({manifest.rank for _, manifest in found}) == len(found) else []
 
 
@@ -211,6 +219,25 @@ def _assembled(
     """Assembles every process to see who recorded, and forgets its tables."""
     assembled = ((path, assemble(path, launch, ended)) for path in sorted(folder.glob("process-*/")))
     return [(path, devices[0][0]) for path, devices in assembled if devices]
+
+
+def _guarded(assemble: Assembler) -> Assembler:
+    """Makes a sentence of what a damaged raw recording leads to: its rows and records refer to one another freely."""
+
+    def guarded(path: Path, launch: dict[str, Any], ended: dict[str, Any] | None) -> Sequence[tuple[Manifest, Tables]]:
+        try:
+            assembled = assemble(path, launch, ended)
+            for _, tables in assembled:
+                check_tables(tables)
+        except _NONSENSE as error:
+            detail = str(error).strip().partition("\n")[0][:200] or type(error).__name__
+            raise BadInputError(
+                f"the raw recording in {path} is damaged: its rows contradict one another "
+                f"({type(error).__name__}: {detail})."
+            ) from error
+        return assembled
+
+    return guarded
 
 
 def _remembering(assemble: Assembler) -> Assembler:
@@ -301,12 +328,12 @@ def _nothing_recorded(spool: _Spool) -> str:
 def _read_json(path: Path) -> dict[str, Any] | None:
     """Reads one of the parent's files; None where it was not written."""
     try:
-        record = json.loads(path.read_bytes())
+        record = parse_json(read_bytes(path), strict=False)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise BadInputError(f"{path} cannot be read: {error.strerror or error}.") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise BadInputError(f"{path} is damaged: it is no JSON.") from error
     if not isinstance(record, dict):
         raise BadInputError(f"{path} is damaged: it is no JSON object.")

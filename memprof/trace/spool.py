@@ -290,7 +290,11 @@ def read_spool(folder: str | os.PathLike[str]) -> Spool:
     """
     import numpy as np
 
-    data = (Path(folder) / FILE_NAME).read_bytes()
+    from memprof.trace.reading import refuse_special  # of no use to the job
+
+    path = Path(folder) / FILE_NAME
+    refuse_special(path)
+    data = path.read_bytes()
     chunks: dict[str, list[npt.NDArray[np.int64]]] = {name: [] for name in COLUMNS}
     spool = Spool()
     whole = 0

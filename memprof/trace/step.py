@@ -87,9 +87,17 @@ class Step:
         Raises:
             InvariantError: Names the first promise that is broken.
         """
-        self._check_ids()
-        self._check_lives()
+        self.check_lives()
         self._check_counters()
+
+    def check_lives(self) -> None:
+        """Verifies what a step of any recording promises, whatever its counters say: ``check`` without these.
+
+        Raises:
+            InvariantError: Names the first promise that is broken.
+        """
+        self._check_ids()
+        self._check_order()
 
     def _check_ids(self) -> None:
         dense = {
@@ -130,7 +138,7 @@ class Step:
             self._require((ids >= 0) & (ids < count), f"{what} that does not exist")
         self._require(self.ops.forward_op_id < self.ops.op_id, "operator {row} belongs to a forward operator after it")
 
-    def _check_lives(self) -> None:
+    def _check_order(self) -> None:
         created, freed = self.storages.created_op_id, self.storages.freed_op_id
         self._require(self.storages.allocated_bytes >= 0, "storage {row} has fewer than 0 bytes")
         self._require(created[1:] >= created[:-1], "the storages are not in order of birth: row {row} and the next")

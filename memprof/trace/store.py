@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import numpy as np
 
-from memprof.errors import BadInputError, UsageError
+from memprof.errors import BadInputError, InvariantError, UsageError
 from memprof.trace.archive import unreadable
 from memprof.trace.container import FileRank, MemoryRank, write_trace
 from memprof.trace.cut import cut_step, cuttable_steps
@@ -19,6 +19,7 @@ from memprof.trace.location import located
 from memprof.trace.manifest import Manifest
 from memprof.trace.pack import is_spool_folder, read_spool_folder
 from memprof.trace.rank_summary import join_summaries, summarise_rank
+from memprof.trace.reading import refuse_special
 from memprof.trace.schema import Ops, Steps, Table
 from memprof.trace.steady import find_steady_step
 from memprof.trace.step import Step
@@ -101,6 +102,7 @@ class Trace:
             UsageError: There is no such rank, or what opens the address is missing.
         """
         place = located(path)
+        refuse_special(place)
         if _is_spool(place):
             return Trace.of(read_spool_folder(place), place, rank)
         files = read_files(place)
@@ -199,9 +201,16 @@ class Trace:
             number: The step's number in the job, of a recorded or warm-up step.
 
         Raises:
+            BadInputError: Its tables contradict one another.
             UsageError: The trace has no operators of it; the sentence lists the steps it has.
         """
         step, machine = cut_step(self, number), self.manifest.machine
+        try:
+            step.check_lives()
+        except InvariantError as error:
+            raise BadInputError(
+                f"{self.path} is damaged: {str(error).removesuffix('.').replace('Step', 'step', 1)}."
+            ) from error
         if machine.device_kind == "cpu":  # what was measured there are copies within its memory
             return step
         return replace(

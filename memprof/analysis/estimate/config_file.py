@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from memprof.analysis.estimate.model import Model
 from memprof.analysis.estimate.transformer import Transformer
 from memprof.errors import BadInputError, UsageError
+from memprof.trace.reading import parse_json, read_bytes
 
 _MOST_BYTES = 2**22
 
@@ -31,12 +31,12 @@ def read_config(path: Path) -> Model:
     if path.is_dir():
         path = path / "config.json"
     try:
-        raw = path.read_bytes()[: _MOST_BYTES + 1]
+        raw = read_bytes(path, _MOST_BYTES)
     except OSError as error:
         raise BadInputError(f"{path} cannot be read ({error.strerror}): give the path of a config.json.") from None
     try:
-        record = json.loads(raw) if len(raw) <= _MOST_BYTES else None
-    except (ValueError, RecursionError):
+        record = parse_json(raw)
+    except ValueError:
         record = None
     if not isinstance(record, dict):
         raise BadInputError(f"{path} is no config.json: it holds no JSON object of a model's sizes.")

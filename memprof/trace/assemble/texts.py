@@ -105,7 +105,10 @@ def stack_table(spool: Spool, used: Ints) -> tuple[Stacks, Ints]:
         here = number
         while here >= 0 and here not in frames_of:
             chain.append(here)
-            here = records[here][0]
+            parent = records[here][0]
+            if parent >= here:  # an outer part is written before what it is the outer part of
+                raise ValueError(f"stack {here} is inside stack {parent}, which comes after it")
+            here = parent
         for link in reversed(chain):
             parent, own = records[link]
             frames_of[link] = "\n".join([*own, *([frames_of[parent]] if parent >= 0 else [])])

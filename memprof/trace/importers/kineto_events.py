@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ from typing import Any
 
 from memprof.errors import BadInputError
 from memprof.trace.importers.frames import NO_STACK, Stack, StackTable, text_of
+from memprof.trace.reading import parse_json
 
 #: Names of torch's device types (c10/core/DeviceType.h) as the profiler numbers them; ROCm calls its devices cuda.
 _DEVICE_TYPES = {0: "cpu", 1: "cuda", 6: "cuda", 12: "xpu", 13: "mps"}
@@ -22,6 +22,12 @@ _BACKWARD = re.compile(r"^autograd::engine::evaluate_function|Backward\d*$|^torc
 _FORWARD = "nn.Module: "
 _OPTIMIZER = "Optimizer.step#"
 _PROFILER_STEP = re.compile(r"^ProfilerStep#?\*?(\d*)")
+
+
+#: At most one object or list in so many bytes. Real traces hold one in 30 or fewer, and one takes 60 bytes of memory
+#: or more.
+_BYTES_PER_CONTAINER = 8
+_FEW_CONTAINERS = 10_000
 
 
 @dataclass(frozen=True)
@@ -87,11 +93,15 @@ def parse_kineto(path: Path, data: bytes) -> KinetoTrace:
     Raises:
         BadInputError: It is no JSON, no trace, or has no memory events.
     """
+    containers = data.count(b"{") + data.count(b"[")
+    if containers > len(data) / _BYTES_PER_CONTAINER + _FEW_CONTAINERS:
+        raise BadInputError(
+            f"{path} is no JSON, or is cut short: {containers:,} objects in {len(data):,} bytes are too many."
+        )
     try:
-        loaded = json.loads(data, strict=False)
-    except (ValueError, RecursionError) as error:
-        detail = str(error).partition("\n")[0] or type(error).__name__
-        raise BadInputError(f"{path} is no JSON, or is cut short: {detail}.") from None
+        loaded = parse_json(data, strict=False)
+    except ValueError as error:
+        raise BadInputError(f"{path} is no JSON, or is cut short: {error}.") from None
     events = loaded.get("traceEvents") if isinstance(loaded, dict) else loaded
     if not isinstance(events, list):
         raise BadInputError(f"{path} is JSON, but no profiler's trace: it has no traceEvents.")

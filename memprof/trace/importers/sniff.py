@@ -9,15 +9,22 @@ import re
 import zlib
 from pathlib import Path
 
+import psutil
+
 from memprof.errors import BadInputError
+from memprof.trace.reading import read_bytes
 from memprof.units import format_bytes
 
 #: A profiler's trace shrinks 10 to 30 times in gzip; what grows more when it is unpacked is no trace.
-_MOST_GROWTH = 200
+_MOST_GROWTH = 40
 _SLACK_BYTES = 64 << 20
 
 #: The pickle in a page of ``_memory_viz``; its name for the list has changed over versions.
 _PICKLE_IN_PAGE = re.compile(rb'"base64"\s*:\s*"([A-Za-z0-9+/=\\]*)"')
+
+_FOREIGN = "{path} is neither a memory snapshot (pickle, or a page of memory_viz) nor a profiler's trace (JSON)."
+#: So many bytes are unpacked at a time.
+_PIECE_BYTES = 4 << 20
 
 SNAPSHOT, KINETO = "snapshot", "kineto"
 
@@ -35,6 +42,7 @@ def read_input(path: Path) -> tuple[str, bytes]:
         BadInputError: There is no such file, it cannot be read, is empty, or is something else.
     """
     data = _read(path)
+    _refuse_nonsense(path, data[:64])
     if data.startswith(b"\x1f\x8b"):
         data = _unzipped(path, data)
     if not data.strip():
@@ -50,14 +58,12 @@ def read_input(path: Path) -> tuple[str, bytes]:
         if b"manifest.json" in data[:4096]:
             raise BadInputError(f"{path} is a memprof trace already: memprof report {path}")
         raise BadInputError(f"{path} is a zip archive, such as torch.save writes: it holds no memory snapshot.")
-    raise BadInputError(
-        f"{path} is neither a memory snapshot (pickle, or a page of memory_viz) nor a profiler's trace (JSON)."
-    )
+    raise BadInputError(_FOREIGN.format(path=path))
 
 
 def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_bytes(path, _most_bytes(), lambda start: _refuse_nonsense(path, start[:64]))
     except FileNotFoundError:
         raise BadInputError(f"There is no file {path}.") from None
     except IsADirectoryError:
@@ -66,17 +72,33 @@ def _read(path: Path) -> bytes:
         raise BadInputError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.") from error
 
 
+def _most_bytes() -> int:
+    """Returns the most bytes a file may have: loading it takes several times as much memory as there is then."""
+    return psutil.virtual_memory().total
+
+
+def _refuse_nonsense(path: Path, start: bytes) -> None:
+    """Refuses what begins as no snapshot and no trace does, before the rest of it is read or unpacked."""
+    text = start.removeprefix(b"\xef\xbb\xbf").lstrip()
+    if text and text[0] < 0x20 and not start.startswith(b"\x1f\x8b"):
+        raise BadInputError(_FOREIGN.format(path=path))
+
+
 def _unzipped(path: Path, data: bytes) -> bytes:
     limit = len(data) * _MOST_GROWTH + _SLACK_BYTES
     result = bytearray()
     try:
         while data:
             unpacker = zlib.decompressobj(wbits=31)
-            result += unpacker.decompress(data, limit - len(result) + 1)
-            if len(result) > limit:
-                raise BadInputError(
-                    f"{path} unpacks to more than {format_bytes(limit)}, {_MOST_GROWTH} times its size: no trace does."
-                )
+            piece = unpacker.decompress(data, _PIECE_BYTES)
+            while piece:
+                result += piece
+                if len(result) > limit:
+                    raise BadInputError(
+                        f"{path} unpacks to more than {format_bytes(limit)}, {_MOST_GROWTH} times its size: "
+                        "no trace does."
+                    )
+                piece = unpacker.decompress(unpacker.unconsumed_tail, _PIECE_BYTES)
             if not unpacker.eof:
                 raise BadInputError(f"{path} is cut short: its gzip stream has no end.")
             data = unpacker.unused_data

@@ -1,0 +1,250 @@
+"""What the tables of a recording promise one another, checked once, where a table is read from a file.
+
+Ids are dense, so whether one resolves needs only the number of rows of the table it points into, which the file's
+manifest tells: every table is checked by itself, whichever is read first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from memprof.trace.columns import Coded
+from memprof.trace.schema import (
+    NONE,
+    AllocatorEvents,
+    Column,
+    Memory,
+    ModuleCalls,
+    ModulePeaks,
+    Modules,
+    Ops,
+    Saved,
+    Stacks,
+    StepPeaks,
+    Steps,
+    Storages,
+    Table,
+    Uses,
+)
+
+#: Columns that number the rows of their table: 0, 1, 2 ...
+_DENSE: dict[type[Table], str] = {
+    Modules: "module_id",
+    ModuleCalls: "module_call_id",
+    Ops: "op_id",
+    Storages: "storage_id",
+    Stacks: "stack_id",
+}
+
+#: The table that each id points into.
+_TARGETS: dict[str, type[Table]] = {
+    "module_id": Modules,
+    "parent_id": Modules,
+    "parent_call_id": ModuleCalls,
+    "op_id": Ops,
+    "first_op_id": Ops,
+    "last_op_id": Ops,
+    "forward_op_id": Ops,
+    "created_op_id": Ops,
+    "freed_op_id": Ops,
+    "released_op_id": Ops,
+    "stack_id": Stacks,
+    "storage_id": Storages,
+}
+_POINTING = (Modules, ModuleCalls, Steps, Ops, Storages, Uses, Saved, Memory, StepPeaks, ModulePeaks)
+
+#: Ids that may not be missing.
+_NEEDED: dict[type[Table], tuple[str, ...]] = {
+    ModuleCalls: ("module_id",),
+    Uses: ("op_id", "storage_id"),
+    Saved: ("storage_id", "forward_op_id"),
+    Memory: ("op_id",),
+}
+
+#: Enumerations that may not be missing.
+_TOLD: dict[type[Table], tuple[str, ...]] = {
+    Steps: ("kind",),
+    Ops: ("phase", "kind"),
+    Storages: ("category",),
+    Uses: ("role",),
+    AllocatorEvents: ("action",),
+}
+
+#: Ids whose row must come before their own.
+_EARLIER: dict[type[Table], tuple[str, str]] = {
+    Ops: ("forward_op_id", "is of a forward operator that comes after it"),
+    ModuleCalls: ("parent_call_id", "is inside a call that comes after it"),
+}
+
+#: Pairs of columns of which the first is not above the second, where both are told.
+_ORDERED: dict[type[Table], tuple[tuple[str, str, str], ...]] = {
+    Steps: (("first_op_id", "last_op_id", "ends with an operator before its first"),),
+    ModuleCalls: (("first_op_id", "last_op_id", "ends with an operator before its first"),),
+    Storages: (("created_op_id", "freed_op_id", "is freed before it is made"),),
+    Saved: (("forward_op_id", "released_op_id", "is released before it is saved"),),
+}
+
+#: Counts of columns that index or are summed: none is negative. Signed are what a kernel holds, and with it the
+#: counters of a step (table memory); streams and addresses.
+_SIGNED = ("workspace_bytes", "stream", "address")
+#: Sums have to fit 63 bits, with room for what is added to them.
+_MOST_BYTES = 2.0**60
+#: No number of a step, a micro-batch or an operation is above this.
+_MOST_COUNT = 2**53
+#: No moment is later (Unix time of the year 33,000), no duration longer.
+_MOST_US = 1e18
+#: No text of a recording is longer: the longest are Python stacks.
+_MOST_TEXT = 1 << 20
+
+
+@dataclass(frozen=True)
+class BrokenPromiseError(Exception):
+    """A row of a table that contradicts what every recording promises.
+
+    Attributes:
+        detail: A clause, such as "table storages, row 17: module_id 912 does not exist".
+    """
+
+    detail: str
+
+    def __str__(self) -> str:
+        """Returns the clause."""
+        return self.detail
+
+
+@dataclass(frozen=True)
+class Checker:
+    """Checks the tables of one process.
+
+    Attributes:
+        rows: Rows of each of its tables, as the file tells; a table it does not hold has none.
+        step_numbers: Reads the numbers of its steps.
+    """
+
+    rows: Callable[[type[Table]], int]
+    step_numbers: Callable[[], Any]
+
+    def check(self, kind: type[Table], columns: Mapping[str, Any]) -> None:
+        """Checks what was read of a table.
+
+        Args:
+            kind: The table.
+            columns: Its columns that were read, by name: numpy arrays, of texts ``Coded``.
+
+        Raises:
+            BrokenPromiseError: Names the first row that breaks a promise.
+        """
+        for column in kind.columns():
+            if column.name in columns:
+                self._check_column(kind, column, columns[column.name])
+        self._check_rows(kind, columns)
+
+    def _check_rows(self, kind: type[Table], columns: Mapping[str, Any]) -> None:
+        """Checks what columns promise together, and by their order."""
+        dense = _DENSE.get(kind, "")
+        if dense in columns:
+            ids = columns[dense]
+            holds = ids == np.arange(len(ids))
+            _require(kind, holds, lambda row: f"{dense} is {ids[row]}, and rows are numbered from 0")
+        for low, high, broken in _ORDERED.get(kind, ()):
+            if low in columns and high in columns:
+                first, last = columns[low], columns[high]
+                _require(kind, (first == NONE) | (last == NONE) | (first <= last), f"it {broken}")
+        if kind is Modules and "parent_id" in columns:
+            _require(kind, _has_root(columns["parent_id"]), "it is held by itself, in a circle")
+        if kind in _EARLIER and _EARLIER[kind][0] in columns:
+            name, words = _EARLIER[kind]
+            _require(kind, columns[name] < np.arange(len(columns[name])), f"it {words}")
+        if kind in (Ops, ModuleCalls) and "step" in columns:
+            steps = columns["step"]
+            holds = np.isin(steps, self.step_numbers())
+            _require(kind, holds, lambda row: f"step {steps[row]} is not among the steps")
+
+    def _check_column(self, kind: type[Table], column: Column, values: Any) -> None:
+        name = column.name
+        if column.kind == "text":
+            _check_texts(kind, column, values)
+        elif column.kind == "float":
+            holds = np.isnan(values) | (np.abs(values) <= _MOST_US)
+            _require(kind, holds, lambda row: f"{name} is {values[row]:g}")
+        elif name in _TARGETS and kind in _POINTING:
+            self._check_ids(kind, name, values)
+        elif column.kind in ("id", "int") and name not in _SIGNED:
+            lowest = -_MOST_COUNT if kind is Memory else NONE if column.kind == "id" else 0
+            most = _MOST_BYTES if name.endswith("_bytes") else _MOST_COUNT
+            holds = (values >= lowest) & (values <= most)
+            _require(kind, holds, lambda row: f"{name} is {values[row]:,}")
+        if name.endswith("_bytes"):
+            _require_sum(kind, name, values)
+
+    def _check_ids(self, kind: type[Table], name: str, ids: Any) -> None:
+        is_needed = name in _NEEDED.get(kind, ())
+        count = self.rows(_TARGETS[name])
+        holds = (ids >= (0 if is_needed else NONE)) & (ids < count)
+        _require(
+            kind, holds, lambda row: f"{name} is missing" if ids[row] == NONE else f"{name} {ids[row]} does not exist"
+        )
+
+
+def check_tables(tables: Mapping[type[Table], Table]) -> None:
+    """Checks the tables of one process that were made in memory; their texts are the maker's own.
+
+    Raises:
+        BrokenPromiseError: Names the first row that breaks a promise.
+    """
+    steps = tables.get(Steps)
+    checker = Checker(
+        rows=lambda kind: len(tables[kind]) if kind in tables else 0,
+        step_numbers=lambda: steps.step if isinstance(steps, Steps) else (),
+    )
+    for kind, table in tables.items():
+        checker.check(
+            kind, {column.name: getattr(table, column.name) for column in kind.columns() if column.kind != "text"}
+        )
+
+
+def _has_root(parents: Any) -> Any:
+    """Returns which rows lead to one without a parent, by going up twice as far each time."""
+    up = np.append(parents, NONE)  # NONE, -1, is the last place, and leads to itself
+    for _ in range(len(parents).bit_length()):
+        up = up[up]
+    return up[:-1] == NONE
+
+
+def _check_texts(kind: type[Table], column: Column, texts: Coded) -> None:
+    distinct = texts.distinct
+    allowed = {*column.values, *(() if column.name in _TOLD.get(kind, ()) else ("",))}
+    wrong = [
+        place
+        for place, text in enumerate(distinct.tolist())
+        if len(text) > _MOST_TEXT or (column.values and text not in allowed)
+    ]
+    if not wrong:
+        return
+    rows = np.flatnonzero(np.isin(texts.codes, wrong))
+    if len(rows):
+        text = str(distinct[texts.codes[rows[0]]])
+        what = (
+            f"{column.name} is a text of {len(text):,} letters" if len(text) > 80 else f"unknown {column.name} {text!r}"
+        )
+        _fail(kind, int(rows[0]), what if text else f"{column.name} is missing")
+
+
+def _require_sum(kind: type[Table], name: str, values: Any) -> None:
+    """All bytes together have to fit: totals are sums."""
+    if len(values) and float(np.abs(values, dtype=np.float64).sum()) > _MOST_BYTES:
+        raise BrokenPromiseError(f"table {kind.table_name}: {name} sums to more than 2**60")
+
+
+def _require(kind: type[Table], holds: Any, words: str | Callable[[int], str]) -> None:
+    if not holds.all():
+        row = int(np.flatnonzero(~holds)[0])
+        _fail(kind, row, words if isinstance(words, str) else words(row))
+
+
+def _fail(kind: type[Table], row: int, words: str) -> None:
+    raise BrokenPromiseError(f"table {kind.table_name}, row {row}: {words}")

@@ -1,0 +1,192 @@
+"""Reads a file that somebody named, never more than is allowed, and never waiting without end."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import select
+import stat
+import time
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+from memprof.errors import BadInputError
+from memprof.units import format_bytes
+
+#: Most bytes of what people and memprof write as text: plans, baselines, settings.
+TEXT_LIMIT_BYTES = 16 << 20
+
+#: How long a pipe is given that nobody writes to, and one that somebody has opened and writes nothing to.
+_NOBODY_S = 4.0
+_SILENT_S = 30.0
+
+_CHUNK_BYTES = 4 << 20
+
+_KINDS = ((stat.S_ISCHR, "a device"), (stat.S_ISBLK, "a device"), (stat.S_ISSOCK, "a socket"))
+
+
+def refuse_special(path: Path, *, pipes: bool = False) -> None:
+    """Refuses what is no file: reading a device may never end, and opening a pipe may wait for ever.
+
+    Args:
+        path: What was named. Where nothing is, that is left to whoever opens it.
+        pipes: Pipes are fine.
+
+    Raises:
+        BadInputError: It is a device or a socket, or a pipe where none will do.
+    """
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError):
+        return
+    for is_kind, kind in _KINDS:
+        if is_kind(mode):
+            raise BadInputError(f"{path} is {kind}, not a file.")
+    if stat.S_ISFIFO(mode) and not pipes:
+        raise BadInputError(f"{path} is a pipe: a recording is read from a file. Write it to one first.")
+
+
+def read_bytes(
+    path: Path, limit_bytes: int = TEXT_LIMIT_BYTES, on_start: Callable[[bytes], None] = lambda start: None
+) -> bytes:
+    """Reads a file or a pipe.
+
+    Args:
+        path: The file, or a pipe that somebody writes to.
+        limit_bytes: Most bytes to read.
+        on_start: Looks at the first of them and raises where the rest need not be read.
+
+    Raises:
+        BadInputError: It is no file, holds more, or is a pipe that nothing comes from.
+        OSError: It is not there, or cannot be read.
+    """
+    refuse_special(path, pipes=True)
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb", buffering=0) as file:
+        status = os.fstat(descriptor)
+        if stat.S_ISDIR(status.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        is_pipe = not stat.S_ISREG(status.st_mode)
+        if not is_pipe and status.st_size > limit_bytes:
+            _refuse_size(path, status.st_size, limit_bytes)
+        data = bytearray()
+        while chunk := _next(path, file.fileno(), has_begun=bool(data)) if is_pipe else file.read(_CHUNK_BYTES):
+            if not data:
+                on_start(chunk)
+            data += chunk
+            if len(data) > limit_bytes:
+                _refuse_size(path, len(data), limit_bytes)
+    return bytes(data)
+
+
+def read_text(path: Path, limit_bytes: int = TEXT_LIMIT_BYTES) -> str:
+    """Reads a file of UTF-8, with a byte order mark or without.
+
+    Raises:
+        BadInputError: As ``read_bytes``; or it is no UTF-8, or holds null characters.
+        OSError: It is not there, or cannot be read.
+    """
+    try:
+        text = read_bytes(path, limit_bytes).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise BadInputError(f"{path} is no text in UTF-8: byte {error.start} is not.") from None
+    if "\0" in text:
+        raise BadInputError(f"{path} holds null characters: it is no text.")
+    return text
+
+
+def parse_json(text: str | bytes, *, strict: bool = True, constants: bool = False) -> Any:
+    """Parses JSON that somebody else wrote.
+
+    Args:
+        text: The JSON, bytes of UTF-8.
+        strict: Refuse control characters in texts, NaN and infinities, and keys that stand twice in one object.
+        constants: NaN and infinities pass, for a reader that says itself where they stand.
+
+    Raises:
+        ValueError: It is no JSON, or nests too deep; the text says what and where.
+    """
+    try:
+        if isinstance(text, bytes):
+            text = text.decode("utf-8-sig")
+        if not strict:
+            return json.loads(text, strict=False)
+        refuse = None if constants else _refuse_constant
+        return json.loads(text, parse_constant=refuse, object_pairs_hook=_without_doubles)
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{error.msg} in line {error.lineno}") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"byte {error.start} is not UTF-8") from None
+    except ValueError as error:
+        if "integer string conversion" in str(error):
+            raise ValueError("it holds a whole number of thousands of digits") from None
+        raise
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """Parses TOML that somebody wrote.
+
+    Raises:
+        ValueError: It is no TOML, nests too deep, or holds a number of more than the 64 bits that TOML has.
+    """
+    try:
+        tables = tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+    except tomllib.TOMLDecodeError:
+        raise
+    except ValueError:  # of Python's own limit
+        raise ValueError("it holds a whole number of thousands of digits") from None
+    left: list[Any] = [tables]
+    while left:
+        value = left.pop()
+        if isinstance(value, dict):
+            left.extend(value.values())
+        elif isinstance(value, list):
+            left.extend(value)
+        elif isinstance(value, int) and not -(2**63) <= value < 2**63:
+            raise ValueError("it holds a whole number of more than 64 bits")
+    return tables
+
+
+def _next(path: Path, descriptor: int, *, has_begun: bool) -> bytes:
+    """Waits for what comes next out of a pipe; "" where whoever wrote to it is done."""
+    start = time.monotonic()
+    while True:
+        waited = time.monotonic() - start
+        try:
+            chunk = os.read(descriptor, _CHUNK_BYTES)
+        except BlockingIOError:  # somebody has it open, and has written nothing
+            if waited > _SILENT_S:
+                raise BadInputError(f"{path} is a pipe that nothing came from for {_SILENT_S:.0f} s.") from None
+            select.select([descriptor], [], [], 0.5)
+            continue
+        if chunk or has_begun:
+            return chunk
+        if waited > _NOBODY_S:  # the end of what nobody began
+            raise BadInputError(f"{path} is a pipe that nobody writes to.")
+        time.sleep(0.02)
+
+
+def _refuse_size(path: Path, size: int, limit_bytes: int) -> NoReturn:
+    raise BadInputError(
+        f"{path} holds {format_bytes(size)} or more, which no such file does: at most {format_bytes(limit_bytes)}."
+    )
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"it holds {name}, which is no number in JSON")
+
+
+def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    record = dict(pairs)
+    if len(record) != len(pairs):
+        names = [name for name, _ in pairs]
+        double = next(name for place, name in enumerate(names) if name in names[:place])
+        raise ValueError(f"the key {double[:60]!r} stands twice in one object")
+    return record
