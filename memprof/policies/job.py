@@ -60,8 +60,13 @@ class Job:
 
     @property
     def averages(self) -> bool:
-        """Whether gradients are changed once they are complete, as shard does in stages 0 and 1."""
-        return any(getattr(each, "_post_accumulate_grad_hooks", None) for each in self.model.parameters())
+        """Whether shard changes gradients once they are complete, as it does in stages 0 and 1."""
+        averaging = "memprof.policies.shard.averaging"
+        return any(
+            type(getattr(hook, "__self__", None)).__module__ == averaging
+            for each in self.model.parameters()
+            for hook in (getattr(each, "_post_accumulate_grad_hooks", None) or {}).values()
+        )
 
     def modules_named(self) -> dict[str, torch.nn.Module]:
         """Returns every module by its qualified name, the root as "", as in named_modules()."""

@@ -17,3 +17,8 @@ def has_values(tensor: torch.Tensor) -> bool:
 def is_dry_run() -> bool:
     """Whether nothing is computed here: tensors are made without memory."""
     return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
+
+
+def is_in_transform() -> bool:
+    """Whether a transform of torch.func is under way (grad, vmap, jvp), whose tensors have no memory of their own."""
+    return torch._C._functorch.peek_interpreter_stack() is not None

@@ -186,10 +186,16 @@ def test_schedules_and_hooks_work_in_backward():
 
 
 def test_gradients_are_gone_when_backward_returns(applied):
-    """Step-in-backward leaves no gradient behind."""
+    """Step-in-backward leaves no memory of a gradient behind; whoever reads one is told, and after the step it is None."""
     model, optimizer = small_job()
     applied(OptimizerPolicy(in_backward=True), model, optimizer)
     backward(model)
+    for parameter in model.parameters():
+        assert type(parameter.grad).__tensor_flatten__(parameter.grad) == ([], None)
+        assert parameter.grad.shape == parameter.shape
+        with pytest.raises(PolicyError, match="read or changed after backward: step-in-backward has used it already"):
+            parameter.grad.norm()
+    optimizer.step()
     assert all(parameter.grad is None for parameter in model.parameters())
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -15,9 +15,10 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from memprof.errors import PolicyError
 from memprof.policies.accumulate.feed import BatchFeed, is_batch_in_hand, split_from_start, take_prepared
-from memprof.policies.accumulate.gate import OptimizerGate
+from memprof.policies.accumulate.gate import Gates, refuse_many_evaluations
 from memprof.policies.accumulate.policy import Accumulate
 from memprof.policies.accumulate.round import Round
+from memprof.policies.accumulate.watch import refuse_gradients_of_gradients, refuse_hooks, require_backward
 from memprof.policies.job import Job
 
 _SCALER = torch.amp.GradScaler
@@ -39,12 +40,9 @@ def apply_accumulate(job: Job, policy: Accumulate) -> None:
             "accumulate finds no optimizer to hold back until the last micro-batch; "
             "make the optimizer before the model is first called, or give it: memprof.apply(plan, model, optimizer)."
         )
-    for optimizer in job.optimizers:
-        if isinstance(optimizer, torch.optim.LBFGS):
-            raise PolicyError(
-                "accumulate cannot hold back LBFGS, which calls its closure many times in a step; "
-                "use another optimizer, or evaluate the whole batch in the closure."
-            )
+    for each in job.optimizers:
+        refuse_many_evaluations(each)
+    refuse_hooks(job.model.parameters())
     shared = _in_force[0] if _in_force else _begin(policy)
     if shared.micro_batches != policy.micro_batches:
         raise PolicyError(
@@ -54,17 +52,12 @@ def apply_accumulate(job: Job, policy: Accumulate) -> None:
     job.on_undo(shared.leave)
     shared.users += 1
     shared.feed.model = job.model
-    current = shared.feed.round
     # Made in the middle of a batch that was handed out whole: the next one is the first to be split.
-    is_first_whole = shared.is_first_whole or bool(current.reason)
-    gates = [OptimizerGate(each, current, is_first_whole=is_first_whole) for each in job.optimizers]
-    for gate in gates:
-        gate.install()
-        job.on_undo(gate.remove)
-        current.on_abandoned(gate.abandon)
-        shared.gates.append(gate)
-        job.on_undo(partial(shared.gates.remove, gate))
-    _gate_model_zero_grad(job, shared.gates)
+    is_first_whole = shared.is_first_whole or bool(shared.feed.round.reason)
+    for each in job.optimizers:
+        if shared.gates.of(each) is None:
+            shared.gates.add(each, is_first_whole=is_first_whole)
+            job.on_undo(partial(shared.gates.drop, each))
     job.notes += _notes(job, policy, is_first_whole=is_first_whole)
 
 
@@ -84,9 +77,9 @@ class _Shared:
     micro_batches: int
     feed: BatchFeed
     is_first_whole: bool
-    gates: list[OptimizerGate] = field(default_factory=list)
+    gates: Gates
+    undo: ExitStack
     users: int = 0
-    undo: ExitStack = field(default_factory=ExitStack)
 
     def leave(self) -> None:
         """One model less."""
@@ -107,14 +100,20 @@ def _begin(policy: Accumulate) -> _Shared:
     if feed is None:
         feed = BatchFeed(Round(policy.micro_batches))
         feed.install()
-    shared = _Shared(policy.micro_batches, feed, is_first_whole)
-    shared.undo.callback(feed.remove)
-    feed.round.begin()
-    shared.undo.callback(feed.round.end)
-    _weigh_gradients(shared.undo, feed.round)
-    _gate_clipping(shared.undo, shared.gates)
-    _gate_scaler(shared.undo, shared.gates)
-    _gate_schedulers(shared.undo, shared.gates)
+    undo, current = ExitStack(), feed.round
+    undo.callback(feed.remove)
+    current.begin()
+    undo.callback(current.end)
+    gates = Gates(undo, current)
+    undo.callback(gates.remove)
+    gates.watch()
+    refuse_gradients_of_gradients(undo, current)
+    _weigh_gradients(undo, current, gates)
+    _gate_model_zero_grad(undo, gates)
+    _gate_clipping(undo, gates)
+    _gate_scaler(undo, gates)
+    _gate_schedulers(undo, gates)
+    shared = _Shared(policy.micro_batches, feed, is_first_whole, gates, undo)
     _in_force.append(shared)
     return shared
 
@@ -127,7 +126,7 @@ def _replace(undo: ExitStack, owner: Any, name: str, wrap: Callable[[Any], Any])
     undo.callback(lambda: setattr(owner, name, before) if had_own else delattr(owner, name))
 
 
-def _weigh_gradients(undo: ExitStack, current: Round) -> None:
+def _weigh_gradients(undo: ExitStack, current: Round, gates: Gates) -> None:
     """Starts each backward with the micro-batch's share of the samples where it would start with 1.
 
     So parts of unequal size add up to the mean over the batch, and gradients are never out of proportion, whoever
@@ -137,11 +136,15 @@ def _weigh_gradients(undo: ExitStack, current: Round) -> None:
     def wrap(before: Any) -> Any:
         def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
             # Within backward, as reentrant activation checkpointing calls it, gradients are weighed already.
-            if torch._C._current_graph_task_id() == -1:
+            is_outermost = torch._C._current_graph_task_id() == -1
+            if is_outermost:
                 current.backwards += 1
                 if current.weight != 1.0 and kwargs.get("grad_variables") is None:
                     grad_tensors = _weighed(tensors, grad_tensors, current.weight)
             before(tensors, grad_tensors, *args, **kwargs)
+            if is_outermost:
+                current.backwards_here += 1
+                gates.gradients.note()
 
         return backward
 
@@ -164,20 +167,20 @@ def _weighed(tensors: Any, gradients: Any, weight: float) -> Any:
     ]
 
 
-def _gate_model_zero_grad(job: Job, gates: list[OptimizerGate]) -> None:
-    """Holds back model.zero_grad() as an optimizer's."""
+def _gate_model_zero_grad(undo: ExitStack, gates: Gates) -> None:
+    """Holds back zero_grad() of the model, of its parts and of its copies as an optimizer's."""
 
     def wrap(before: Any) -> Any:
         def zero_grad(*args: Any, **kwargs: Any) -> None:
-            if not _is_open(gates):
+            if not gates.is_open:
                 before(*args, **kwargs)
 
         return zero_grad
 
-    job.replace_method(job.model, "zero_grad", wrap)
+    _replace(undo, torch.nn.Module, "zero_grad", wrap)
 
 
-def _gate_clipping(undo: ExitStack, gates: list[OptimizerGate]) -> None:
+def _gate_clipping(undo: ExitStack, gates: Gates) -> None:
     """Clips before an update only, when the gradients are those of the whole batch.
 
     A script holds clip_grad_norm_ by a name of its own; what clips in there is looked up in torch's module.
@@ -185,31 +188,35 @@ def _gate_clipping(undo: ExitStack, gates: list[OptimizerGate]) -> None:
 
     def wrap(before: Any) -> Any:
         def clip(*args: Any, **kwargs: Any) -> Any:
-            return before(*args, **kwargs) if _closes(gates) else None
+            return before(*args, **kwargs) if gates.closes else None
 
         return clip
 
     _replace(undo, clip_grad, "_clip_grads_with_norm_", wrap)
     _replace(undo, torch.nn.utils, "clip_grads_with_norm_", wrap)
+    by_value = clip_grad.clip_grad_value_
     for owner in (clip_grad, torch.nn.utils):
         _replace(undo, owner, "clip_grad_value_", wrap)
+    # One who imported it by name has this very function, which calls what is in its closure.
+    cells = dict(zip(by_value.__code__.co_freevars, by_value.__closure__ or (), strict=True))
+    inner = cells["func"].cell_contents
+    cells["func"].cell_contents = wrap(inner)
+    undo.callback(lambda: setattr(cells["func"], "cell_contents", inner))
 
 
-def _gate_scaler(undo: ExitStack, gates: list[OptimizerGate]) -> None:
+def _gate_scaler(undo: ExitStack, gates: Gates) -> None:
     """Holds back what a GradScaler does before an update: gradients stay scaled until the last micro-batch."""
-
-    def gate_of(optimizer: Any) -> OptimizerGate | None:
-        return next((gate for gate in gates if gate.optimizer is optimizer), None)
 
     def wrap_step(before: Any) -> Any:
         def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            gate = gate_of(optimizer)
+            gate = gates.of(optimizer)
             if gate is None or gate.closes:
                 result = before(scaler, optimizer, *args, **kwargs)
                 if gate is not None:
                     gate.close()  # it skips the optimizer where a gradient is not finite
                 return result
             gate.require_micro_batches()
+            require_backward(gates.round)
             gate.hold_back()
             return None
 
@@ -217,7 +224,7 @@ def _gate_scaler(undo: ExitStack, gates: list[OptimizerGate]) -> None:
 
     def wrap_unscale(before: Any) -> Any:
         def unscale_(scaler: Any, optimizer: Any) -> None:
-            gate = gate_of(optimizer)
+            gate = gates.of(optimizer)
             if gate is None or gate.closes:
                 before(scaler, optimizer)
 
@@ -225,7 +232,7 @@ def _gate_scaler(undo: ExitStack, gates: list[OptimizerGate]) -> None:
 
     def wrap_update(before: Any) -> Any:
         def update(scaler: Any, *args: Any, **kwargs: Any) -> None:
-            if not _is_open(gates):
+            if not gates.is_open:
                 before(scaler, *args, **kwargs)
 
         return update
@@ -235,13 +242,13 @@ def _gate_scaler(undo: ExitStack, gates: list[OptimizerGate]) -> None:
     _replace(undo, _SCALER, "update", wrap_update)
 
 
-def _gate_schedulers(undo: ExitStack, gates: list[OptimizerGate]) -> None:
+def _gate_schedulers(undo: ExitStack, gates: Gates) -> None:
     """Holds back LR schedulers that step with every batch; those of an epoch step when no update is held back."""
 
     def wrap(before: Any) -> Any:
         def step(scheduler: Any, *args: Any, **kwargs: Any) -> None:
-            optimizer = getattr(scheduler, "optimizer", None)
-            if not any(gate.optimizer is optimizer for gate in gates) or not _is_open(gates):
+            gate = gates.of(getattr(scheduler, "optimizer", None))
+            if gate is None or not gates.is_open:
                 before(scheduler, *args, **kwargs)
 
         return step
@@ -255,16 +262,6 @@ def _subclasses(kind: type[Any]) -> Iterator[type[Any]]:
     for each in kind.__subclasses__():
         yield each
         yield from _subclasses(each)
-
-
-def _is_open(gates: list[OptimizerGate]) -> bool:
-    """Whether a round is under way."""
-    return any(gate.is_open for gate in gates)
-
-
-def _closes(gates: list[OptimizerGate]) -> bool:
-    """Whether a step at this moment would update."""
-    return any(gate.closes for gate in gates)
 
 
 def _notes(job: Job, policy: Accumulate, *, is_first_whole: bool) -> list[str]:

@@ -60,7 +60,10 @@ class BatchFeed:
         try:
             batch, note = self._take(iterator, before)
         except StopIteration:
-            self._ahead.pop(iterator, _nothing)()  # the last one is handed on now
+            if looks_ahead:
+                self._ahead.pop(iterator, _nothing)()  # the last one is handed on now
+            elif iterator in self._waiting:  # not that of an evaluation in between
+                self.round.rest()
             raise
         if looks_ahead:
             # What was fetched before is handed on when this one is there, which is not the loop's yet.
@@ -81,6 +84,8 @@ class BatchFeed:
             if parts is None or len(parts) == 1:
                 found = "hold a single sample" if parts else f"are of a kind it cannot split ({type(batch).__name__})"
                 return batch, partial(self.round.leave_whole, batch, f"they {found}")
+            if iterator not in self._waiting:  # a loop that is left early drops it
+                weakref.finalize(iterator, self.round.rest).atexit = False
             waiting = self._waiting[iterator] = deque(parts)
         part = waiting.popleft()
         return part.batch, partial(self.round.hand_out, part.batch, part.number, part.count, part.weight)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import functools
+import weakref
+from collections.abc import Iterator
+from contextlib import ExitStack
 from types import MethodType
 from typing import Any
 
@@ -10,6 +13,7 @@ import torch
 
 from memprof.errors import PolicyError
 from memprof.policies.accumulate.round import Round
+from memprof.policies.accumulate.watch import Gradients, require_backward
 
 
 class OptimizerGate:
@@ -19,16 +23,20 @@ class OptimizerGate:
     many as there are micro-batches.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, current: Round, *, is_first_whole: bool) -> None:
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, current: Round, gradients: Gradients, *, is_first_whole: bool
+    ) -> None:
         """Changes nothing yet.
 
         Args:
             optimizer: The optimizer.
             current: Where the loop is.
+            gradients: The gradients of the job.
             is_first_whole: The first batch was handed out before the policy was applied.
         """
         self.optimizer = optimizer
         self._round = current
+        self._gradients = gradients
         self._whole_allowed = 1 if is_first_whole else 0
         self._calls = 0
         self._backwards_at_call = 0
@@ -45,8 +53,8 @@ class OptimizerGate:
     @property
     def closes(self) -> bool:
         """Whether a call of step() at this moment would update."""
-        enough = min(self._round.micro_batches, self._round.count)
-        return self._is_inside or (self._round.is_last and self._calls + 1 >= enough)
+        enough = min(self._round.micro_batches, self._round.count) - self._round.left_out
+        return self._is_inside or self._round.is_resting or (self._round.is_last and self._calls + 1 >= enough)
 
     def install(self) -> None:
         """Begins to hold back."""
@@ -79,15 +87,18 @@ class OptimizerGate:
 
     def step(self, *args: Any, **kwargs: Any) -> Any:
         """Updates at the last micro-batch; before, only a closure runs, for its backward."""
-        if not self._is_installed or self._is_inside:
+        if not self._is_installed or self._is_inside or (self._round.is_resting and not self.is_open):
             return self._step(*args, **kwargs)
         self.require_micro_batches()
+        closure = args[0] if args else kwargs.get("closure")
+        if closure is None:
+            require_backward(self._round)
         if not self.closes:
-            closure = args[0] if args else kwargs.get("closure")
             loss = None
             if closure is not None:
                 with torch.enable_grad():
                     loss = closure()
+                require_backward(self._round)
             self.hold_back()  # afterwards, as the closure's zero_grad() takes effect in the first micro-batch
             return loss
         self._is_inside = True
@@ -114,7 +125,12 @@ class OptimizerGate:
         self._zero_grad(*args, **kwargs)
 
     def hold_back(self) -> None:
-        """Counts an update that is held back."""
+        """Counts an update that is held back.
+
+        Raises:
+            PolicyError: The gradients were changed since backward.
+        """
+        self._gradients.require_untouched()
         self._calls += 1
         self._backwards_at_call = self._round.backwards
 
@@ -127,6 +143,18 @@ class OptimizerGate:
         if self.is_open:
             self._zero_grad()
             self.close()
+
+    def catch_up(self) -> None:
+        """Updates at the end of a batch whose last part the loop left without a step()."""
+        enough = min(self._round.micro_batches, self._round.count) - self._round.left_out
+        if self.is_open and self._round.left_out and self._calls >= enough:
+            self._is_inside = True
+            try:
+                self._step()
+            finally:
+                self._is_inside = False
+                self.close()
+            self._zero_grad()
 
     def require_micro_batches(self) -> None:
         """Makes sure that the loop is fed with micro-batches.
@@ -148,3 +176,98 @@ class OptimizerGate:
             f"accumulate cannot split this job's batches: {why}; in the training loop, write "
             f"'for part in memprof.micro_batches(batch, {current.micro_batches}):' around forward, backward and step()."
         )
+
+
+def refuse_many_evaluations(optimizer: torch.optim.Optimizer) -> None:
+    """Refuses an optimizer that evaluates its closure many times.
+
+    Raises:
+        PolicyError: It is one.
+    """
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise PolicyError(
+            "accumulate cannot hold back LBFGS, which calls its closure many times in a step; "
+            "use another optimizer, or evaluate the whole batch in the closure."
+        )
+
+
+class Gates:
+    """The gates of a job's optimizers, and of those that are made later, as long as they live."""
+
+    def __init__(self, undo: ExitStack, current: Round) -> None:
+        """Has no gates yet."""
+        self._undo = undo
+        self.round = current
+        self.gradients = Gradients(self._parameters, current)
+        self._gates: weakref.WeakKeyDictionary[torch.optim.Optimizer, OptimizerGate] = weakref.WeakKeyDictionary()
+        current.on_abandoned(self._abandon)
+        current.on_next(self._catch_up)
+
+    def __iter__(self) -> Iterator[OptimizerGate]:
+        """Yields the gates."""
+        return iter(list(self._gates.values()))
+
+    def of(self, optimizer: Any) -> OptimizerGate | None:
+        """Returns the gate of an optimizer."""
+        return self._gates.get(optimizer) if isinstance(optimizer, torch.optim.Optimizer) else None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a round is under way."""
+        return any(gate.is_open for gate in self)
+
+    @property
+    def closes(self) -> bool:
+        """Whether a step at this moment would update."""
+        return any(gate.closes for gate in self)
+
+    def add(self, optimizer: torch.optim.Optimizer, *, is_first_whole: bool = False) -> None:
+        """Begins to hold an optimizer back.
+
+        Raises:
+            PolicyError: It evaluates its closure many times.
+        """
+        refuse_many_evaluations(optimizer)
+        gate = OptimizerGate(optimizer, self.round, self.gradients, is_first_whole=is_first_whole)
+        gate.install()
+        self._gates[optimizer] = gate
+
+    def watch(self) -> None:
+        """Holds back those made later, too: by their class, by deepcopy, by pickle."""
+        kind, gates = torch.optim.Optimizer, self
+
+        def wrap(before: Any) -> Any:
+            @functools.wraps(before)
+            def made(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+                before(optimizer, *args, **kwargs)
+                if gates.of(optimizer) is None:
+                    gates.add(optimizer)
+
+            return made
+
+        for name in ("__init__", "__setstate__"):
+            before = getattr(kind, name)
+            setattr(kind, name, wrap(before))
+            self._undo.callback(functools.partial(setattr, kind, name, before))
+
+    def remove(self) -> None:
+        """Lets every call through again."""
+        for gate in self:
+            gate.remove()
+
+    def drop(self, optimizer: torch.optim.Optimizer) -> None:
+        """Lets an optimizer's calls through again."""
+        gate = self._gates.pop(optimizer, None)
+        if gate is not None:
+            gate.remove()
+
+    def _parameters(self) -> list[torch.Tensor]:
+        return [each for gate in self for group in gate.optimizer.param_groups for each in group["params"]]
+
+    def _abandon(self) -> None:
+        for gate in self:
+            gate.abandon()
+
+    def _catch_up(self) -> None:
+        for gate in self:
+            gate.catch_up()

@@ -23,6 +23,9 @@ class Round:
         handed: Parts and whole batches handed out for training so far.
         split: Batches split so far.
         backwards: Runs of backward so far.
+        backwards_here: Those that came to their end in the part handed out last.
+        left_out: Parts of the batch that the loop left without a backward.
+        is_resting: The loop has left its batches: what is trained until the next one is not split.
         reason: Why the last batch was left whole, "" where it was split.
     """
 
@@ -31,8 +34,11 @@ class Round:
         self.micro_batches = micro_batches
         self.number, self.count, self.weight = 0, 1, 1.0
         self.handed = self.split = self.backwards = 0
+        self.backwards_here = self.left_out = 0
+        self.is_resting = False
         self.reason = ""
         self._on_abandoned: list[Callable[[], None]] = []
+        self._on_next: list[Callable[[], None]] = []
         self._tensor: Callable[[], torch.Tensor | None] = lambda: None
 
     @staticmethod
@@ -53,15 +59,33 @@ class Round:
         """Whether the part handed out last is the last of its batch."""
         return self.number == self.count - 1
 
+    @property
+    def is_split(self) -> bool:
+        """Whether the loop has one of several parts of a batch in hand."""
+        return self.count > 1 and not self.is_resting
+
+    def on_next(self, action: Callable[[], None]) -> None:
+        """Registers what happens when the loop takes another batch after the last part of one."""
+        self._on_next.append(action)
+
+    def rest(self) -> None:
+        """Notes that the loop has left its batches, if it has worked on the last one."""
+        if self.backwards_here:
+            self.is_resting, self.weight = True, 1.0
+
     def on_abandoned(self, action: Callable[[], None]) -> None:
         """Registers what happens when the loop leaves a batch before its last part."""
         self._on_abandoned.append(action)
 
     def hand_out(self, batch: Any, number: int, count: int, weight: float) -> None:
         """Notes that the loop gets a part of a batch."""
-        if number == 0 and not self.is_last:
-            for action in self._on_abandoned:
+        if self.handed and not self.backwards_here:
+            self.left_out += 1
+        if number == 0:
+            for action in self._on_next if self.is_last else self._on_abandoned:
                 action()
+            self.left_out = 0
+        self.backwards_here, self.is_resting = 0, False
         self.number, self.count, self.weight = number, count, weight
         self.handed += 1
         self.split += number == 0 and count > 1

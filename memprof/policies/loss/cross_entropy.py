@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
 
 Tensor = torch.Tensor
 
@@ -48,6 +47,17 @@ class Terms:
             weight,
             ignore_index=self.ignore_index,
             reduction="none" if self.reduction == "none" else "sum",
+            label_smoothing=self.label_smoothing,
+        )
+
+    def whole(self, logits: Tensor, target: Tensor, weight: Tensor | None) -> Tensor:
+        """Returns the loss of all rows at once, as torch computes it."""
+        return self.original(
+            logits,
+            target,
+            weight,
+            ignore_index=self.ignore_index,
+            reduction=self.reduction,
             label_smoothing=self.label_smoothing,
         )
 
@@ -117,11 +127,13 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         return terms.reduce(parts, divisor)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         """Returns the gradient of the logits, the one whole tensor that is made."""
         logits, target, weight = ctx.saved_tensors
         terms: Terms = ctx.terms
+        if torch.is_grad_enabled():  # create_graph=True: the gradient is differentiated, too
+            (gradient,) = torch.autograd.grad(terms.whole(logits, target, weight), logits, upstream, create_graph=True)
+            return gradient, None, None, None
         gradient = torch.empty_like(logits)
         scale = upstream / ctx.divisor
         for part in terms.parts(len(logits)):
@@ -167,12 +179,16 @@ class ChunkedHead(torch.autograd.Function):
         return terms.reduce(parts, divisor)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         """Returns the gradients of the layer's input, its matrix and its bias."""
         hidden, matrix, bias, target, weight = ctx.saved_tensors
         terms: Terms = ctx.terms
         needs_hidden, needs_matrix, needs_bias = ctx.needs_input_grad[:3]
+        if torch.is_grad_enabled():  # create_graph=True: the gradients are differentiated, too
+            loss = terms.whole(ctx.make(hidden, matrix, bias), target, weight)
+            wanted = [each for each, needs in zip((hidden, matrix, bias), ctx.needs_input_grad, strict=False) if needs]
+            found = iter(torch.autograd.grad(loss, wanted, upstream, create_graph=True))
+            return (*(next(found) if needs else None for needs in ctx.needs_input_grad[:3]), *(None,) * 4)
         # What is summed over the chunks is summed in 32 bits at least, as one matrix product would.
         wide = exact(hidden.dtype)
         of_hidden = torch.empty_like(hidden) if needs_hidden else None

@@ -110,6 +110,11 @@ class _Link(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():  # create_graph=True: the gradients are differentiated, too
+            wanted = [x for x, needs in zip(ctx.saved_tensors, ctx.needs_input_grad, strict=False) if needs]
+            logits = ctx.make(*ctx.saved_tensors)
+            found = iter(torch.autograd.grad(logits, wanted, upstream, create_graph=True))
+            return (*(next(found) if needs else None for needs in ctx.needs_input_grad[:3]), None)
         with torch.enable_grad():
             inputs = [None if x is None else x.detach().requires_grad_() for x in ctx.saved_tensors]
             logits = ctx.make(*inputs)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
-from torch.nn.utils import clip_grad
 
 from memprof.errors import PolicyError
+from memprof.policies.optimizer.in_backward import InBackward
 from memprof.policies.optimizer.updates import EightBitUpdates, HostUpdates, Updates
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ def apply_optimizer(job: Job, policy: OptimizerPolicy) -> None:
         if policy.loop:
             _set_loop(job, one.optimizer, policy.loop)
     if policy.in_backward:
-        _InBackward(updates).start(job)
+        InBackward(updates, kind).start(job)
         job.notes.append("Gradients are gone when backward returns: each parameter is updated inside it.")
 
 
@@ -110,106 +109,3 @@ def _place_counters(optimizer: torch.optim.Optimizer) -> None:
             if isinstance(counter, torch.Tensor):
                 place = parameter.device if is_on_device else torch.device("cpu")
                 optimizer.state[parameter]["step"] = counter.to(place)
-
-
-class _InBackward:
-    """Updates each parameter when backward has completed its gradient.
-
-    The optimizers' own steps find no gradients afterwards and change nothing, so that hooks, schedulers and counters
-    around them work as before.
-    """
-
-    def __init__(self, updates: list[Updates]) -> None:
-        self._updates = updates
-        self._updated: set[int] = set()
-        self._settings: dict[int, list[dict[str, Any]]] = {}
-        self._watched: set[int] = set()
-
-    def start(self, job: Job) -> None:
-        """Puts the hooks in place."""
-        for one in self._updates:
-            for number, group in enumerate(one.optimizer.param_groups):
-                for parameter in group["params"]:
-                    if parameter.requires_grad:
-                        self._watched.add(id(parameter))
-                        hook = self._hook(job, one, number)
-                        job.on_undo(parameter.register_post_accumulate_grad_hook(hook).remove)
-            job.on_undo(one.optimizer.register_step_pre_hook(self._before_step(one)).remove)
-            job.on_undo(one.optimizer.register_step_post_hook(self._after_step(one)).remove)
-        for name in ("clip_grad_norm_", "clip_grad_value_"):
-            self._refuse_clipping(job, name)
-        self._refuse_scaling(job)
-
-    def _hook(self, job: Job, one: Updates, number: int) -> Callable[[torch.Tensor], None]:
-        def update(parameter: torch.Tensor) -> None:
-            if id(parameter) in self._updated:
-                raise PolicyError(
-                    "A second backward came before optimizer.step(): step-in-backward cannot accumulate gradients, for "
-                    "it has used them already. Leave in_backward out, or accumulate nothing."
-                )
-            if id(one) not in self._settings:
-                self._settings[id(one)] = _settings(one.optimizer)
-            self._updated.add(id(parameter))
-            with one.lock, job.around_update(one.optimizer, parameter):
-                one.single(number, parameter)
-            parameter.grad = None
-
-        return update
-
-    def _before_step(self, one: Updates) -> Callable[..., None]:
-        def check(*_: Any) -> None:
-            used = self._settings.pop(id(one), None)
-            if used is not None and used != _settings(one.optimizer):
-                raise PolicyError(
-                    "The optimizer's settings (such as the learning rate) were changed between backward and "
-                    "optimizer.step(); step-in-backward has updated with the old ones. Change them before backward."
-                )
-
-        return check
-
-    def _after_step(self, one: Updates) -> Callable[..., None]:
-        own = {id(parameter) for group in one.optimizer.param_groups for parameter in group["params"]}
-
-        def forget(*_: Any) -> None:
-            self._updated -= own
-
-        return forget
-
-    def _refuse_clipping(self, job: Job, name: str) -> None:
-        """Refuses a call on gradients that are gone, also of those who imported the function before."""
-        function = getattr(clip_grad, name)
-        cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
-        before = cells["func"].cell_contents
-
-        def clip(parameters: Any, *args: Any, **kwargs: Any) -> Any:
-            given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-            if any(id(parameter) in self._watched for parameter in given):
-                raise PolicyError(
-                    f"torch.nn.utils.{name} was called: step-in-backward cannot clip gradients, for it has used them "
-                    "already. Leave in_backward out, or do not clip."
-                )
-            return before(given, *args, **kwargs)
-
-        cells["func"].cell_contents = clip
-        job.on_undo(lambda: setattr(cells["func"], "cell_contents", before))
-
-    def _refuse_scaling(self, job: Job) -> None:
-        scaler = torch.amp.GradScaler
-        before = scaler.scale
-
-        def scale(self: Any, outputs: Any) -> Any:
-            if self.is_enabled():
-                raise PolicyError(
-                    "A GradScaler scales the loss: step-in-backward would update with scaled gradients. Use bf16, "
-                    "which needs no scaling, or leave in_backward out."
-                )
-            return before(self, outputs)
-
-        scaler.scale = scale  # type: ignore[method-assign]
-        job.on_undo(lambda: setattr(scaler, "scale", before))
-
-
-def _settings(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """Returns the settings an update reads: plain ones, for comparing tensors would wait for the device."""
-    plain = (bool, int, float, str, tuple)
-    return [{k: v for k, v in group.items() if isinstance(v, plain)} for group in optimizer.param_groups]

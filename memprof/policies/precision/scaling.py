@@ -10,9 +10,14 @@ from __future__ import annotations
 
 import functools
 import types
+import weakref
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
+
+from memprof.errors import PolicyError
+from memprof.policies.own_types import is_in_transform
 
 if TYPE_CHECKING:
     from memprof.policies.job import Job
@@ -30,9 +35,10 @@ class LossScaling:
         self._refresh()
         self._is_scaled = False
         self._task = -1
-        for parameter in job.model.parameters():
-            if parameter.requires_grad:
-                job.on_undo(parameter.register_hook(self._unscale).remove)  # type: ignore[no-untyped-call]
+        self._hooked: dict[int, tuple[weakref.ref[torch.Tensor], Any]] = {}
+        self.watch(job.model.parameters())
+        job.on_undo(self._unhook)
+        self._check_losses(job)
         for optimizer in job.optimizers:
             self._take_over(job, optimizer)
         job.notes.append(
@@ -41,19 +47,45 @@ class LossScaling:
             else "precision: no optimizer is known, so a step whose fp16 gradients overflow is not skipped."
         )
 
+    def watch(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Has gradients leave unscaled at parameters that are new: thawed, added, or given for one call."""
+        for parameter in parameters:
+            if not parameter.requires_grad:
+                continue
+            known = self._hooked.get(id(parameter))
+            if known is None or known[0]() is not parameter:
+                hook = parameter.register_hook(self._unscale)  # type: ignore[no-untyped-call]
+                self._hooked[id(parameter)] = weakref.ref(parameter), hook
+
+    def _unhook(self) -> None:
+        for _, hook in self._hooked.values():
+            hook.remove()
+        self._hooked.clear()
+
     def enter(self, tensor: torch.Tensor) -> torch.Tensor:
         """Wraps an input of the model, so that its gradient leaves unscaled."""
+        if is_in_transform():
+            return tensor
         return _Enter.apply(tensor, self) if tensor.requires_grad and torch.is_grad_enabled() else tensor  # type: ignore[no-untyped-call]
 
     def leave(self, tensor: torch.Tensor) -> torch.Tensor:
         """Turns an output of the model into float32, so that its gradient enters scaled."""
-        if tensor.requires_grad and torch.is_grad_enabled():
+        if tensor.requires_grad and torch.is_grad_enabled() and not is_in_transform():
             scaled: torch.Tensor = _Leave.apply(tensor, self)  # type: ignore[no-untyped-call]
             return scaled
         return tensor.float() if tensor.dtype == torch.float16 else tensor
 
     def begin(self) -> None:
-        """Notes that the backward under way carries scaled gradients, until it ends."""
+        """Notes that the backward under way carries scaled gradients, until it ends.
+
+        Raises:
+            PolicyError: Its gradients will be differentiated, which would divide them by the scale twice.
+        """
+        if torch.is_grad_enabled():
+            raise PolicyError(
+                "precision: gradients are computed with create_graph=True, which loss scaling for fp16 does not allow; "
+                "write dtype = 'bf16'."
+            )
         task = torch._C._current_graph_task_id()
         if not self._is_scaled or task != self._task:
             # Another task where the one before broke off with an exception.
@@ -66,6 +98,50 @@ class LossScaling:
 
     def _unscale(self, gradient: torch.Tensor) -> torch.Tensor | None:
         return gradient * self.inverse if self._is_scaled else None
+
+    def _check_losses(self, job: Job) -> None:
+        """Looks at what is differentiated, before it is."""
+
+        def checked(before: Any) -> Any:
+            @functools.wraps(before)
+            def differentiate(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+                if torch._C._current_graph_task_id() == -1:
+                    self._require_outputs([tensors] if isinstance(tensors, torch.Tensor) else list(tensors))
+                return before(tensors, *args, **kwargs)
+
+            return differentiate
+
+        for name in ("backward", "grad"):
+            before = getattr(torch.autograd, name)
+            setattr(torch.autograd, name, checked(before))
+            job.on_undo(functools.partial(setattr, torch.autograd, name, before))
+
+    def _require_outputs(self, roots: list[torch.Tensor]) -> None:
+        """Makes sure that a loss reaches parameters through the model's outputs alone, where its gradient is scaled.
+
+        Raises:
+            PolicyError: A part of it goes round them: its gradient would be divided by the scale and lost.
+        """
+        waiting = [root.grad_fn for root in roots if isinstance(root, torch.Tensor)]
+        seen: set[Any] = set()
+        has_left = goes_round = False
+        while waiting:
+            node = waiting.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            if getattr(node, "scaling", None) is self:
+                has_left = True
+                continue
+            known = self._hooked.get(id(getattr(node, "variable", None)))
+            goes_round |= known is not None and known[0]() is getattr(node, "variable", None)
+            waiting += [following for following, _ in node.next_functions]
+        if has_left and goes_round:
+            raise PolicyError(
+                "precision: a part of the loss does not come from the model's output (a penalty on weights, or a "
+                "tensor that a hook or an attribute took out of the model), and loss scaling for fp16 would lose its "
+                "gradient; return it from forward, or write dtype = 'bf16'."
+            )
 
     def _refresh(self) -> None:
         self.scale = self.scaler.scale(torch.ones_like(self.scale))

@@ -185,7 +185,7 @@ def find_difference(plan: Plan, expected: Outcome, found: Outcome) -> str:
             return f"{key} is missing"
         if found.facts[key] != value:
             return f"{key}: {found.facts[key]!r} instead of {value!r}"
-    tolerance = tolerance_of(plan)
+    tolerance = tolerance_of(plan) + expected.slack
     for key, number in expected.numbers.items():
         other = found.numbers.get(key)
         if other is None or other.shape != number.shape:

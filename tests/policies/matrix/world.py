@@ -63,11 +63,13 @@ class Outcome:
     Attributes:
         facts: Equal under every plan: answers, names, whether something holds.
         numbers: Equal to the bit under a plan that leaves numbers alone, within a tolerance under others.
+        slack: What is added to the tolerance: the job itself rounds.
         trail: Losses and counts of every iteration: compared where a plan leaves numbers alone.
     """
 
     facts: dict[str, Any] = field(default_factory=dict)
     numbers: dict[str, torch.Tensor] = field(default_factory=dict)
+    slack: float = 0.0
     trail: list[Any] = field(default_factory=list)
 
     def note_model(self, model: nn.Module, prefix: str = "") -> None:

@@ -38,9 +38,9 @@ def thawing_what_was_frozen(world: World) -> None:
     """Layers are frozen before the plan is applied, and thawed in the middle."""
     model = world.model()
     model.layers.requires_grad_(False)
-    before = [p.detach().clone() for p in model.layers.parameters()]
     optimizer = world.sgd(model)
     world.apply(model, optimizer)
+    before = [p.detach().clone() for p in model.layers.parameters()]
     world.train(model, optimizer)
     world.out.facts["frozen stay"] = all(
         torch.equal(a, b) for a, b in zip(before, model.layers.parameters(), strict=True)
@@ -118,8 +118,11 @@ def spectral_norm(world: World) -> None:
     parametrizations.spectral_norm(model.layers[1].linear)
     optimizer = world.sgd(model)
     world.apply(model, optimizer)
+    before = model.layers[1].linear.parametrizations.weight.original.detach().clone()
     world.train(model, optimizer, 2)
-    world.out.note_model(model)
+    world.out.facts["moved"] = not torch.equal(before, model.layers[1].linear.parametrizations.weight.original)
+    # The vectors move with every call, of which accumulate makes more.
+    world.out.trail += [p.detach().clone() for p in model.parameters()]
 
 
 @usage

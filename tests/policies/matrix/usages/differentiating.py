@@ -60,9 +60,9 @@ def gradient_penalty(world: World) -> None:
 
     def loss_of(net: nn.Module, batch: Any) -> torch.Tensor:
         x = batch[0].clone().requires_grad_()
-        loss = F.cross_entropy(net(x), batch[1])
-        (gradient,) = torch.autograd.grad(loss, x, create_graph=True)
-        return loss + gradient.pow(2).sum()
+        logits = net(x)
+        (gradient,) = torch.autograd.grad(logits.sum(), x, create_graph=True)
+        return F.cross_entropy(logits, batch[1]) + (gradient.norm(dim=1) - 1).pow(2).mean()
 
     world.train(model, optimizer, loss_of=loss_of)
     world.out.note_model(model)
@@ -205,6 +205,7 @@ def autocast_of_the_jobs_own(world: World) -> None:
             return F.cross_entropy(net(batch[0]).float(), batch[1])
 
     world.train(model, optimizer, 2, loss_of=loss_of)
+    world.out.slack = 0.02
     world.out.note_model(model)
 
 
@@ -251,7 +252,9 @@ def an_error_in_backward(world: World) -> None:
         optimizer.step()
         world.out.trail.append(float(loss.detach()))
     world.out.facts["failed"] = failed
-    world.out.note_model(model)
+    world.out.facts["moved"] = not torch.equal(world.model().head.weight, model.head.weight)
+    # What a loop does by the number of its iteration, it does for a micro-batch under accumulate.
+    world.out.trail += [p.detach().clone() for p in model.parameters()]
 
 
 @usage
@@ -266,7 +269,9 @@ def a_step_left_before_backward(world: World) -> None:
         loss.backward()
         optimizer.step()
         world.out.trail.append(float(loss.detach()))
-    world.out.note_model(model)
+    world.out.facts["moved"] = not torch.equal(world.model().head.weight, model.head.weight)
+    # What a loop does by the number of its iteration, it does for a micro-batch under accumulate.
+    world.out.trail += [p.detach().clone() for p in model.parameters()]
 
 
 @usage
@@ -281,7 +286,9 @@ def a_step_left_after_backward(world: World) -> None:
             continue
         optimizer.step()
         world.out.trail.append(float(loss.detach()))
-    world.out.note_model(model)
+    world.out.facts["moved"] = not torch.equal(world.model().head.weight, model.head.weight)
+    # What a loop does by the number of its iteration, it does for a micro-batch under accumulate.
+    world.out.trail += [p.detach().clone() for p in model.parameters()]
 
 
 @usage

@@ -203,4 +203,4 @@ def attributes_of_the_model(world: World) -> None:
     model.layers[0].note = "kept"
     world.train(model, optimizer)
     world.out.facts["attributes"] = [model.best, model.layers[0].note, hasattr(model, "encode")]
-    world.out.facts["members"] = sorted(name for name in dir(model) if not name.startswith("_"))
+    world.out.facts["members"] = sorted({name for name in dir(model) if not name.startswith("_")})

@@ -1,0 +1,99 @@
+"""Watches how a loop gets its gradients under accumulate, and refuses ways that micro-batches would change silently."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+
+from memprof.errors import PolicyError
+from memprof.policies.accumulate.round import Round
+
+
+class Gradients:
+    """The gradients of a job's parameters as backward left them, so that a change before step() shows."""
+
+    def __init__(self, parameters: Callable[[], Iterable[torch.Tensor]], current: Round) -> None:
+        """Notes nothing yet."""
+        self._parameters = parameters
+        self._round = current
+        self._left: dict[int, tuple[int, int]] = {}
+
+    def note(self) -> None:
+        """Notes them at the end of a backward; in the last micro-batch they may be changed: they are whole then."""
+        self._left = {} if self._round.is_last else self._versions()
+
+    def require_untouched(self) -> None:
+        """Makes sure that nothing has changed them since.
+
+        Raises:
+            PolicyError: Something has, as scripts do that clip them by code of their own.
+        """
+        if not self._left:
+            return
+        found, left = self._versions(), self._left
+        self._left = {}
+        if any(found.get(key, version) != version for key, version in left.items()):
+            raise PolicyError(
+                "accumulate cannot keep this job's gradients: its loop changes them between backward and step(), which "
+                "would happen once for each micro-batch. Clip with torch.nn.utils.clip_grad_norm_, which is held back "
+                "until they are whole, or train without accumulate."
+            )
+
+    def _versions(self) -> dict[int, tuple[int, int]]:
+        return {
+            id(parameter): (id(parameter.grad), parameter.grad._version)
+            for parameter in self._parameters()
+            if parameter.is_leaf and type(parameter.grad) is torch.Tensor
+        }
+
+
+def refuse_hooks(parameters: Iterable[torch.Tensor]) -> None:
+    """Refuses hooks of the job's own that run whenever a gradient is added to.
+
+    Raises:
+        PolicyError: There is one.
+    """
+    for parameter in parameters:
+        for hook in (getattr(parameter, "_post_accumulate_grad_hooks", None) or {}).values():
+            owner = getattr(hook, "__self__", None)
+            if not type(owner).__module__.startswith("memprof."):
+                raise PolicyError(
+                    "accumulate finds a hook that runs when a gradient is complete (register_post_accumulate_grad_hook)"
+                    ", which would run once for each micro-batch; use register_hook, or train without accumulate."
+                )
+
+
+def refuse_gradients_of_gradients(undo: ExitStack, current: Round) -> None:
+    """Refuses losses made of gradients of the parameters, which are no mean over the samples of a batch."""
+    before = torch.autograd.grad
+
+    @functools.wraps(before)
+    def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        has_graph = kwargs.get("create_graph", args[2] if len(args) > 2 else False)
+        given = [inputs] if isinstance(inputs, torch.Tensor) else inputs
+        if has_graph and current.is_split and any(isinstance(each, torch.nn.Parameter) for each in given):
+            raise PolicyError(
+                "accumulate cannot split a loss that is made of gradients of the parameters (torch.autograd.grad with "
+                "create_graph=True): it is no mean over the samples. Train without accumulate."
+            )
+        return before(outputs, inputs, *args, **kwargs)
+
+    torch.autograd.grad = grad
+    undo.callback(functools.partial(setattr, torch.autograd, "grad", before))
+
+
+def require_backward(current: Round) -> None:
+    """Makes sure that gradients come from backward(), which adds those of the micro-batches up.
+
+    Raises:
+        PolicyError: step() was called in a micro-batch without one.
+    """
+    if current.is_split and not current.backwards_here:
+        raise PolicyError(
+            "accumulate adds up what backward() leaves in p.grad, and this loop calls step() without it, on gradients "
+            "that it sets itself (torch.autograd.grad, torch.func). Call backward(), or train without accumulate."
+        )

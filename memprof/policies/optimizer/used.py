@@ -1,0 +1,107 @@
+"""Stands where a gradient was that an update inside backward has used: without memory, and no number to read."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+
+from memprof.errors import PolicyError
+
+_USED = (
+    "A gradient is read or changed after backward: step-in-backward has used it already, and it is gone. Leave "
+    "in_backward out, or do it in a hook on the parameter (register_hook)."
+)
+SECOND_BACKWARD = (
+    "A second backward came before optimizer.step(): step-in-backward cannot accumulate gradients, for it has used "
+    "them already. Leave in_backward out, or accumulate nothing."
+)
+_AVERAGED = (
+    "A gradient is read or changed inside backward after it was complete, as DistributedDataParallel does to average "
+    "it: step-in-backward has used it already. Leave in_backward out, or shard instead."
+)
+
+Tensor = torch.Tensor
+
+#: What says nothing about values.
+_KNOWN = frozenset(
+    {getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "layout", "ndim", "is_cuda", "is_cpu")}
+    | {getattr(Tensor, name).__get__ for name in ("requires_grad", "is_leaf", "grad_fn", "is_sparse", "is_meta")}
+    | {getattr(Tensor, name) for name in ("size", "dim", "numel", "nelement", "ndimension", "stride", "__len__")}
+    | {getattr(Tensor, name) for name in ("is_floating_point", "is_complex", "is_contiguous", "element_size")}
+    | {getattr(Tensor, name) for name in ("requires_grad_", "untyped_storage", "__hash__")}
+    | {torch.is_floating_point, torch.is_complex, torch.numel}
+)
+_ZEROING = frozenset({Tensor.zero_, torch.zero_, torch._foreach_zero_})
+_CASTING = frozenset(getattr(Tensor, name) for name in ("to", "float", "double", "half", "bfloat16", "cuda", "cpu"))
+
+
+class UsedGradient(torch.Tensor):
+    """What a parameter's ``grad`` is between its update inside backward and zero_grad().
+
+    It has the gradient's shape and type, so that looking whether there is a gradient works as before. To zero it is to
+    drop it. Whatever else touches it gets a PolicyError, where a number would be a wrong one.
+    """
+
+    _parameter: weakref.ref[torch.Tensor]
+
+    @staticmethod
+    def of(parameter: torch.Tensor) -> UsedGradient:
+        """Returns one for a parameter."""
+        made: UsedGradient = torch.Tensor._make_wrapper_subclass(
+            UsedGradient, parameter.shape, dtype=parameter.dtype, device=parameter.device
+        )
+        made._parameter = weakref.ref(parameter)
+        return made
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        """Says that it holds no memory."""
+        return [], None
+
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]  # torch's own has arguments that mean nothing here
+        """Says what it stands for."""
+        return "gradient used by step-in-backward"
+
+    def _drop(self) -> None:
+        parameter = self._parameter()
+        if parameter is not None and parameter.grad is self:
+            parameter.grad = None
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Answers what needs no values.
+
+        Raises:
+            PolicyError: The function needs them.
+        """
+        kwargs = kwargs or {}
+        if func in _KNOWN:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs)
+        if func in _ZEROING:
+            for one in args[0] if isinstance(args[0], (list, tuple)) else (args[0],):
+                if isinstance(one, cls):
+                    one._drop()
+                else:
+                    one.zero_()
+            return args[0]
+        if func in _CASTING:  # the module is cast or moved, and its gradients with it
+            like = func(torch.empty(args[0].shape, dtype=args[0].dtype, device="meta"), *args[1:], **kwargs)
+            place = like.device if like.device.type != "meta" else args[0].device
+            made = torch.Tensor._make_wrapper_subclass(cls, like.shape, dtype=like.dtype, device=place)
+            made._parameter = args[0]._parameter
+            return made
+        raise PolicyError(_USED)
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        """Refuses what comes from below Python's functions.
+
+        Raises:
+            PolicyError: Always; autograd adds another gradient to this one, or something reads it.
+        """
+        if torch._C._current_graph_task_id() == -1:
+            raise PolicyError(_USED)
+        is_added = func in (torch.ops.aten.add.Tensor, torch.ops.aten.add_.Tensor)
+        raise PolicyError(SECOND_BACKWARD if is_added else _AVERAGED)
