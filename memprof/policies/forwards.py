@@ -6,6 +6,7 @@ import functools
 import inspect
 import types
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,6 +108,9 @@ def _method(planned: PlannedForward) -> Any:
 
     functools.update_wrapper(forward, function, updated=())
     forward.__name__ = _FORWARD  # by which a bound method is pickled
+    with suppress(TypeError, ValueError):  # nor does the job's own have one then
+        # Whoever does not follow __wrapped__, as inspect.getfullargspec, reads this.
+        forward.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
     if own is not None and not isinstance(own, types.MethodType):
         # A function of the instance has no self, which is taken from the signature of a method.
         del forward.__wrapped__  # type: ignore[attr-defined]

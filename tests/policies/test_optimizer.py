@@ -186,7 +186,7 @@ def test_schedules_and_hooks_work_in_backward():
 
 
 def test_gradients_are_gone_when_backward_returns(applied):
-    """Step-in-backward leaves no memory of a gradient behind; whoever reads one is told, and after the step it is None."""
+    """Step-in-backward leaves no memory of a gradient behind; to read one is refused, and after the step it is None."""
     model, optimizer = small_job()
     applied(OptimizerPolicy(in_backward=True), model, optimizer)
     backward(model)

@@ -15,6 +15,7 @@ from memprof.errors import PolicyError
 from memprof.policies.checkpoint.kinds import KINDS, RANDOM_REFUSAL, operators_of
 from memprof.policies.checkpoint.segments import longest_sequence, split
 from memprof.policies.job import Job
+from memprof.policies.own_types import is_in_transform
 from memprof.policies.patterns import match_modules, outermost
 
 if TYPE_CHECKING:
@@ -168,7 +169,7 @@ def _region(
         return before, _together(again, _frozen(statistics)) if statistics else again
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        if not (torch.is_grad_enabled() and root.training):
+        if not (torch.is_grad_enabled() and root.training) or is_in_transform():
             return forward(*args, **kwargs)
         # Tensors go in one by one, wherever they are in the arguments: torch keeps those as saved tensors, which a
         # region around this one can drop and make again; what is inside containers or keywords it would hold.

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from memprof.errors import PolicyError
 from memprof.policies.loss.cross_entropy import ChunkedCrossEntropy, ChunkedHead, Terms
 from memprof.policies.loss.lazy import LazyLogits, lazy_logits
-from memprof.policies.own_types import OWN_TYPES
+from memprof.policies.own_types import OWN_TYPES, is_in_transform
 from memprof.policies.patterns import match_modules
 
 if TYPE_CHECKING:
@@ -74,7 +74,10 @@ class _Loss:
         def forward(*args: Any, **kwargs: Any) -> Any:
             hidden: Any = args[0] if args else kwargs.get("input")
             is_plain = type(hidden) in OWN_TYPES and hidden.dim() > 1
-            if not is_plain or not torch.is_grad_enabled() or torch.compiler.is_compiling() or _in_transform():
+            if not is_plain or not torch.is_grad_enabled() or torch.compiler.is_compiling() or is_in_transform():
+                return before(*args, **kwargs)
+            # Reentrant checkpointing runs a forward again within backward, and hands what it returns to autograd.
+            if torch._C._current_graph_task_id() != -1:
                 return before(*args, **kwargs)
             if hidden.numel() // hidden.shape[-1] * head.out_features * 4 < self._policy.minimum_bytes:
                 return before(*args, **kwargs)
@@ -121,7 +124,7 @@ class _Loss:
     ) -> str | None:
         """Says why a call is left to torch; "" where that is nothing to tell, None where it is not left."""
         size_average, _, reduce, reduction, _ = others
-        if torch.compiler.is_compiling() or _in_transform():
+        if torch.compiler.is_compiling() or is_in_transform():
             return "it runs compiled or under torch.func"
         for tensor, kinds in ((logits, (*OWN_TYPES, LazyLogits)), (target, OWN_TYPES)):
             if type(tensor) not in kinds:
@@ -163,10 +166,6 @@ def _heads(job: Job, policy: ChunkedLoss) -> list[torch.nn.Linear]:
             )
         heads.append(module)
     return heads
-
-
-def _in_transform() -> bool:
-    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def _check_known(function: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -96,8 +96,22 @@ def _set_loop(job: Job, optimizer: torch.optim.Optimizer, loop: str) -> None:
         optimizer._need_device_dtype_check_for_fused = True  # type: ignore[attr-defined]  # its own, set at construction
         if had is None:
             job.on_undo(lambda: optimizer.__dict__.pop("_need_device_dtype_check_for_fused", None))
+        if isinstance(optimizer, torch.optim.SGD):
+            job.on_undo(optimizer.register_step_pre_hook(_begin_momenta).remove)
     _place_counters(optimizer)
     job.on_undo(lambda: _place_counters(optimizer))
+
+
+def _begin_momenta(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    """Gives parameters that are new among others a momentum: the fused form takes those of all or of none."""
+    for group in optimizer.param_groups:
+        if not group["momentum"] or group["dampening"]:
+            continue
+        own = [parameter for parameter in group["params"] if parameter.grad is not None]
+        new = [each for each in own if optimizer.state.get(each, {}).get("momentum_buffer") is None]
+        if len(new) < len(own):
+            for parameter in new:  # 0 x momentum + gradient, which is what the others began with
+                optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
 
 def _place_counters(optimizer: torch.optim.Optimizer) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import threading
 from collections.abc import Callable, MutableMapping
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from memprof.errors import PolicyError
+from memprof.policies.own_types import is_in_transform
 from memprof.policies.precision.pure import shorten_weights
 from memprof.policies.precision.scaling import LossScaling
 
@@ -33,14 +35,12 @@ def apply_precision(job: Job, policy: Precision) -> None:
     dtype = DTYPES[policy.dtype]
     _refuse(job, policy)
     if policy.is_pure:
-        places = [
-            (module, name)
-            for module in job.model.modules()
-            for name, parameter in module._parameters.items()
-            if parameter is not None and parameter.dtype == torch.float32
-        ]
         originals = shorten_weights(job, dtype)
-        job.wrap_forward(job.model, lambda forward: _in_pure(forward, dtype, originals, *places[0]))
+        root = _PureRoot(job.model, dtype, originals)
+        job.wrap_forward(job.model, root.wrap)
+        for module in job.model.modules():
+            if module is not job.model and any(True for _ in module.parameters(recurse=False)):
+                job.wrap_forward(module, root.wrap_part)
         job.notes.append(
             "precision: parameters, gradients and optimizer state are bfloat16; updates smaller than 1/256 of a weight "
             "are rounded away, so compare the loss curve."
@@ -48,9 +48,15 @@ def apply_precision(job: Job, policy: Precision) -> None:
         return
     scaling = LossScaling(job) if policy.dtype == "fp16" else None
     leave: Callable[[torch.Tensor], torch.Tensor] = scaling.leave if scaling else _to_float32
-    enter = scaling.enter if scaling else None
-    device = job.device.type
-    job.wrap_forward(job.model, lambda forward: _in_autocast(forward, device, dtype, enter, leave))
+    device, model = job.device.type, job.model
+
+    def begin(tensors: Any) -> Any:
+        if scaling is None:
+            return tensors
+        scaling.watch(model.parameters())
+        return map_tensors(scaling.enter, tensors)
+
+    job.wrap_forward(model, lambda forward: _in_autocast(model, forward, device, dtype, begin, leave))
 
 
 def _refuse(job: Job, policy: Precision) -> None:
@@ -77,16 +83,18 @@ def _refuse(job: Job, policy: Precision) -> None:
 
 
 def _in_autocast(
+    model: torch.nn.Module,
     forward: Forward,
     device: str,
     dtype: torch.dtype,
-    enter: Callable[[torch.Tensor], torch.Tensor] | None,
+    begin: Callable[[Any], Any],
     leave: Callable[[torch.Tensor], torch.Tensor],
 ) -> Forward:
     @functools.wraps(forward)
     def in_autocast(*args: Any, **kwargs: Any) -> Any:
-        if enter is not None:
-            args, kwargs = map_tensors(enter, (args, kwargs))
+        if not any(parameter.dtype == torch.float32 for parameter in model.parameters()):
+            return forward(*args, **kwargs)  # the job has cast its model itself
+        args, kwargs = begin((args, kwargs))
         with torch.autocast(device, dtype=dtype):
             outputs = forward(*args, **kwargs)
         return map_tensors(leave, outputs)
@@ -94,20 +102,66 @@ def _in_autocast(
     return in_autocast
 
 
-def _in_pure(forward: Forward, dtype: torch.dtype, originals: list[Any], module: torch.nn.Module, name: str) -> Forward:
-    def shorten(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.to(dtype) if tensor.dtype == torch.float32 else tensor
+class _PureRoot:
+    """Runs a model whose weights are short: what goes in is made short, what comes out is float32."""
 
-    @functools.wraps(forward)
-    def in_pure(*args: Any, **kwargs: Any) -> Any:
-        originals.clear()
-        weight = module._parameters.get(name)
-        if weight is not None and weight.dtype == torch.float32:
-            return forward(*args, **kwargs)  # torch.func.functional_call has put weights of the job's own there
-        args, kwargs = map_tensors(shorten, (args, kwargs))
-        return map_tensors(_to_float32, forward(*args, **kwargs))
+    def __init__(self, model: torch.nn.Module, dtype: torch.dtype, originals: list[Any]) -> None:
+        self._model = model
+        self._dtype = dtype
+        self._originals = originals
+        self._of_thread = threading.local()
 
-    return in_pure
+    def wrap(self, forward: Forward) -> Forward:
+        """Wraps the forward of the model."""
+
+        @functools.wraps(forward)
+        def in_pure(*args: Any, **kwargs: Any) -> Any:
+            if any(p.dtype == torch.float32 and type(p) is torch.Tensor for p in self._model.parameters()):
+                # torch.func.functional_call has put weights of the job's own there.
+                return self._run(forward, args, kwargs, is_plain=True)
+            self._shorten_new()
+            return self._run(forward, args, kwargs)
+
+        return in_pure
+
+    def wrap_part(self, forward: Forward) -> Forward:
+        """Wraps that of a module inside, which a script may call past the model."""
+
+        @functools.wraps(forward)
+        def in_part(*args: Any, **kwargs: Any) -> Any:
+            # What checkpointing runs again is called past the model, too, with what it was called with inside.
+            is_long = any(
+                isinstance(each, torch.Tensor) and each.dtype == torch.float32
+                for each in pytree.tree_leaves((args, kwargs))
+            )
+            if getattr(self._of_thread, "is_inside", False) or not is_long:
+                return forward(*args, **kwargs)
+            return self._run(forward, args, kwargs)
+
+        return in_part
+
+    def _run(self, forward: Forward, args: Any, kwargs: Any, *, is_plain: bool = False) -> Any:
+        self._originals.clear()
+        before = getattr(self._of_thread, "is_inside", False)
+        self._of_thread.is_inside = True
+        try:
+            if not is_plain:
+                args, kwargs = map_tensors(self._shorten, (args, kwargs))
+            outputs = forward(*args, **kwargs)
+        finally:
+            self._of_thread.is_inside = before
+        return outputs if is_plain else map_tensors(_to_float32, outputs)
+
+    def _shorten(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(self._dtype) if tensor.dtype == torch.float32 else tensor
+
+    def _shorten_new(self) -> None:
+        """Makes short what the job has added or cast since, and its gradients."""
+        for tensor in (*self._model.parameters(), *self._model.buffers()):
+            if tensor.dtype == torch.float32 and tensor.is_leaf and not is_in_transform():
+                gradient, tensor.grad = tensor.grad, None
+                tensor.data = tensor.data.to(self._dtype)
+                tensor.grad = None if gradient is None else gradient.to(self._dtype)
 
 
 def _to_float32(tensor: torch.Tensor) -> torch.Tensor:

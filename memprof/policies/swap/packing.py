@@ -16,7 +16,7 @@ from memprof.errors import PolicyError
 from memprof.policies.forbidden_hooks import step_aside_where_forbidden
 from memprof.policies.forwards import outermost_layer
 from memprof.policies.job import Job
-from memprof.policies.own_types import OWN_TYPES
+from memprof.policies.own_types import OWN_TYPES, is_in_transform
 from memprof.policies.swap.records import NEVER_CALLED, OVERLAP
 
 _MARK = "_memprof_handles_saved_tensors"
@@ -172,7 +172,7 @@ class SavedTensors:
 
         @functools.wraps(forward)
         def noting(*args: Any, **kwargs: Any) -> Any:
-            if getattr(self._of_thread, "is_inside", False):
+            if getattr(self._of_thread, "is_inside", False) or is_in_transform():
                 return forward(*args, **kwargs)
             self._of_thread.is_inside = True
             owned = (*self._model.parameters(), *self._model.buffers(), *tree_leaves((args, kwargs)))
@@ -243,7 +243,7 @@ def may_hook() -> bool:
     """Tells whether hooks may be installed here, and nobody else's are."""
     is_enabled = getattr(torch._C._autograd, "_saved_tensors_hooks_is_enabled", lambda: True)
     top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda _: None)
-    return bool(is_enabled()) and top(True) is None
+    return bool(is_enabled()) and top(True) is None and not is_in_transform()
 
 
 def is_plain(value: Any) -> bool:

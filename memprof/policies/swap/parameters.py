@@ -12,6 +12,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from memprof.errors import PolicyError
 from memprof.policies.job import Job
+from memprof.policies.own_types import is_in_transform
 from memprof.policies.swap.moves import Carrier
 from memprof.policies.swap.packing import (
     Left,
@@ -161,6 +162,10 @@ class _Region:
     def wrap(self, forward: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(forward)
         def fetching(*args: Any, **kwargs: Any) -> Any:
+            if is_in_transform():  # what it saves are the parameters themselves: they stay until the next forward
+                with torch._C._DisableFuncTorch():
+                    self.bring_in()
+                return forward(*args, **kwargs)
             self.pin()
             for parameter in self._parameters:
                 parameter.is_called = True

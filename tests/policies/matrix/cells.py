@@ -35,11 +35,13 @@ FLAGS = {
     "optimizer": ("in-backward,foreach", "in-backward", "loop", "foreach", "fused"),
     "precision": ("bf16", "fp16", "pure-bf16"),
     "swap": ("layers.*:disk", "optimizer:disk", "parameters:disk"),
-    "remat": ("8GiB", "1KiB"),
     "compress": ("layers.*", "."),
 }
 #: Settings that no flag can say here: one process has one rank.
-OTHERS: dict[str, tuple[Policy, ...]] = {"shard": (Shard(stage=3, world_size=1),)}
+OTHERS: dict[str, tuple[Policy, ...]] = {
+    "shard": (Shard(stage=3, world_size=1),),
+    "remat": (Remat(budget="8GiB"), Remat(recompute=("layers.0:aten.gelu.default:0", "layers.1:aten.gelu.default:0"))),
+}
 
 #: How far numbers under a policy may be from those of the plain run, as a share of how far training moved them.
 TOLERANCES = {"rounding": 1e-3, "approximate": 0.1, "none": 0.0}
@@ -104,7 +106,7 @@ def _title(policy: Policy) -> str:
     if isinstance(policy, Swap):
         return f"swap {policy.what}"
     if isinstance(policy, Remat):
-        return f"remat {policy.budget}"
+        return f"remat {policy.budget or 'of keys'}"
     if isinstance(policy, (ChunkedLoss, Compress, OptimizerPolicy, Precision)):
         return policy.describe().partition(", from")[0]
     return policy.describe()

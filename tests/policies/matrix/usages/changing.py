@@ -174,7 +174,7 @@ def cast_to_bfloat16_in_the_middle(world: World) -> None:
         world.out.numbers["answer"] = model(world.inputs().to(torch.bfloat16)).float()
     model.float()
     world.train(model, optimizer)
-    world.out.facts["types"] = sorted({str(p.dtype) for p in model.parameters()})
+    world.out.trail.append(sorted({str(p.dtype) for p in model.parameters()}))
 
 
 @usage
