@@ -41,7 +41,7 @@ class Job:
         self.optimizers = list(optimizers)
         self.notes: list[str] = []
         self.on_note: Callable[[str], Any] | None = None
-        self._around_updates: list[tuple[torch.optim.Optimizer, Around]] = []
+        self._around_updates: list[tuple[torch.optim.Optimizer | None, Around]] = []
         self._guards: dict[int, CopyGuard] = {}
         self._undo = ExitStack()
 
@@ -148,8 +148,13 @@ class Job:
         before.append(action)
         self.on_undo(partial(before.remove, action))
 
-    def put_around_updates(self, optimizer: torch.optim.Optimizer, around: Around) -> None:
-        """Notes what has to be around the update of one parameter where it is updated by itself, without ``step``."""
+    def put_around_updates(self, optimizer: torch.optim.Optimizer | None, around: Around) -> None:
+        """Notes what has to be around the update of one parameter where it is updated by itself, without ``step``.
+
+        Args:
+            optimizer: The optimizer that updates it; None for any.
+            around: Given the parameter, returns what is around its update.
+        """
         self._around_updates.append((optimizer, around))
 
     @contextmanager
@@ -157,7 +162,7 @@ class Job:
         """Is put around the update of one parameter by itself."""
         with ExitStack() as stack:
             for owner, around in self._around_updates:
-                if owner is optimizer:
+                if owner is None or owner is optimizer:
                     stack.enter_context(around(parameter))
             yield
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from memprof.policies.base import SOURCES, Policy
 from memprof.policies.prediction import Prediction
 from memprof.policies.registry import policy_types
+from memprof.policies.together import require_composable
 from memprof.trace.step import Step
 
 if TYPE_CHECKING:
@@ -43,8 +44,9 @@ class Plan:
         """Rewrites a recorded step through all policies.
 
         Raises:
-            PolicyError: A policy does not fit the step.
+            PolicyError: A policy does not fit the step, or another policy.
         """
+        require_composable(self.policies)
         for policy in self.policies:
             step = policy.transform(step)
         return step
@@ -72,6 +74,7 @@ class Plan:
         Raises:
             PolicyError: A policy does not fit; those before it have been taken back.
         """
+        require_composable(self.policies)
         try:
             for policy in self.policies:
                 policy.apply(job)

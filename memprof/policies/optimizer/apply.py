@@ -53,6 +53,11 @@ def _check(job: Job, optimizer: torch.optim.Optimizer, policy: OptimizerPolicy) 
         raise PolicyError(f"{kind} has no {policy.loop} form; leave the loop out.")
     if policy.loop == "fused" and any(not parameter.is_floating_point() for parameter in parameters):
         raise PolicyError(f"The fused form of {kind} updates floating point parameters only; write foreach.")
+    is_short = any(each.dtype == torch.bfloat16 and each.device.type == "cpu" for each in parameters)
+    if policy.loop == "fused" and is_short and isinstance(optimizer, torch.optim.SGD):
+        raise PolicyError(
+            "torch's fused SGD leaves parameters of bfloat16 on a CPU as they are; write foreach, or leave loop out."
+        )
     if policy.in_backward or policy.state == "host":
         closure = inspect.signature(type(optimizer).step).parameters.get("closure")
         if closure is not None and closure.default is inspect.Parameter.empty:

@@ -44,6 +44,7 @@ class InBackward:
         self._updated: set[int] = set()
         self._settings: dict[int, list[dict[str, Any]]] = {}
         self._is_unreset = False
+        self._caller: FrameType | None = None
         self._own: set[int] = set()
         self._stepping: torch.optim.Optimizer | None = None
 
@@ -109,6 +110,9 @@ class InBackward:
             return
         if id(parameter) in self._updated:
             raise PolicyError(SECOND_BACKWARD)
+        if self._is_unreset:
+            self._is_unreset = False
+            _require_reset(self._caller)
         if id(optimizer) not in self._settings:
             self._settings[id(optimizer)] = _settings(optimizer)
         self._updated.add(id(parameter))
@@ -169,8 +173,7 @@ class InBackward:
         @functools.wraps(before)
         def backward(*args: Any, **kwargs: Any) -> None:
             if self._is_unreset and torch._C._current_graph_task_id() == -1:
-                self._is_unreset = False
-                _require_reset(sys._getframe(1))
+                self._caller = sys._getframe(1)
             try:
                 before(*args, **kwargs)
             except RuntimeError as error:
@@ -178,6 +181,8 @@ class InBackward:
                 if self._updated and "modified by an inplace operation" in str(error):
                     raise PolicyError(SECOND_BACKWARD) from error
                 raise
+            finally:
+                self._caller = None
 
         torch.autograd.backward = backward
         job.on_undo(functools.partial(setattr, torch.autograd, "backward", before))
@@ -201,6 +206,8 @@ class InBackward:
     def _refuse_clipping(self, job: Job, name: str) -> None:
         """Refuses a call on gradients that are gone, also of those who imported the function before."""
         function = getattr(clip_grad, name)
+        while "func" not in function.__code__.co_freevars:  # another policy's
+            function = function.__wrapped__
         cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
         before = cells["func"].cell_contents
 
@@ -238,6 +245,8 @@ def _require_reset(frame: FrameType | None) -> None:
     Raises:
         PolicyError: No function that is under way sets a ``grad``: the job adds up gradients over all its steps.
     """
+    if frame is None:  # backward came by another way than torch.autograd.backward
+        return
     while frame is not None:
         instructions = dis.get_instructions(frame.f_code)
         if any(each.opname == "STORE_ATTR" and each.argval == "grad" for each in instructions):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch.autograd.graph import saved_tensors_hooks
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from memprof.errors import PolicyError
 from memprof.policies.job import Job
@@ -24,6 +26,7 @@ from memprof.policies.swap.packing import (
     require_unhooked,
     unpack,
 )
+from memprof.policies.swap.casts import bring_in_for_casts
 from memprof.policies.swap.readers import bring_in_for_readers
 from memprof.policies.swap.states import stand_in
 
@@ -58,15 +61,14 @@ def swap_parameters(job: Job, names: Iterable[str], carrier: Carrier, minimum_by
         own = [parameters[id(p)] for p in module.parameters(recurse=False) if id(p) in parameters]
         if own:
             job.before_copies(module, _Region(own).bring_in)
+            bring_in_for_casts(job, module, _Region(own).bring_in)
     bring_in_for_readers(job, {key: each.bring_in for key, each in parameters.items()})
     everything = _Region(list(parameters.values()))
-    for optimizer in job.optimizers:
-        updates = _Updates(
-            [parameters[id(p)] for group in optimizer.param_groups for p in group["params"] if id(p) in parameters]
-        )
-        job.on_undo(optimizer.register_step_pre_hook(updates.before_step).remove)
-        job.on_undo(optimizer.register_step_post_hook(updates.after_step).remove)
-        job.put_around_updates(optimizer, updates.around)
+    updates = _Updates(parameters)
+    # Those of all optimizers, for the job may make another later.
+    job.on_undo(register_optimizer_step_pre_hook(updates.before_step).remove)
+    job.on_undo(register_optimizer_step_post_hook(updates.after_step).remove)
+    job.put_around_updates(None, updates.around)
     job.on_undo(everything.bring_in)
     job.notes.append(
         "swap: outside of their modules' forward and backward and of the update, the moved parameters read as NaN; "
@@ -81,7 +83,8 @@ class _Parameter:
         leases: How many saved tensors are views of it.
         pins: How many forwards and updates under way use it.
         is_called: A forward has used it: what is only used in other ways stays, since nothing would bring it in.
-        storage_id: Its storage while it is in.
+        is_held: Somebody may have saved the parameter itself: it stays until the next update.
+        stays: It is part of a traced model: it does not go out any more.
     """
 
     def __init__(self, parameter: torch.nn.Parameter, carrier: Carrier) -> None:
@@ -92,12 +95,17 @@ class _Parameter:
         self._written_version = -1
         self._coming: torch.UntypedStorage | None = None
         self._is_in = True
+        self._stand_in_id = -1
         self.leases = 0
         self.pins = 0
-        self.is_called = False
-        self.storage_id = parameter.untyped_storage()._cdata
+        self.is_called = self.is_held = self.stays = False
+        self._sent: weakref.ref[torch.UntypedStorage] = weakref.ref(parameter.untyped_storage())
 
     def start(self) -> None:
+        if not self._is_in and self.parameter.untyped_storage()._cdata != self._stand_in_id:
+            # The job has given it other data meanwhile, through .data.
+            self._forget()
+            self._coming, self._is_in = None, True
         if not self._is_in and self._coming is None:
             self._coming = self._carrier.fetch(self._place)
 
@@ -107,25 +115,38 @@ class _Parameter:
             self._carrier.fetched(self._place)
             value = torch.empty(0, dtype=self._dtype, device=self.parameter.device)
             self.parameter.data = value.set_(self._coming, 0, self._size, self._stride)
-            self.storage_id = self._coming._cdata
+            self._sent = weakref.ref(self._coming)
             self._coming, self._is_in = None, True
 
+    def forget_version(self) -> None:
+        self._written_version = -1
+
+    def may_leave(self) -> bool:
+        # What the job has made a view of something larger does not go out without that.
+        is_own = self.parameter.untyped_storage().nbytes() == self.parameter.nbytes or not self._is_in
+        return self.is_called and is_own and not (self.pins or self.is_held or self.stays)
+
     def is_written(self) -> bool:
-        return self._place is not None and self._written_version == self.parameter._version
+        is_same = self._sent() is self.parameter.untyped_storage() or not self._is_in
+        return self._place is not None and is_same and self._written_version == self.parameter._version
 
     def send(self) -> None:
         """Starts the copy out unless what is out there is what is in here."""
-        if self._is_in and self.is_called and not self.pins and not self.is_written():
+        if self._is_in and self.may_leave() and not self.is_written():
             self._forget()
-            self._place = self._carrier.send(self.parameter.untyped_storage())
+            parameter = self.parameter
+            self._size, self._stride, self._dtype = parameter.size(), parameter.stride(), parameter.dtype
+            self._sent = weakref.ref(parameter.untyped_storage())
+            self._place = self._carrier.send(parameter.untyped_storage())
 
     def put_out(self) -> None:
-        if self.pins or not self.is_called:
+        if not self.may_leave():
             return
         self.send()
         if self._is_in and self._carrier.sent(self._place):
             self._written_version = self.parameter._version
             self.parameter.data = stand_in(self.parameter.data)
+            self._stand_in_id = self.parameter.untyped_storage()._cdata
             self._is_in = False
 
     def _forget(self) -> None:
@@ -159,6 +180,13 @@ class _Region:
         for parameter in self._parameters:
             parameter.put_out()
 
+    def let_go(self) -> None:
+        for parameter in self._parameters:
+            parameter.is_held = False
+            if parameter.parameter.grad is not None:  # a fused update does not count as one of the version
+                parameter.forget_version()
+        self.unpin()
+
     def wrap(self, forward: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(forward)
         def fetching(*args: Any, **kwargs: Any) -> Any:
@@ -169,8 +197,11 @@ class _Region:
             self.pin()
             for parameter in self._parameters:
                 parameter.is_called = True
+                parameter.stays |= torch._C._get_tracing_state() is not None
             try:
-                if not may_hook():  # whoever saves here keeps the storages themselves
+                if not may_hook():
+                    for parameter in self._parameters:
+                        parameter.is_held |= torch.is_grad_enabled()
                     return forward(*args, **kwargs)
                 with saved_tensors_hooks(self._pack, unpack):
                     return forward(*args, **kwargs)
@@ -181,43 +212,45 @@ class _Region:
 
     def _pack(self, tensor: torch.Tensor) -> _Lease | Left:
         if is_plain(tensor):
-            storage_id = tensor.untyped_storage()._cdata
+            storage = tensor.untyped_storage()
             for parameter in self._parameters:
-                if parameter.storage_id == storage_id:
+                if parameter.parameter.untyped_storage() is storage:
                     return _Lease(tensor, parameter)
         return Left(tensor)
 
 
 class _Updates:
-    """Parameters of one optimizer, which come in while they are updated."""
+    """Parameters, which come in while an optimizer updates them."""
 
-    def __init__(self, parameters: list[_Parameter]) -> None:
+    def __init__(self, parameters: dict[int, _Parameter]) -> None:
         self._parameters = parameters
         self._pinned = _Region([])
         self._one_by_one = False
 
     @contextmanager
     def around(self, parameter: torch.Tensor) -> Iterator[None]:
-        """Has one parameter in; from the first time on, ``step`` brings in only what still has a gradient."""
+        """Has one parameter in; from the first time on, a step brings in only what still has a gradient."""
         self._one_by_one = True
-        region = _Region([each for each in self._parameters if each.parameter is parameter])
+        own = self._parameters.get(id(parameter))
+        region = _Region([] if own is None else [own])
         region.pin()
         try:
             yield
         finally:
-            region.unpin()
+            region.let_go()
 
-    def before_step(self, *_: Any) -> None:
+    def before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         """Brings in what an update of all parameters needs."""
-        self.after_step()  # of an update that ended with an exception
-        is_needed = [not self._one_by_one or each.parameter.grad is not None for each in self._parameters]
-        self._pinned = _Region([each for each, needed in zip(self._parameters, is_needed, strict=True) if needed])
+        self._pinned.unpin()  # of an update that ended with an exception
+        given = [p for group in optimizer.param_groups for p in group["params"] if id(p) in self._parameters]
+        needed = [p for p in given if not self._one_by_one or is_plain(p.grad)]
+        self._pinned = _Region([self._parameters[id(p)] for p in needed])
         self._pinned.pin()
 
     def after_step(self, *_: Any) -> None:
         """Lets it go out."""
-        self._pinned.unpin()
-        self._pinned = _Region([])
+        pinned, self._pinned = self._pinned, _Region([])
+        pinned.let_go()
 
 
 class _Lease:

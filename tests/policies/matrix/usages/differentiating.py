@@ -69,6 +69,19 @@ def gradient_penalty(world: World) -> None:
 
 
 @usage
+def a_penalty_on_weights(world: World) -> None:
+    """The loss has a penalty on the weights beside what the model returns."""
+    model, optimizer = world.ready()
+    world.train(
+        model,
+        optimizer,
+        2,
+        loss_of=lambda net, batch: cross_entropy(net, batch) + 0.1 * sum(p.pow(2).sum() for p in net.parameters()),
+    )
+    world.out.note_model(model)
+
+
+@usage
 def gradients_of_gradients(world: World) -> None:
     """loss.backward(create_graph=True), and a second backward through the gradients."""
     model, optimizer = world.ready()

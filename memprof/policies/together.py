@@ -1,0 +1,39 @@
+"""Says which policies contradict each other, whatever the model: predicting and applying refuse them alike."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from memprof.errors import PolicyError
+from memprof.policies.base import Policy
+
+
+def require_composable(policies: Sequence[Policy]) -> None:
+    """Makes sure that no policy of a plan undoes what another needs.
+
+    Args:
+        policies: The policies of a plan, in their order.
+
+    Raises:
+        PolicyError: Two do; the sentence names both.
+    """
+    for first, second in itertools.combinations(policies, 2):
+        reason = _contradiction(first, second)
+        if reason:
+            raise PolicyError(reason)
+
+
+def _contradiction(first: Policy, second: Policy) -> str:
+    updates_in_backward = bool(getattr(second, "in_backward", False))
+    if updates_in_backward and first.name == "accumulate":
+        return (
+            "accumulate adds gradients up over micro-batches, and step-in-backward uses each as soon as it is there: "
+            "leave in_backward or accumulate out of the plan."
+        )
+    if updates_in_backward and first.name == "precision" and getattr(first, "dtype", "") == "fp16":
+        return (
+            "Loss scaling for fp16 looks for gradients that overflow before the update, and step-in-backward has used "
+            "them by then: write precision bf16, or leave in_backward out of the plan."
+        )
+    return ""

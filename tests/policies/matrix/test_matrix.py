@@ -1,0 +1,99 @@
+"""Every policy, with everything scripts do with a model: it works as without a plan, or is refused in a sentence."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+from memprof.policies.plan import Plan
+from memprof.policies.registry import policy_types
+from tests.policies.matrix.catalog import Usage, usages
+from tests.policies.matrix.cells import Cell, examples, pair_plans, run_cell, single_plans, title_of
+from tests.policies.matrix.expected import (
+    LATE,
+    LIMITATIONS,
+    REFUSALS,
+    WAYS_OUT,
+    expected_refusals,
+    limitation,
+)
+
+SINGLE, PAIRS = single_plans(), pair_plans()
+FAST = [usage for usage in usages() if not usage.is_slow]
+SLOW = [usage for usage in usages() if usage.is_slow]
+
+
+def problem_with(plan: Plan, usage: Usage, cell: Cell) -> str:
+    """Says what is wrong with a cell, "" where nothing is."""
+    why = limitation(plan, usage.name)
+    if why:
+        return (
+            f"works, though a limitation is noted: {why}" if cell.state == "passes" and len(plan.policies) == 1 else ""
+        )
+    patterns = expected_refusals(plan, usage.name)
+    if cell.state == "passes":
+        return f"is not refused: {patterns}" if patterns and len(plan.policies) == 1 else ""
+    if cell.state == "fails" or not any(re.search(pattern, cell.sentence) for pattern in patterns):
+        return f"{cell.state}: {cell.sentence}"
+    if not cell.sentence.endswith(".") or not WAYS_OUT.search(cell.sentence):
+        return f"is refused without a way out: {cell.sentence}"
+    if cell.updates and usage.name not in LATE:
+        return f"is refused after {cell.updates} updates: {cell.sentence}"
+    return ""
+
+
+def problems_of(plan: Plan, chosen: list[Usage]) -> list[str]:
+    """Runs usages under a plan and lists what is wrong."""
+    found = []
+    for usage in chosen:
+        problem = problem_with(plan, usage, run_cell(plan, usage))
+        if problem:
+            found.append(f"{title_of(plan)}, {usage.name}: {problem}")
+    return found
+
+
+@pytest.mark.parametrize("plan", SINGLE, ids=title_of)
+def test_every_usage_works_under_a_policy_or_is_refused(plan: Plan) -> None:
+    """Numbers, names, copies and files are those of the plain run; a refusal is one that is meant, with a way out.
+
+    Compiled modules run eager here: what a plan puts round them is the same.
+    """
+    with torch.compiler.set_stance("force_eager" if plan.policies[0].name == "compile" else "default"):
+        assert problems_of(plan, FAST) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plan", SINGLE, ids=title_of)
+def test_usages_that_take_long(plan: Plan) -> None:
+    """What compiles or exports the model afterwards, too."""
+    assert problems_of(plan, SLOW) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plan", PAIRS, ids=title_of)
+def test_every_usage_works_under_two_policies_or_is_refused(plan: Plan) -> None:
+    """Two policies together refuse what one of them does, or one another at once, and nothing else."""
+    has_compiler = any(policy.name == "compile" for policy in plan.policies)
+    with torch.compiler.set_stance("force_eager" if has_compiler else "default"):
+        first = run_cell(plan, next(usage for usage in FAST if usage.name == "plain_training"))
+        if first.state == "refused":
+            assert first.updates == 0
+            assert WAYS_OUT.search(first.sentence), first.sentence
+            return
+        assert problems_of(plan, FAST) == []
+
+
+@pytest.mark.parametrize("kind", policy_types(), ids=lambda kind: kind.name)
+def test_every_policy_of_the_registry_is_in_the_matrix(kind: type) -> None:
+    """A new policy has an example that applies to the small model on a CPU."""
+    assert examples(kind), f"policy {kind.name} has no example for the matrix"
+
+
+def test_refusals_are_of_usages_there_are() -> None:
+    """What is expected names usages and policies of the matrix."""
+    names = {usage.name for usage in usages()}
+    for table in (REFUSALS, LIMITATIONS):
+        assert {usage for entries in table.values() for usage in entries} <= names
+    assert names >= LATE
