@@ -11,6 +11,7 @@ import torch
 
 from memprof.errors import PolicyError
 from memprof.policies.accumulate.round import Round
+from memprof.policies.own_types import OWN_TYPES
 
 
 class Gradients:
@@ -45,9 +46,9 @@ class Gradients:
 
     def _versions(self) -> dict[int, tuple[int, int]]:
         return {
-            id(parameter): (id(parameter.grad), parameter.grad._version)
+            id(parameter): (id(gradient), gradient._version)
             for parameter in self._parameters()
-            if parameter.is_leaf and type(parameter.grad) is torch.Tensor
+            if parameter.is_leaf and (gradient := parameter.grad) is not None and type(gradient) in OWN_TYPES
         }
 
 

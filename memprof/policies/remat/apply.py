@@ -6,8 +6,6 @@ import functools
 import os
 import tempfile
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -63,30 +61,17 @@ class Runtime:
         self.needs.begin()
         self.hooks.slide_in()
         self.mode.slide_in()
-        self._disable = torch.autograd.graph.disable_saved_tensors_hooks
-        torch.autograd.graph.disable_saved_tensors_hooks = self._let_through  # type: ignore[assignment]
         self._trace = torch.jit.trace
         torch.jit.trace = self._without_mode(self._trace)
 
     def end(self) -> None:
         """Takes them out. What autograd keeps already is still given back."""
-        torch.autograd.graph.disable_saved_tensors_hooks = self._disable
         torch.jit.trace = self._trace
         self.mode.slide_out()
         self.hooks.slide_out()
         self.needs.end()
         self.memory.stop()
         self.counter.close()
-
-    @contextmanager
-    def _let_through(self, message: str) -> Iterator[None]:
-        """Takes the hooks out for who forbids all hooks, as torch.func does: nothing is dropped meanwhile."""
-        self.hooks.slide_out()
-        try:
-            with self._disable(message):
-                yield
-        finally:
-            self.hooks.slide_in()
 
     def _without_mode(self, trace: Any) -> Any:
         """Returns what traces without the mode, under which torch.jit.trace takes numbers for tensors."""

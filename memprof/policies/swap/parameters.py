@@ -15,6 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from memprof.errors import PolicyError
 from memprof.policies.job import Job
 from memprof.policies.own_types import is_in_transform
+from memprof.policies.swap.casts import bring_in_for_casts
 from memprof.policies.swap.moves import Carrier
 from memprof.policies.swap.packing import (
     Left,
@@ -26,7 +27,6 @@ from memprof.policies.swap.packing import (
     require_unhooked,
     unpack,
 )
-from memprof.policies.swap.casts import bring_in_for_casts
 from memprof.policies.swap.readers import bring_in_for_readers
 from memprof.policies.swap.states import stand_in
 

@@ -30,9 +30,9 @@ from tests.policies.matrix.world import Outcome, World
 #: Settings by flag beside the example of the registry; a policy that is not here is tried with its example alone.
 FLAGS = {
     "checkpoint": ("layers.*", ".", "layers.*.linear"),
-    "accumulate": ("4", "2"),
-    "loss": ("2", "4,head"),
-    "optimizer": ("in-backward,foreach", "in-backward", "loop", "foreach", "fused"),
+    "accumulate": ("2", "4"),
+    "loss": ("4,head", "2"),
+    "optimizer": ("in-backward", "fused", "loop", "foreach", "in-backward,foreach"),
     "precision": ("bf16", "fp16", "pure-bf16"),
     "swap": ("layers.*:disk", "optimizer:disk", "parameters:disk"),
     "compress": ("layers.*", "."),
@@ -40,7 +40,7 @@ FLAGS = {
 #: Settings that no flag can say here: one process has one rank.
 OTHERS: dict[str, tuple[Policy, ...]] = {
     "shard": (Shard(stage=3, world_size=1),),
-    "remat": (Remat(budget="8GiB"), Remat(recompute=("layers.0:aten.gelu.default:0", "layers.1:aten.gelu.default:0"))),
+    "remat": (Remat(recompute=("layers.0:aten.gelu.default:0", "layers.1:aten.gelu.default:0")), Remat(budget="8GiB")),
 }
 
 #: How far numbers under a policy may be from those of the plain run, as a share of how far training moved them.
