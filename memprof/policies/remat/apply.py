@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import tempfile
 import warnings
-from typing import TYPE_CHECKING, Any
-
-import torch
+from typing import TYPE_CHECKING
 
 from memprof.errors import PolicyError
 from memprof.policies.forwards import outermost_layer
@@ -61,30 +58,14 @@ class Runtime:
         self.needs.begin()
         self.hooks.slide_in()
         self.mode.slide_in()
-        self._trace = torch.jit.trace
-        torch.jit.trace = self._without_mode(self._trace)
 
     def end(self) -> None:
         """Takes them out. What autograd keeps already is still given back."""
-        torch.jit.trace = self._trace
         self.mode.slide_out()
         self.hooks.slide_out()
         self.needs.end()
         self.memory.stop()
         self.counter.close()
-
-    def _without_mode(self, trace: Any) -> Any:
-        """Returns what traces without the mode, under which torch.jit.trace takes numbers for tensors."""
-
-        @functools.wraps(trace)
-        def without(*args: Any, **kwargs: Any) -> Any:
-            self.mode.slide_out()
-            try:
-                return trace(*args, **kwargs)
-            finally:
-                self.mode.slide_in()
-
-        return without
 
     def _warn(self) -> None:
         """Says once that most of the time goes into making things again."""
