@@ -63,7 +63,7 @@ def _check(job: Job, optimizer: torch.optim.Optimizer, policy: OptimizerPolicy) 
         if closure is not None and closure.default is inspect.Parameter.empty:
             raise PolicyError(
                 f"{kind} computes the loss again inside its step and needs all parameters there; it cannot update one "
-                "parameter at a time."
+                "parameter at a time. Leave in_backward and host out."
             )
     if job.has_parts and (policy.in_backward or policy.state):
         raise PolicyError(
