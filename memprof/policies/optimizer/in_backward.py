@@ -46,6 +46,7 @@ class InBackward:
         self._is_unreset = False
         self._caller: FrameType | None = None
         self._own: set[int] = set()
+        self._is_on = True
         self._stepping: torch.optim.Optimizer | None = None
 
     def start(self, job: Job) -> None:
@@ -58,6 +59,7 @@ class InBackward:
         job.on_undo(register_optimizer_step_pre_hook(self._before_step).remove)
         job.on_undo(register_optimizer_step_post_hook(self._after_step).remove)
         job.on_undo(self._drop_used)
+        job.on_undo(self._switch_off)
         self._watch_backward(job)
         self._watch_resets(job)
         for name in ("clip_grad_norm_", "clip_grad_value_"):
@@ -85,7 +87,7 @@ class InBackward:
             number = len(optimizer.param_groups) - 1
             given = optimizer.param_groups[number]["params"]
             is_known = id(optimizer) in self._known and self._known[id(optimizer)].optimizer is optimizer
-            if is_known or any(id(one) in self._own or id(one) in self._owners for one in given):
+            if self._is_on and (is_known or any(id(one) in self._own or id(one) in self._owners for one in given)):
                 self._take(job, optimizer, number, given)
 
         setattr(kind, "add_param_group", add_param_group)  # noqa: B010 - an assignment to a method is none to mypy
@@ -160,6 +162,10 @@ class InBackward:
         self._is_unreset |= bool(self._updated & own)
         self._updated -= own
 
+    def _switch_off(self) -> None:
+        """Lets everything through where jobs are undone in another order than they were made in."""
+        self._is_on = False
+
     def _drop_used(self) -> None:
         for found in self._hooked.values():
             parameter = found()
@@ -172,13 +178,13 @@ class InBackward:
 
         @functools.wraps(before)
         def backward(*args: Any, **kwargs: Any) -> None:
-            if self._is_unreset and torch._C._current_graph_task_id() == -1:
+            if self._is_on and self._is_unreset and torch._C._current_graph_task_id() == -1:
                 self._caller = sys._getframe(1)
             try:
                 before(*args, **kwargs)
             except RuntimeError as error:
                 # The weights that it needs are others by now.
-                if self._updated and "modified by an inplace operation" in str(error):
+                if self._is_on and self._updated and "modified by an inplace operation" in str(error):
                     raise PolicyError(SECOND_BACKWARD) from error
                 raise
             finally:
@@ -213,7 +219,7 @@ class InBackward:
 
         def clip(parameters: Any, *args: Any, **kwargs: Any) -> Any:
             given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-            if any(id(parameter) in self._hooked for parameter in given):
+            if self._is_on and any(id(parameter) in self._hooked for parameter in given):
                 raise PolicyError(
                     f"torch.nn.utils.{name} was called: step-in-backward cannot clip gradients, for it has used them "
                     "already. Leave in_backward out, or do not clip."
@@ -227,15 +233,15 @@ class InBackward:
         scaler = torch.amp.GradScaler
         before = scaler.scale
 
-        def scale(self: Any, outputs: Any) -> Any:
-            if self.is_enabled():
+        def scale(given: Any, outputs: Any) -> Any:
+            if self._is_on and given.is_enabled():
                 raise PolicyError(
                     "A GradScaler scales the loss: step-in-backward would update with scaled gradients. Use bf16, "
                     "which needs no scaling, or leave in_backward out."
                 )
-            return before(self, outputs)
+            return before(given, outputs)
 
-        scaler.scale = scale  # type: ignore[method-assign]
+        scaler.scale = scale  # type: ignore[method-assign, assignment]
         job.on_undo(lambda: setattr(scaler, "scale", before))
 
 

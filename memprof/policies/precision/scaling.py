@@ -35,6 +35,7 @@ class LossScaling:
         self._refresh()
         self._is_scaled = False
         self._task = -1
+        self._is_on = True
         self._hooked: dict[int, tuple[weakref.ref[torch.Tensor], Any]] = {}
         self.watch(job.model.parameters())
         job.on_undo(self._unhook)
@@ -61,6 +62,7 @@ class LossScaling:
         for _, hook in self._hooked.values():
             hook.remove()
         self._hooked.clear()
+        self._is_on = False
 
     def enter(self, tensor: torch.Tensor) -> torch.Tensor:
         """Wraps an input of the model, so that its gradient leaves unscaled."""
@@ -105,7 +107,7 @@ class LossScaling:
         def checked(before: Any) -> Any:
             @functools.wraps(before)
             def differentiate(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-                if torch._C._current_graph_task_id() == -1:
+                if self._is_on and torch._C._current_graph_task_id() == -1:
                     self._require_outputs([tensors] if isinstance(tensors, torch.Tensor) else list(tensors))
                 return before(tensors, *args, **kwargs)
 
