@@ -164,3 +164,59 @@ def test_job_without_a_model_is_told_that_it_ran_for_real(tmp_path: Path) -> Non
     assert ended.stdout == "2.0\n"
     assert "a dry run begins with the first that is made" in ended.stderr
     assert not (tmp_path / "dry.memprof").exists()
+
+
+_GOES_BACK = """
+import copy, io, pickle
+model = Tied()
+optimizer = torch.optim.Adam(model.parameters())
+for step in range(6):
+    model(torch.randint(0, 100, (4, 8))).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    with open("best.pt", "wb") as file:
+        torch.save(model, file)
+    with open("best.pt", "rb") as file:
+        best = torch.load(file, weights_only=False)
+    memory = io.BytesIO()
+    torch.save({"model": model, "optimizer": optimizer.state_dict()}, memory)
+    memory.seek(0)
+    kept = torch.load(memory, map_location="cpu", weights_only=False)
+    for one in (best, kept["model"], pickle.loads(pickle.dumps(model))):
+        assert type(one) is Tied and one is not model and one.embed.weight is not model.embed.weight
+        assert one.embed.weight is one.head.weight and isinstance(one.head.weight, nn.Parameter)
+        assert one(torch.randint(0, 100, (2, 8))).shape == (2, 8, 100)
+    model.load_state_dict(best.state_dict())
+    optimizer.load_state_dict(kept["optimizer"])
+    again = pickle.loads(pickle.dumps(optimizer))
+    assert [part["exp_avg"].shape for part in again.state.values()] == [(100, 64)]
+    columns = pickle.loads(pickle.dumps(model.embed.weight.detach().t()))
+    assert columns.shape == (64, 100) and columns.stride() == (1, 64)
+    alias = copy.copy(model.embed.weight)
+    assert alias.untyped_storage()._cdata == model.embed.weight.untyped_storage()._cdata
+print("done", os.path.getsize("best.pt"))
+"""
+
+
+def test_saved_models_are_loaded_again_from_open_files_and_pickles(tmp_path: Path) -> None:
+    """A model that is saved whole, to an open file or to memory, comes back as another model of the same shapes."""
+    dry = record_script(tmp_path, _MODEL + _GOES_BACK, "--dry-run", "--skip", "0", "--steps", "9", name="dry.memprof")
+    assert (dry.returncode, dry.stdout) == (0, "done 0\n"), dry.stderr
+
+
+_COPIES_FILE = """
+import shutil
+model = Tied()
+train(model)
+torch.save(model.state_dict(), "last.pt")
+shutil.copyfile("last.pt", "best.pt")
+"""
+
+
+def test_a_checkpoint_that_was_left_out_is_named_where_the_job_misses_it(tmp_path: Path) -> None:
+    """A job that copies the file which torch.save would have written ends with 125 and a sentence."""
+    words = ("--dry-run", "--skip", "0", "--steps", "9")
+    ended = record_script(tmp_path, _MODEL + _COPIES_FILE, *words, name="dry.memprof")
+    assert ended.returncode == 125
+    assert "reads the file last.pt, which torch.save has not written" in ended.stderr
+    assert "Traceback" not in ended.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -72,7 +73,7 @@ class Files:
         self._count_left_out = count_left_out
         self._refuse = refuse
         self._is_begun = is_begun
-        self._load = torch.load
+        self._load, self._save = torch.load, torch.save
         self._rebuild: Callable[..., torch.Tensor] = torch._utils._rebuild_tensor
         self._saved: dict[Any, Any] = {}
         self._reading: _Reading | None = None
@@ -90,14 +91,27 @@ class Files:
         def hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
             if self._missing is not None and self._missing[0] in _with_causes(error):
                 self._refuse(self._missing[1])
+            for cause in _with_causes(error):
+                if isinstance(cause, FileNotFoundError) and self._is_left_out(cause.filename):
+                    self._refuse(
+                        f"The job reads the file {cause.filename}, which torch.save has not written: a dry run writes "
+                        "no checkpoint. Leave out what the job does with the file, or guard it with os.path.exists."
+                    )
             before(kind, error, trace)
 
         sys.excepthook = hook
 
-    def save(self, obj: Any, f: Any, *_: Any, **__: Any) -> None:
+    def save(self, obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
         """Takes the place of `torch.save`."""
+        if isinstance(obj, (torch.UntypedStorage, torch.TypedStorage)):  # data, on its way into a pickle
+            with unset_fake_temporarily():
+                self._save(obj, f, *args, **kwargs)
+            return
         self._count_left_out("torch.save wrote nothing")
         self._saved[_place(f)] = (f, _shapes(obj))  # the file object is kept: another must not get its number
+
+    def _is_left_out(self, path: Any) -> bool:
+        return isinstance(path, (str, os.PathLike)) and Path(path).resolve() in self._saved
 
     def load(self, f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Takes the place of `torch.load`."""
@@ -201,7 +215,10 @@ def _with_causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _place(file: Any) -> Any:
-    return Path(file).resolve() if isinstance(file, (str, os.PathLike)) else id(file)
+    if isinstance(file, (str, os.PathLike)):
+        return Path(file).resolve()
+    name = getattr(file, "name", None)  # an open file has its path there, or its descriptor where it has no path
+    return Path(name).resolve() if isinstance(name, str) else id(file)
 
 
 def _shapes(value: Any) -> Any:
@@ -218,4 +235,10 @@ def _tensors(value: Any, map_location: Any) -> Any:
         return torch.empty_strided(value.size, value.stride, dtype=value.dtype, device=device)
     if isinstance(value, dict):
         return {key: _tensors(item, map_location) for key, item in value.items()}
-    return type(value)(_tensors(item, map_location) for item in value) if type(value) in (list, tuple) else value
+    if type(value) in (list, tuple):
+        return type(value)(_tensors(item, map_location) for item in value)
+    again = copy.deepcopy(value)  # a file's content is another object with each load
+    if isinstance(again, torch.nn.Module):
+        moved: Any = again._apply
+        moved(lambda tensor: tensor.to(_device_of(map_location, tensor.device)))
+    return again

@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, dataloader
 from memprof.recorder.dry.answers import Answers
 from memprof.recorder.dry.files import Files
 from memprof.recorder.dry.no_device import refuse_missing_device
+from memprof.recorder.dry.pickles import pickle_shapes
 from memprof.recorder.dry.ranks import join_nobody
 from memprof.recorder.dry.replicas import refuse_replicas
 from memprof.recorder.dry.spans import dry_owned_span, dry_span, dry_storage_span
@@ -254,6 +255,7 @@ class DryRun:
         functions: Any = torch._VF
         functions._pad_packed_sequence = pad_packed
         # To a data loader's worker and back go values.
+        pickle_shapes()
         ForkingPickler.register(FakeTensor, lambda tensor: (partial(torch.full, dtype=tensor.dtype), (tensor.shape, 1)))
 
     def _load_real_data(self) -> None:

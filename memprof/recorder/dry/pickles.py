@@ -1,0 +1,38 @@
+"""Pickles of tensors without memory: their shapes and types, which any process loads as tensors of ones."""
+
+from __future__ import annotations
+
+import copyreg
+from collections import OrderedDict
+from functools import partial
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+
+def pickle_shapes() -> None:
+    """Lets `pickle` and `copy.copy` take tensors without memory, where torch would refuse them.
+
+    What is pickled names torch alone, so that a process without memprof loads it too.
+    """
+    fake: Any = FakeTensor
+    fake.__copy__ = _copied  # the table below is read by `copy.copy` too, which shares the storage
+    copyreg.pickle(fake, _reduced)
+
+
+def _reduced(tensor: torch.Tensor) -> tuple[Any, ...]:
+    if isinstance(tensor, torch.nn.Parameter):
+        rebuild: Any = torch._utils._rebuild_parameter
+        return rebuild, (tensor.detach(), tensor.requires_grad, OrderedDict())
+    kind: dict[str, Any] = {"dtype": tensor.dtype, "device": str(tensor.device), "requires_grad": tensor.requires_grad}
+    if tensor.is_contiguous():
+        return partial(torch.full, **kind), (tuple(tensor.shape), 1)
+    return partial(torch.empty_strided, **kind), (tuple(tensor.shape), tensor.stride())
+
+
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    alias = tensor.detach()
+    if isinstance(tensor, torch.nn.Parameter):
+        return torch.nn.Parameter(alias, tensor.requires_grad)
+    return alias.requires_grad_(tensor.requires_grad)
