@@ -19,6 +19,7 @@ from memprof.launch.upload import check_address
 from memprof.trace.masking import mask_text, mask_words
 from memprof.trace.place import find_place, refuse_existing
 from memprof.trace.private_file import FOLDER_MODE, write_private
+from memprof.trace.size_limit import explain_write_error
 from memprof.version import __version__
 
 if TYPE_CHECKING:
@@ -100,7 +101,8 @@ def write_launch(spool: Path, target: Target, settings: Settings) -> None:
         write_private(spool / "launch.json", json.dumps(launch))
     except OSError as error:
         shutil.rmtree(spool, ignore_errors=True)
-        raise CannotStartError(f"{spool} cannot be written: {error.strerror}. Free some space, or choose -o.") from None
+        reason, way_out = explain_write_error(error, "Free some space, or choose -o.")
+        raise CannotStartError(f"{spool} cannot be written: {reason}. {way_out}") from None
 
 
 def write_exit(spool: Path, returncode: int) -> None:

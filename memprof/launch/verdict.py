@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shlex
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from memprof.errors import MemprofError
+from memprof.trace.size_limit import describe_fault
 from memprof.units import format_bytes
 
 if TYPE_CHECKING:
@@ -183,8 +185,8 @@ def describe_status(returncode: int) -> str:
 
 
 def _why_nothing(spool: Path, target: str) -> str:
-    faults = sorted(spool.glob("bootstrap-*.log")) + sorted(spool.glob("recorder-*.log"))
-    for path in faults:
+    logs = sorted(spool.glob("bootstrap-*.log")) + sorted(spool.glob("recorder-*.log"))
+    for path in logs:
         lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
         # The last line of a traceback says what went wrong.
         message = next((line.strip() for line in reversed(lines) if line.strip()), "")
@@ -202,20 +204,24 @@ def _why_nothing(spool: Path, target: str) -> str:
     if not any(spool.glob("process-*/")):
         began = "; a dry run begins with the first that is made, and until then all runs for real"
         return f"{target} imported torch, but never called a model or an optimizer{began if _is_dry(spool) else ''}"
-    notes = [note for folder in sorted(spool.glob("process-*/")) for note in _notes(folder)]
-    if notes:
+    folders = sorted(spool.glob("process-*/"))
+    if faults := [fault for folder in folders for fault in _texts(folder, "faults") if fault.strip()]:
+        return f"{target} called a model, but {describe_fault(faults[-1])}"
+    if notes := [note for folder in folders for note in _texts(folder, "notes")]:
         return f"{target}: {notes[-1]}"
     return f"{target} called a model, but ended before the first operator of a step was recorded"
 
 
-def _notes(folder: Path) -> list[str]:
-    """Reads what the recorder of a process has written for the reader of its recording."""
-    from memprof.trace.spool import read_spool
+def _texts(folder: Path, stream: str) -> list[str]:
+    """Reads what the recorder of a process has written for the reader of its recording, a light one included."""
+    from memprof.trace.spool import LIGHT_FOLDER, read_spool
 
-    try:
-        return [str(note) for note in read_spool(folder).records.get("notes", [])]
-    except (OSError, ValueError):
-        return []  # the process ended before its first record, or within one
+    found = []
+    for place in (folder, folder / LIGHT_FOLDER):
+        # It is not there, or the process ended before its first record.
+        with contextlib.suppress(OSError, ValueError):
+            found += [str(text) for text in read_spool(place).records.get(stream, [])]
+    return found
 
 
 def _is_dry(spool: Path) -> bool:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import resource
 from dataclasses import dataclass
 from pathlib import Path
+
+from memprof.hidden_import import import_hidden
+
+resource = import_hidden("resource")
 
 _PROC = Path("/proc")
 _CGROUPS = Path("/sys/fs/cgroup")

@@ -109,9 +109,9 @@ class RawLog:
             getattr(self, stream).clear()
         try:
             try:
-                self._writer.write_record("faults", fault)
+                self._writer.write_reason(fault)
             except OSError:  # on a full disk a line may still fit
-                self._writer.write_record("faults", fault.strip().splitlines()[-1])
+                self._writer.write_reason(fault.strip().splitlines()[-1])
         finally:
             self._writer.close()
 

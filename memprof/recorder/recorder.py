@@ -31,6 +31,7 @@ from memprof.recorder.update_hooks import UpdateHooks
 from memprof.recorder.window import Watch, Window
 from memprof.trace.masking import mask_text
 from memprof.trace.private_file import write_private
+from memprof.trace.size_limit import FileSizeLimitError
 
 if TYPE_CHECKING:
     from memprof.recorder.dry.run import DryRun
@@ -46,7 +47,7 @@ class Recorder:
     (KeyboardInterrupt, SystemExit) passes through.
 
     Attributes:
-        failure: Traceback of what ended the recording, "" while nothing has.
+        failure: Traceback of what ended the recording, or the sentence of its limit, "" while nothing has.
     """
 
     def __init__(
@@ -381,7 +382,8 @@ class Recorder:
         """Gives up recording after a fault of its own; the job goes on."""
         if self.failure:
             return
-        self.failure = mask_text("".join(traceback.format_exception(error)))
+        is_limit = isinstance(error, FileSizeLimitError)
+        self.failure = str(error) if is_limit else mask_text("".join(traceback.format_exception(error)))
         try:
             if self._observation is not None:
                 self._observation.give_up(self.failure)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from memprof.errors import DiskFullError, OutputError
+from memprof.trace.size_limit import explain_write_error
 
 #: Links that are followed until they are taken for a circle, as the system does.
 _MOST_LINKS = 40
@@ -138,9 +139,9 @@ def shown_folder(place: Place) -> Path:
 
 def cannot_write(path: str | os.PathLike[str], error: OSError) -> OutputError:
     """Returns the error for a place that the system does not let us write."""
-    reason = str(error.strerror or error)
+    reason, way_out = explain_write_error(error, "Choose another place.")
     kind = DiskFullError if error.errno in _DISK else OutputError
-    return kind(f"{path} cannot be written: {reason}. Choose another place.", reason)
+    return kind(f"{path} cannot be written: {reason}. {way_out}", reason)
 
 
 def _follow(path: Path) -> tuple[int, Path]:

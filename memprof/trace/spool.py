@@ -15,6 +15,7 @@ import errno
 import json
 import os
 import struct
+import sys
 import zlib
 from array import array
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memprof.trace.private_file import FILE_MODE, make_private_folder
+from memprof.trace.size_limit import FileSizeLimitError, file_size_limit
 
 if TYPE_CHECKING:
     import numpy as np
@@ -156,6 +158,9 @@ _HEADER = struct.Struct("<4sHIIH")  # magic, name length, payload length, payloa
 _HIGHEST_DESCRIPTOR = 1024
 _HIGH_DESCRIPTORS = 16
 
+#: Of the size that the file may have, what is left for the reason why it ends there.
+_REASON_BYTES = 512
+
 
 class SpoolWriter:
     """Appends frames to a process's recording.
@@ -191,11 +196,22 @@ class SpoolWriter:
         if len(rows) % len(COLUMNS[stream]):
             raise ValueError(f"{len(rows)} values do not make whole rows of stream {stream}")
         if rows:
-            self._write(stream, rows.tobytes())
+            payload = rows.tobytes()
+            try:
+                self._write(stream, payload)
+            except FileSizeLimitError:
+                width = rows.itemsize * len(COLUMNS[stream])
+                if fitting := self._room(stream) // width * width:
+                    self._write(stream, payload[:fitting])
+                raise
 
     def write_record(self, stream: str, record: Any) -> None:
         """Appends one JSON record to a stream of records."""
         self._write(stream, json.dumps(record, separators=(",", ":")).encode())
+
+    def write_reason(self, fault: str) -> None:
+        """Appends why the recording ends, for which room is left where the size of files is limited."""
+        self._write("faults", json.dumps(fault).encode(), reserved=0)
 
     def close(self) -> None:
         """Closes the file; the writer cannot be used again."""
@@ -240,7 +256,15 @@ class SpoolWriter:
                 raise FileNotFoundError(errno.ENOENT, "the recording was replaced by another file", str(self.folder))
         return self._file
 
-    def _write(self, stream: str, payload: bytes) -> None:
+    def _room(self, stream: str, reserved: int = _REASON_BYTES) -> int:
+        """Returns how many bytes of payload a frame of a stream may still have."""
+        limit = file_size_limit()
+        return sys.maxsize if limit is None else max(0, limit - self._end - _HEADER.size - len(stream) - reserved)
+
+    def _write(self, stream: str, payload: bytes, reserved: int = _REASON_BYTES) -> None:
+        if len(payload) > self._room(stream, reserved):
+            # Not left to the system, which sends a signal: it ends a job that does not ignore it as Python does.
+            raise FileSizeLimitError(file_size_limit() or 0)
         name = stream.encode()
         frame = _HEADER.pack(_MAGIC, len(name), len(payload), zlib.crc32(name + payload), 0) + name + payload
         view = memoryview(frame)

@@ -43,7 +43,8 @@ def whole_file(path: Path, *, is_private: bool = False) -> Iterator[BinaryIO]:
     refuse_protected(place)
     temporary = place.target.with_name(f".memprof-{os.urandom(6).hex()}.part")
     try:
-        with _open_new(temporary, place, is_private=is_private) as file, translated(path):
+        # Closing it writes, too: what is left where a write has failed.
+        with translated(path), _open_new(temporary, place, is_private=is_private) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -94,6 +95,8 @@ def translated(path: Path) -> Iterator[None]:
     """Makes a sentence of what the system says of a write; an error that names another file is left as it is."""
     try:
         yield
+    except OutputError:  # it is an OSError, too
+        raise
     except OSError as error:
         if error.filename is not None and ".memprof-" not in str(error.filename):
             raise

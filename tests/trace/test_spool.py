@@ -223,7 +223,7 @@ def test_a_limit_on_the_files_size_leaves_whole_frames(tmp_path: Path) -> None:
 import resource
 from array import array
 from memprof.trace.spool import SpoolWriter
-resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+resource.setrlimit(resource.RLIMIT_FSIZE, (1512, 1512))
 writer = SpoolWriter({str(tmp_path)!r})
 written = 0
 try:
@@ -234,11 +234,35 @@ except OSError as error:
     print(written, error.errno)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    # A frame is a header of 16 bytes (4 + 2 + 4 + 4 + 2), 5 of the name and 3 numbers of 8: 45 bytes, 22 in 1000.
+    # A frame is a header of 16 bytes (4 + 2 + 4 + 4 + 2), 5 of the name and 3 numbers of 8: 45 bytes, 22 in 1000. The
+    # last 512 bytes are left for the reason.
     assert done.stdout.split() == ["22", str(errno.EFBIG)]
     spool = read_spool(tmp_path)
     assert spool.is_whole
     assert spool.rows["alive"].tolist() == [[number] * 3 for number in range(22)]
+
+
+def test_within_a_limit_on_the_files_size_the_rows_that_fit_are_kept(tmp_path: Path) -> None:
+    """Of rows written together as many as fit, no signal of the system is sent, and the reason has room after them."""
+    script = f"""
+import resource, signal
+from array import array
+from memprof.trace.spool import SpoolWriter
+resource.setrlimit(resource.RLIMIT_FSIZE, (1512, 1512))
+signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+writer = SpoolWriter({str(tmp_path)!r})
+try:
+    writer.write_rows("alive", array("q", range(300)))
+except OSError as error:
+    print(error)
+    writer.write_reason("x" * 400)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("the file size limit of this shell (ulimit -f, 1.48 KiB) ended the recording; raise")
+    spool = read_spool(tmp_path)
+    # Of 1000 bytes, 16 and 5 are the frame's: 40 rows of 24.
+    assert spool.rows["alive"].ravel().tolist() == list(range(120))
+    assert spool.records["faults"] == ["x" * 400]
 
 
 def test_writing_imports_only_the_standard_library() -> None:

@@ -232,7 +232,10 @@ def test_a_disk_that_fills_up_leaves_the_old_file(tmp_path: Path) -> None:
         [sys.executable, "-c", code, str(tmp_path / "file")], capture_output=True, text=True, check=True
     )
     place = tmp_path / "file"
-    assert done.stdout == f"DiskFullError {place} cannot be written: File too large. Choose another place.\n"
+    assert done.stdout == (
+        f"DiskFullError {place} cannot be written: the file size limit of this shell, ulimit -f, is 4.00 KiB. "
+        "Raise it.\n"
+    )
     assert ((tmp_path / "file").read_bytes(), left_in(tmp_path)) == (b"old", ["file"])
 
 

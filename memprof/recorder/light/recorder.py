@@ -28,6 +28,7 @@ from memprof.recorder.tracebacks import remove_own_frames
 from memprof.recorder.update_hooks import UpdateHooks
 from memprof.trace.masking import mask_text
 from memprof.trace.private_file import write_private
+from memprof.trace.size_limit import FileSizeLimitError
 
 
 class LightRecorder:
@@ -37,7 +38,7 @@ class LightRecorder:
     (KeyboardInterrupt, SystemExit) passes through.
 
     Attributes:
-        failure: Traceback of what ended the recording, "" while nothing has.
+        failure: Traceback of what ended the recording, or the sentence of its limit, "" while nothing has.
     """
 
     def __init__(
@@ -274,7 +275,8 @@ class LightRecorder:
         """Gives up recording after a fault of its own; the job goes on."""
         if self.failure:
             return
-        self.failure = mask_text("".join(traceback.format_exception(error)))
+        is_limit = isinstance(error, FileSizeLimitError)
+        self.failure = str(error) if is_limit else mask_text("".join(traceback.format_exception(error)))
         self._is_over = True
         try:
             if self._observation is not None:

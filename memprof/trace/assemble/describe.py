@@ -14,6 +14,7 @@ from memprof.trace.assemble.heard import CPU
 from memprof.trace.assemble.recording import Recording
 from memprof.trace.manifest import Capture, Machine, Manifest, Speed, Window
 from memprof.trace.schema import NONE, SCHEMA_VERSION, Modules, Ops, Steps
+from memprof.trace.size_limit import describe_fault
 from memprof.trace.spool import Spool
 
 
@@ -128,7 +129,7 @@ def _capture(spool: Spool, exit_record: Mapping[str, Any] | None, steps: Steps, 
     if is_clean:
         return Capture(is_complete=True, reason=end[0]["reason"], exit_status=status)
     if spool.records.get("faults"):
-        reason = f"the recorder failed: {spool.records['faults'][0].strip().splitlines()[-1]}"
+        reason = describe_fault(spool.records["faults"][0])
     elif spool.records.get("fatal"):
         reason = "memory ran out"
     elif end:

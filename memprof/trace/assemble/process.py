@@ -38,7 +38,7 @@ from memprof.trace.schema import (
     Table,
     Uses,
 )
-from memprof.trace.spool import DRY_RUN
+from memprof.trace.spool import DRY_RUN, Spool, read_spool
 
 
 def assemble_process(
@@ -75,7 +75,20 @@ def assemble_devices(
     if is_light(folder):
         light = assemble_light(folder, launch, exit_record)
         return [] if light is None else [light]
-    recordings = open_recordings(folder)
+    return _assemble_all(folder, read_spool(folder), launch, exit_record)
+
+
+def assemble_spool(
+    spool: Spool, folder: Path, launch: Mapping[str, Any], exit_record: Mapping[str, Any] | None
+) -> tuple[Manifest, dict[type[Table], Table]] | None:
+    """Assembles a raw recording that is in memory; see ``assemble_process``."""
+    return next(iter(_assemble_all(folder, spool, launch, exit_record)), None)
+
+
+def _assemble_all(
+    folder: Path, spool: Spool, launch: Mapping[str, Any], exit_record: Mapping[str, Any] | None
+) -> list[tuple[Manifest, dict[type[Table], Table]]]:
+    recordings = open_recordings(spool)
     devices = tuple(recording.heard.device for recording in recordings)
     return [_assemble(folder, recording, devices, launch, exit_record) for recording in recordings]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from memprof.trace.assemble.heard import Heard, devices_of, hear, within
 from memprof.trace.assemble.steps import Epoch, choose_epoch, last_heard_ns, number_steps
 from memprof.trace.assemble.timeline import Timeline, merge
 from memprof.trace.schema import NONE, Bools, Ints
-from memprof.trace.spool import Spool, read_spool
+from memprof.trace.spool import Spool
 
 
 @dataclass(frozen=True)
@@ -73,13 +72,8 @@ class Recording:
         return within(self.spool.columns(stream), self.epoch)
 
 
-def open_recordings(folder: Path) -> list[Recording]:
-    """Reads a process's recording: once for each device that was used, the fullest first; none without an operator.
-
-    Raises:
-        OSError: It cannot be read.
-    """
-    spool = read_spool(folder)
+def open_recordings(spool: Spool) -> list[Recording]:
+    """Opens a process's recording: once for each device that was used, the fullest first; none without an operator."""
     epoch = choose_epoch(spool)
     devices = [] if epoch is None else devices_of(spool, epoch)
     found = [_open(spool, epoch, device) for device in devices]

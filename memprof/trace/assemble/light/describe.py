@@ -11,6 +11,7 @@ from memprof.trace.assemble.describe import read_speed
 from memprof.trace.assemble.light.run import Run
 from memprof.trace.manifest import Backend, Capture, Machine, Manifest, Window
 from memprof.trace.schema import NONE, SCHEMA_VERSION, Modules, Steps, Table
+from memprof.trace.size_limit import describe_fault
 from memprof.trace.spool import Spool
 
 _NO_OPERATORS = "operators: rows are module calls, backward nodes and updates, and no operator's cost is known"
@@ -106,7 +107,7 @@ def _capture(main: Spool, exit_record: Mapping[str, Any] | None, run: Run, modul
         return Capture(is_complete=True, reason=end["reason"], exit_status=status)
     place = run.place_at_end(modules, None if end is None else end["failed_at"])
     if faults:
-        reason = f"the recorder failed: {faults[0].strip().splitlines()[-1]}"
+        reason = describe_fault(faults[0])
     elif exit_record is None:
         reason = "the job is still running"
     elif isinstance(status, int) and status < 0:

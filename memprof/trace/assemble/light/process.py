@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -14,7 +13,7 @@ from memprof.trace.assemble.elsewhere import NAME
 from memprof.trace.assemble.light.describe import light_manifest
 from memprof.trace.assemble.light.device import assemble_device, find_snapshot
 from memprof.trace.assemble.light.run import join_steps, module_peaks, read_run
-from memprof.trace.assemble.light.stretch import choose_stretch, write_ordinary
+from memprof.trace.assemble.light.stretch import choose_stretch, ordinary_spool
 from memprof.trace.manifest import Manifest
 from memprof.trace.schema import NONE, ModulePeaks, Modules, Ops, StepPeaks, Steps, Storages, Table
 from memprof.trace.spool import LIGHT_FOLDER, Spool, read_spool
@@ -72,27 +71,13 @@ def _stretch_tables(
     if stretch is None:
         return {}
     # At use: it imports this module in turn.
-    from memprof.trace.assemble.process import assemble_process
+    from memprof.trace.assemble.process import assemble_spool
 
-    with _scratch(folder) as ordinary:
-        write_ordinary(Path(ordinary), main, stretch)
-        found = assemble_process(Path(ordinary), launch, exit_record)
+    found = assemble_spool(ordinary_spool(main, stretch), folder, launch, exit_record)
     if found is None:
         return {}
     tables = found[1]
     return {**tables, Storages: _categorised(cast(Storages, tables[Storages]), cast(Ops, tables[Ops]))}
-
-
-def _scratch(folder: Path) -> tempfile.TemporaryDirectory[str]:
-    """Makes a folder to work in; inside the spool where no temporary folder can be written.
-
-    Raises:
-        OSError: Nothing can be written there either.
-    """
-    try:
-        return tempfile.TemporaryDirectory(prefix="memprof-stretch-")
-    except OSError:
-        return tempfile.TemporaryDirectory(prefix="memprof-stretch-", dir=folder)
 
 
 def _categorised(storages: Storages, ops: Ops) -> Storages:

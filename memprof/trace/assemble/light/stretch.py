@@ -1,8 +1,7 @@
-"""Tells a stretch of a light recording as an ordinary raw recording, whose operators are regions."""
+"""Turns a stretch of a light recording into an ordinary raw recording, whose operators are regions."""
 
 from __future__ import annotations
 
-from array import array
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import numpy as np
 from memprof.trace.assemble import texts
 from memprof.trace.assemble.light.regions import Region, cut_regions
 from memprof.trace.schema import NONE, Ints
-from memprof.trace.spool import COLUMNS, FLAG_RECOMPUTE, RING_PREFIX, Spool, SpoolWriter, read_spool
+from memprof.trace.spool import COLUMNS, FLAG_RECOMPUTE, RING_PREFIX, Spool, read_spool
 
 #: Streams of records that are the whole run's and go with the stretch as they are.
 _KEPT = ("modules", "names", "tensors", "stacks", "notes", "plan", "out_of_memory", "optimizers", "fatal", "faults")
@@ -33,16 +32,12 @@ def choose_stretch(folder: Path) -> Spool | None:
     return next((spool for spool in found if spool.records.get("steps")), found[0] if found else None)
 
 
-def write_ordinary(folder: Path, main: Spool, stretch: Spool) -> None:
-    """Writes a stretch as a raw recording of the usual kind.
+def ordinary_spool(main: Spool, stretch: Spool) -> Spool:
+    """Returns a stretch as a raw recording of the usual kind.
 
     Args:
-        folder: Where to; it must be empty.
         main: What is told of the whole run.
         stretch: The stretch.
-
-    Raises:
-        OSError: It cannot be written.
     """
     begin = stretch.records["begin"][0]
     ended = stretch.records.get("steps", [])
@@ -55,13 +50,10 @@ def write_ordinary(folder: Path, main: Spool, stretch: Spool) -> None:
     names = texts.listed(main, "names")
     fresh: dict[str, int] = {}
     types = [record[2] for record in texts.listed(main, "modules")]
-    writer = SpoolWriter(folder)
     start = main.records["start"][0]
-    writer.write_record("start", {**start, "window": {"skip": 0, "steps": max(len(ended), 1), "stop": False}})
-    for stream in _KEPT:
-        for record in main.records.get(stream, []):
-            writer.write_record(stream, record)
-    writer.write_record("epochs", {"op": 0, "time_ns": begin["time_ns"], "source": "native"})
+    records: dict[str, list[Any]] = {stream: list(main.records[stream]) for stream in _KEPT if stream in main.records}
+    records["start"] = [{**start, "window": {"skip": 0, "steps": max(len(ended), 1), "stop": False}}]
+    records["epochs"] = [{"op": 0, "time_ns": begin["time_ns"], "source": "native"}]
     rows: list[int] = []
     ends = {step["step"]: step["end_ns"] for step in steps}
     for region, of_step in zip(regions, _step_of(steps, len(regions)), strict=True):
@@ -70,17 +62,17 @@ def write_ordinary(folder: Path, main: Spool, stretch: Spool) -> None:
         # What the recorder does between two steps is no time of the job's.
         last_ns = max(ends.get(of_step, region.end_ns), region.start_ns)
         rows += _operator(region, number, min(region.end_ns, last_ns))
-    writer.write_record("names", list(fresh))
-    writer.write_rows("operators", array("q", rows))
+    records["names"] = [*records.get("names", []), list(fresh)]
+    told = {name: np.empty((0, len(columns)), dtype=np.int64) for name, columns in COLUMNS.items()}
+    told["operators"] = np.array(rows, dtype=np.int64).reshape(-1, len(COLUMNS["operators"]))
     for stream in ("alive", "facts", "events"):
         rows_of = stretch.rows[stream]
-        writer.write_rows(stream, _flat(rows_of[rows_of[:, 0] <= regions[-1].end_ns]))
-    writer.write_rows("calls", _flat(_calls(stretch, starts)))
-    for step in steps:
-        writer.write_record("steps", step)
+        told[stream] = rows_of[rows_of[:, 0] <= regions[-1].end_ns]
+    told["calls"] = _calls(stretch, starts)
+    records["steps"] = steps
     if len(ended) == len(steps):
-        writer.write_record("end", {"reason": "the stretch is over", "time_ns": heard_ns})
-    writer.close()
+        records["end"] = [{"reason": "the stretch is over", "time_ns": heard_ns}]
+    return Spool(told, records)
 
 
 def _steps(begin: dict[str, Any], ended: list[dict[str, Any]], starts: Ints) -> list[dict[str, Any]]:
@@ -145,9 +137,3 @@ def _calls(stretch: Spool, starts: Ints) -> Ints:
     rows[:, place["first_op"]] = np.searchsorted(starts, rows[:, place["enter_ns"]], side="left")
     rows[:, place["end_op"]] = np.searchsorted(starts, rows[:, place["exit_ns"]], side="left")
     return rows
-
-
-def _flat(rows: Ints) -> array[int]:
-    flat = array("q")
-    flat.frombytes(np.ascontiguousarray(rows, dtype=np.int64).tobytes())
-    return flat
