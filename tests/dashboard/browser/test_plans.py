@@ -103,7 +103,7 @@ def test_two_recordings_beside_each_other(show: Show, serve: Serve, tmp_path: Pa
     copy = Path(shutil.copy(recorded, tmp_path / "copy.memprof"))
     shown = show(serve(recorded, copy), "tab=diff")
     shown.wait_text("#panel", "beside it")
-    shown.page.goto(f"{shown.served.origin}/?tab=diff&other=1")
+    shown.page.goto(shown.served.address("tab=diff&other=1"))
     shown.wait_text("#panel", "Nothing changed: the peak is 88.92 MiB")
     shown.page.wait_for_selector("#diff-overlay .scatterlayer .trace", state="attached")
     shown.wait_text("#diff-parts", "By line of code")
