@@ -7,22 +7,27 @@ import sys
 from typing import Any
 
 
-def import_hidden(name: str) -> Any:
+def import_hidden(name: str, *parts: str) -> Any:
     """Imports a module; one that the job has not imported leaves no trace in ``sys.modules`` or in its package.
 
-    Modules that it imports in turn stay hidden as well. A job that imports one of them later runs it anew.
+    A job that imports it later has one of its own.
+
+    Args:
+        name: The module.
+        parts: Modules that it imports in turn and that are to stay hidden, too. They are named, since all that is new
+            may be another thread's.
 
     Raises:
         ImportError: There is no such module.
     """
     if name in sys.modules:
         return sys.modules[name]
-    before = set(sys.modules)
+    fresh = [each for each in (name, *parts) if each not in sys.modules]
     try:
         return importlib.import_module(name)
     finally:
-        for fresh in [each for each in list(sys.modules) if each not in before]:
-            module = sys.modules.pop(fresh)
-            package, _, own = fresh.rpartition(".")
-            if package in sys.modules and vars(sys.modules[package]).get(own) is module:
+        for each in fresh:
+            module = sys.modules.pop(each, None)
+            package, _, own = each.rpartition(".")
+            if package in sys.modules and vars(sys.modules[package]).get(own, package) is module:
                 delattr(sys.modules[package], own)

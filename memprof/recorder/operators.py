@@ -6,12 +6,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from types import FrameType
 from typing import Any
 
 import torch
 
+from memprof.hidden_import import import_hidden
 from memprof.recorder import higher_order, repeats
 from memprof.recorder.log import RawLog
 from memprof.recorder.out_of_memory import is_out_of_memory
@@ -38,6 +39,7 @@ from memprof.trace.spool import (
 )
 
 _time_ns = time.time_ns
+_FLOP_COUNTER = "torch.utils.flop_counter"
 _current_node = torch._C._current_autograd_node
 _sequence_number = torch._C._autograd._get_sequence_nr
 _is_grad_enabled = torch.is_grad_enabled
@@ -87,9 +89,21 @@ class _Operator:
             self.flags |= FLAG_COLLECTIVE
         if str(operator) in ("aten._to_copy.default", "aten.copy_.default"):
             self.flags |= FLAG_COPY
-        from torch.utils.flop_counter import flop_registry
+        self.flop_formula = _flop_formulas().get(getattr(operator, "overloadpacket", None))
 
-        self.flop_formula = flop_registry.get(getattr(operator, "overloadpacket", None))
+
+def _flop_formulas() -> dict[Any, Callable[..., int]]:
+    """Returns torch's formulas by operator, with the job's own where it has imported their module."""
+    own = sys.modules.get(_FLOP_COUNTER)
+    formulas: dict[Any, Callable[..., int]] = (
+        getattr(own, "flop_registry", None) or _hidden_flop_counter().flop_registry
+    )
+    return formulas
+
+
+@cache
+def _hidden_flop_counter() -> Any:
+    return import_hidden(_FLOP_COUNTER, "torch.utils.module_tracker")
 
 
 class OperatorMode(SlidingMode):

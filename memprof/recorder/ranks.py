@@ -36,6 +36,6 @@ def _of_process_group() -> tuple[int, int] | None:
 def _clock() -> str:
     """Identifies the running system, whose clock containers share with it; the machine's name where it is not told."""
     try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()[:13]
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()[:13]
     except (OSError, ValueError):
         return platform.node()

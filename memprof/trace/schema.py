@@ -18,10 +18,12 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
-import numpy.typing as npt
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 #: Version of the tables below. A reader opens every version up to its own.
 #:
@@ -33,10 +35,11 @@ SCHEMA_VERSION = 1
 #: An id that points nowhere.
 NONE = -1
 
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
-Bools = npt.NDArray[np.bool_]
-Texts = npt.NDArray[np.object_]
+# As numpy.typing.NDArray has it, which the recorder does not import into the job.
+Ints = np.ndarray[tuple[Any, ...], np.dtype[np.int64]]
+Floats = np.ndarray[tuple[Any, ...], np.dtype[np.float64]]
+Bools = np.ndarray[tuple[Any, ...], np.dtype[np.bool_]]
+Texts = np.ndarray[tuple[Any, ...], np.dtype[np.object_]]
 
 PHASES = ("forward", "backward", "optimizer", "other")
 CATEGORIES = (

@@ -136,6 +136,7 @@ CASES = [
     # torch.
     plain("never_trains.py"),
     plain("torch_as_found.py"),
+    training("looks_at_modules.py"),
     plain("torch_is_broken.py", 1, environment={"PYTHONPATH": "broken_torch"}),
     training("trains.py"),
     Case(command("-u", "trains.py"), is_recorded=True),

@@ -12,13 +12,14 @@ from tests.conformance.test_conformance import CASES, Case
 
 #: Where a light recording does something of its own inside the job: hooks, sessions, threads, forks, its end.
 #: Of these, what `make test` runs; the others are left to `make test-all`.
-_QUICK = ("fails_in_backward.py hook", "forks.py")
+_QUICK = ("fails_in_backward.py hook", "forks.py", "looks_at_modules.py")
 _NAMES = (
     "compiles.py",
     "fails_in_backward.py",
     "forks.py",
     "holds_references.py",
     "interrupted.py",
+    "looks_at_modules.py",
     "own_modes.py",
     "own_profiler.py",
     "process_state.py",
