@@ -73,13 +73,16 @@ def describe_recording(result: PackResult, target: str) -> Verdict:
     what = steps if result.steps_recorded else "only the warm-up"
     of_ranks = f" in {len(trace.ranks)} processes" if compared is not None else ""
     of_worst = f" of rank {trace.rank}" if compared is not None and compared.peak and compared.peak.bytes else ""
+    has_operators = True
     try:
         finding = f": peak {_describe_peak(_find_peak(trace), of_worst)}"
     except BadInputError:
-        finding = " without a single operator"
+        finding, has_operators = " without a single operator", False
     did = f"recorded {what} of {target}{of_ranks}"
     if followed := describe_highest(trace):
         did = f"followed {target}{of_ranks}: {followed}. {what.capitalize()} in full"
+        if not has_operators:
+            did, finding = f"followed {target}{of_ranks}: {followed}. No step was recorded in full", ""
     is_dry = trace.manifest.backend.name == DRY_RUN
     if is_dry:
         did = f"dry-ran {what} of {target}{of_ranks}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -74,3 +76,20 @@ def test_policies_that_met_no_model_are_named() -> None:
     assert describe_missed(plan, {0}) == ["of the plan, no model called in training took: checkpoint b.*."]
     assert describe_missed(plan, set()) == ["the plan was not applied: no model of the job was called in training."]
     assert describe_missed(Plan(), set()) == []
+
+
+def test_a_light_run_that_the_jobs_own_profiler_had_throughout(tmp_path: Path) -> None:
+    """Its steps were counted; the sentence says that none was recorded in full, and of no warm-up."""
+    (tmp_path / "job.py").write_text(
+        "import torch\n"
+        "model = torch.nn.Linear(4, 4)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "with torch.profiler.profile():\n"
+        "    for _ in range(3):\n"
+        "        model(torch.ones(2, 4)).sum().backward()\n"
+        "        optimizer.step()\n"
+    )
+    words = [sys.executable, "-m", "memprof", "record", "--light", "-o", "run.memprof", "job.py"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "memprof: followed job.py: of 3 steps, step " in done.stderr
+    assert ". No step was recorded in full. run.memprof holds " in done.stderr
