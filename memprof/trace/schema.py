@@ -56,7 +56,7 @@ CATEGORIES = (
 )
 KINDS = ("compute", "copy", "collective", "allocation")
 ROLES = ("read", "write", "mutate")
-STEP_KINDS = ("warm_up", "recorded", "timed", "plain")
+STEP_KINDS = ("warm_up", "recorded", "timed", "plain", "skipped")
 PEAK_SOURCES = ("counted", "heard", "told")
 ACTIONS = (
     "alloc",
@@ -218,7 +218,7 @@ class Steps(Table):
     step: Ints = _int("number of the step in the job, 0 first")
     kind: Texts = _text(
         "recorded: operators and memory; warm_up: the same, before the window; timed: operator times only; "
-        "plain: nothing installed, step time only",
+        "plain: nothing installed, step time only; skipped: memory only, before the window or where it pauses",
         STEP_KINDS,
     )
     start_us: Floats = _float("when it began")

@@ -166,5 +166,5 @@ def test_scrubbing_leaves_no_machine_in_the_summaries() -> None:
 
     clean = scrubbed(trace_of({0: 4, 1: 6}, node="gpu07.example", clock="abc", world_size=2))
     assert set(clean.summary(Ranks).node) == {"…"}
-    assert set(clean.summary(Ranks).clock) == {"abc"}
+    assert set(clean.summary(Ranks).clock) == {"…"}  # the number of the machine's start; one alone needs none
     assert compare_ranks(clean).worst == 1

@@ -76,7 +76,6 @@ LIMITATIONS: dict[str, dict[str, str]] = {
         "weight_norm_in_the_middle": "a weight that is out is read by its own name, which is NaN or an error of torch",
     },
     "precision pure-bf16": {
-        "ema_of_the_model": "lerp between a float32 copy and bfloat16 weights: torch refuses two types",
         "teacher_by_hand": "lerp between a float32 copy and bfloat16 weights: torch refuses two types",
     },
 }
