@@ -72,10 +72,16 @@ OUT_OF_MEMORY = {
     "chained": 1,
 }
 
+#: What a thread of the profiler's library leaves to malloc would serve a request beyond the limit.
+ONE_ARENA = {"MALLOC_ARENA_MAX": "1"}
+
 CASES = [
     # Memory runs out: the same error, traceback and status, and a job that goes on has its memory back.
-    *(training(f"runs_out_of_memory.py {place}", status) for place, status in OUT_OF_MEMORY.items()),
-    plain("runs_out_of_memory.py build", 1),
+    *(
+        training(f"runs_out_of_memory.py {place}", status, environment=ONE_ARENA)
+        for place, status in OUT_OF_MEMORY.items()
+    ),
+    plain("runs_out_of_memory.py build", 1, environment=ONE_ARENA),
     # What a program is told about itself.
     plain("main_attributes.py"),
     plain("main_attributes.py one --two -- three -o -m"),
