@@ -48,9 +48,11 @@ class InBackward:
         self._own: set[int] = set()
         self._is_on = True
         self._stepping: torch.optim.Optimizer | None = None
+        self._job: Job | None = None
 
     def start(self, job: Job) -> None:
         """Puts the hooks in place."""
+        self._job = job
         self._own = {id(parameter) for parameter in job.model.parameters()}
         for one in self._known.values():
             for number, group in enumerate(one.optimizer.param_groups):
@@ -87,8 +89,9 @@ class InBackward:
             number = len(optimizer.param_groups) - 1
             given = optimizer.param_groups[number]["params"]
             is_known = id(optimizer) in self._known and self._known[id(optimizer)].optimizer is optimizer
-            if self._is_on and (is_known or any(id(one) in self._own or id(one) in self._owners for one in given)):
-                self._take(job, optimizer, number, given)
+            is_own = is_known or any(id(one) in self._own or id(one) in self._owners for one in given)
+            if self._is_on and self._job is not None and is_own:
+                self._take(self._job, optimizer, number, given)
 
         setattr(kind, "add_param_group", add_param_group)  # noqa: B010 - an assignment to a method is none to mypy
         job.on_undo(functools.partial(setattr, kind, "add_param_group", before))
@@ -167,10 +170,14 @@ class InBackward:
         self._is_on = False
 
     def _drop_used(self) -> None:
+        """Leaves nothing of the job: a function of torch that another job has wrapped since may keep this object."""
         for found in self._hooked.values():
             parameter = found()
             if parameter is not None and isinstance(parameter.grad, UsedGradient):
                 parameter.grad = None
+        self._job = None
+        for kept in (self._known, self._owners, self._hooked, self._updated, self._settings, self._own):
+            kept.clear()
 
     def _watch_backward(self, job: Job) -> None:
         """Says why a second backward over one graph fails, and refuses gradients that are never reset."""
