@@ -14,6 +14,9 @@ GPU_PYTHON ?=
 GPU_ARGS ?=
 GPU_VERSION ?= 3.12
 
+# These run in processes of their own: the models they leave alive would be in the recordings of other tests.
+APART := tests/policies/matrix tests/policies/test_averages.py tests/policies/test_copies.py
+
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
@@ -38,10 +41,12 @@ demo: $(READY) ## Record a small GPT, show what fills its memory, make it fit in
 	else echo "In a terminal, this ends in: $(BIN)/memprof dashboard demo.memprof demo-fits.memprof"; fi
 
 test: $(COMPLETE) ## Run the tests, all but the slow ones.
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(PYTEST_ARGS) $(APART)
+	$(BIN)/python -m pytest $(PYTEST_ARGS) $(addprefix --ignore=,$(APART))
 
 test-all: $(COMPLETE) ## Run the tests, the slow ones too.
-	$(BIN)/python -m pytest $(PYTEST_ARGS) -m ''
+	$(BIN)/python -m pytest $(PYTEST_ARGS) -m '' $(APART)
+	$(BIN)/python -m pytest $(PYTEST_ARGS) -m '' $(addprefix --ignore=,$(APART))
 
 check: $(COMPLETE) ## Run every check that reads the code: lint, format, types, import floors.
 	$(BIN)/ruff check
