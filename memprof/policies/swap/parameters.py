@@ -49,21 +49,20 @@ def swap_parameters(job: Job, names: Iterable[str], carrier: Carrier, minimum_by
         )
     parameters = {id(parameter): _Parameter(parameter, carrier) for parameter in owned}
     for module in chosen:
-        own = [parameters[id(p)] for p in module.parameters() if id(p) in parameters]
-        if own:
-            region = _Region(own)
+        region = _Region(parameters[id(p)] for p in module.parameters() if id(p) in parameters)
+        if region:
             job.wrap_forward(module, region.wrap)
             save: Any = module.register_state_dict_pre_hook(region.bring_in)  # type: ignore[no-untyped-call]
             load: Any = module.register_load_state_dict_pre_hook(region.bring_in)  # type: ignore[no-untyped-call]
             job.hide_hook(module, "_state_dict_pre_hooks", save)
             job.hide_hook(module, "_load_state_dict_pre_hooks", load)
     for module in job.model.modules():
-        own = [parameters[id(p)] for p in module.parameters(recurse=False) if id(p) in parameters]
+        own = _Region(parameters[id(p)] for p in module.parameters(recurse=False) if id(p) in parameters)
         if own:
-            job.before_copies(module, _Region(own).bring_in)
-            bring_in_for_casts(job, module, _Region(own).bring_in)
+            job.before_copies(module, own.bring_in)
+            bring_in_for_casts(job, module, own.bring_in)
     bring_in_for_readers(job, {key: each.bring_in for key, each in parameters.items()})
-    everything = _Region(list(parameters.values()))
+    everything = _Region(parameters.values())
     updates = _Updates(parameters)
     # Those of all optimizers, for the job may make another later.
     job.on_undo(register_optimizer_step_pre_hook(updates.before_step).remove)
@@ -158,8 +157,14 @@ class _Parameter:
 class _Region:
     """Parameters that come in and go out together."""
 
-    def __init__(self, parameters: list[_Parameter]) -> None:
-        self._parameters = parameters
+    def __init__(self, parameters: Iterable[_Parameter]) -> None:
+        self._parameters = dict.fromkeys(parameters)
+
+    def __len__(self) -> int:
+        return len(self._parameters)
+
+    def __contains__(self, parameter: _Parameter) -> bool:
+        return parameter in self._parameters
 
     def bring_in(self, *_: Any) -> None:
         for parameter in self._parameters:
@@ -200,8 +205,9 @@ class _Region:
                 parameter.stays |= torch._C._get_tracing_state() is not None
             try:
                 if not may_hook():
+                    leased = _leased()
                     for parameter in self._parameters:
-                        parameter.is_held |= torch.is_grad_enabled()
+                        parameter.is_held |= torch.is_grad_enabled() and parameter not in leased
                     return forward(*args, **kwargs)
                 with saved_tensors_hooks(self._pack, unpack):
                     return forward(*args, **kwargs)
@@ -217,6 +223,13 @@ class _Region:
                 if parameter.parameter.untyped_storage() is storage:
                     return _Lease(tensor, parameter)
         return Left(tensor)
+
+
+def _leased() -> _Region | tuple[()]:
+    """Returns the parameters that are saved as leases here: those of the region that the module called is in."""
+    top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda _: None)(True)
+    region = getattr(top[0], "__self__", None) if top else None
+    return region if isinstance(region, _Region) else ()
 
 
 class _Updates:
