@@ -32,7 +32,6 @@ class CopyGuard:
         before: Called before a copy is made: brings in what is elsewhere.
         changes: Change the state that a copy gets, a dict of its own.
         told: Called when a copy is made.
-        stands_for: The type that copies have, where the plan has given the object another.
         forward: The planned forward of a module, None where it has none.
     """
 
@@ -42,7 +41,6 @@ class CopyGuard:
         self.before: list[Callable[[], Any]] = []
         self.changes: list[Callable[[dict[str, Any]], None]] = []
         self.told: list[Callable[[], Any]] = []
-        self.stands_for: type[Any] | None = None
         self.forward: Any = None
         self._entries: list[tuple[str, Any, Any]] = []  # name, our function, and what stood there before
         self._users = 0
@@ -102,8 +100,6 @@ class CopyGuard:
         if not isinstance(reduced, tuple):
             return reduced
         parts = list(reduced)
-        if self.stands_for is not None:
-            parts[1] = tuple(self.stands_for if part is kind else part for part in parts[1])
         if len(parts) > 2:
             parts[2] = self._cleaned(given, parts[2])
         return tuple(parts)

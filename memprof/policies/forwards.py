@@ -108,20 +108,15 @@ def _method(planned: PlannedForward) -> Any:
 
     functools.update_wrapper(forward, function, updated=())
     forward.__name__ = _FORWARD  # by which a bound method is pickled
-    with suppress(TypeError, ValueError):  # nor does the job's own have one then
-        # Whoever does not follow __wrapped__, as inspect.getfullargspec, reads this.
-        forward.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
-    if own is not None and not isinstance(own, types.MethodType):
-        # A function of the instance has no self, which is taken from the signature of a method.
+    # A function of the instance has no self, which is taken from the signature of a method.
+    lacks_self = own is not None and not isinstance(own, types.MethodType)
+    if lacks_self:
         del forward.__wrapped__  # type: ignore[attr-defined]
-        _sign(forward, own)
+    with suppress(TypeError, ValueError):  # the job's own has no signature then, either
+        # Whoever does not follow __wrapped__, as inspect.getfullargspec, reads this.
+        signature = inspect.signature(function)
+        first = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)] if lacks_self else []
+        forward.__signature__ = signature.replace(  # type: ignore[attr-defined]
+            parameters=[*first, *signature.parameters.values()]
+        )
     return forward
-
-
-def _sign(forward: Any, own: Any) -> None:
-    try:
-        signature = inspect.signature(own)
-    except (TypeError, ValueError):
-        return  # nor does the job's own have one
-    first = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
-    forward.__signature__ = signature.replace(parameters=[first, *signature.parameters.values()])

@@ -25,6 +25,7 @@ from memprof.policies.accumulate.split import batch_size, micro_batches, split_b
 from memprof.policies.job import Job
 from memprof.policies.plan import Plan
 from memprof.policies.registry import policy_type
+from memprof.policies.replaced import cell_of_body
 from memprof.replay.live import live_bytes
 from memprof.trace.schema import Table
 from memprof.trace.step import Step
@@ -510,7 +511,7 @@ def test_undo_leaves_everything_as_it_was() -> None:
             dataloader._BaseDataLoaderIter.__next__,
             torch.autograd.backward,
             clip_grad._clip_grads_with_norm_,
-            torch.nn.utils.clip_grad_value_,
+            cell_of_body(clip_grad.clip_grad_value_).cell_contents,
             *(kind.step for kind in kinds),
         ]
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +19,7 @@ from memprof.policies.accumulate.policy import Accumulate
 from memprof.policies.accumulate.round import Round
 from memprof.policies.accumulate.watch import refuse_gradients_of_gradients, refuse_hooks, require_backward
 from memprof.policies.job import Job
+from memprof.policies.replaced import cell_of_body, replace
 
 _SCALER = torch.amp.GradScaler
 
@@ -118,14 +118,6 @@ def _begin(policy: Accumulate) -> _Shared:
     return shared
 
 
-def _replace(undo: ExitStack, owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
-    """Replaces an attribute by what is made from it, until undo."""
-    had_own = name in vars(owner)
-    before = getattr(owner, name)
-    setattr(owner, name, functools.wraps(before)(wrap(before)))
-    undo.callback(lambda: setattr(owner, name, before) if had_own else delattr(owner, name))
-
-
 def _weigh_gradients(undo: ExitStack, current: Round, gates: Gates) -> None:
     """Starts each backward with the micro-batch's share of the samples where it would start with 1.
 
@@ -148,7 +140,7 @@ def _weigh_gradients(undo: ExitStack, current: Round, gates: Gates) -> None:
 
         return backward
 
-    _replace(undo, torch.autograd, "backward", wrap)
+    undo.callback(replace(torch.autograd, "backward", wrap))
 
 
 def _weighed(tensors: Any, gradients: Any, weight: float) -> Any:
@@ -177,7 +169,7 @@ def _gate_model_zero_grad(undo: ExitStack, gates: Gates) -> None:
 
         return zero_grad
 
-    _replace(undo, torch.nn.Module, "zero_grad", wrap)
+    undo.callback(replace(torch.nn.Module, "zero_grad", wrap))
 
 
 def _gate_clipping(undo: ExitStack, gates: Gates) -> None:
@@ -192,16 +184,9 @@ def _gate_clipping(undo: ExitStack, gates: Gates) -> None:
 
         return clip
 
-    _replace(undo, clip_grad, "_clip_grads_with_norm_", wrap)
-    _replace(undo, torch.nn.utils, "clip_grads_with_norm_", wrap)
-    by_value = clip_grad.clip_grad_value_
-    for owner in (clip_grad, torch.nn.utils):
-        _replace(undo, owner, "clip_grad_value_", wrap)
-    # One who imported it by name has this very function, which calls what is in its closure.
-    cells = dict(zip(by_value.__code__.co_freevars, by_value.__closure__ or (), strict=True))
-    inner = cells["func"].cell_contents
-    cells["func"].cell_contents = wrap(inner)
-    undo.callback(lambda: setattr(cells["func"], "cell_contents", inner))
+    undo.callback(replace(clip_grad, "_clip_grads_with_norm_", wrap))
+    undo.callback(replace(torch.nn.utils, "clip_grads_with_norm_", wrap))
+    undo.callback(replace(cell_of_body(clip_grad.clip_grad_value_), "cell_contents", wrap))
 
 
 def _gate_scaler(undo: ExitStack, gates: Gates) -> None:
@@ -237,9 +222,9 @@ def _gate_scaler(undo: ExitStack, gates: Gates) -> None:
 
         return update
 
-    _replace(undo, _SCALER, "step", wrap_step)
-    _replace(undo, _SCALER, "unscale_", wrap_unscale)
-    _replace(undo, _SCALER, "update", wrap_update)
+    undo.callback(replace(_SCALER, "step", wrap_step))
+    undo.callback(replace(_SCALER, "unscale_", wrap_unscale))
+    undo.callback(replace(_SCALER, "update", wrap_update))
 
 
 def _gate_schedulers(undo: ExitStack, gates: Gates) -> None:
@@ -255,7 +240,7 @@ def _gate_schedulers(undo: ExitStack, gates: Gates) -> None:
 
     for kind in {LRScheduler, *_subclasses(LRScheduler)}:
         if "step" in vars(kind):
-            _replace(undo, kind, "step", wrap)
+            undo.callback(replace(kind, "step", wrap))
 
 
 def _subclasses(kind: type[Any]) -> Iterator[type[Any]]:

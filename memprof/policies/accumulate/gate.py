@@ -14,6 +14,7 @@ import torch
 from memprof.errors import PolicyError
 from memprof.policies.accumulate.round import Round
 from memprof.policies.accumulate.watch import Gradients, require_backward
+from memprof.policies.replaced import replace
 
 
 class OptimizerGate:
@@ -234,10 +235,9 @@ class Gates:
 
     def watch(self) -> None:
         """Holds back those made later, too: by their class, by deepcopy, by pickle."""
-        kind, gates = torch.optim.Optimizer, self
+        gates = self
 
         def wrap(before: Any) -> Any:
-            @functools.wraps(before)
             def made(optimizer: Any, *args: Any, **kwargs: Any) -> None:
                 before(optimizer, *args, **kwargs)
                 if gates.of(optimizer) is None:
@@ -246,9 +246,7 @@ class Gates:
             return made
 
         for name in ("__init__", "__setstate__"):
-            before = getattr(kind, name)
-            setattr(kind, name, wrap(before))
-            self._undo.callback(functools.partial(setattr, kind, name, before))
+            self._undo.callback(replace(torch.optim.Optimizer, name, wrap))
 
     def remove(self) -> None:
         """Lets every call through again."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from typing import Any
@@ -12,6 +11,7 @@ import torch
 from memprof.errors import PolicyError
 from memprof.policies.accumulate.round import Round
 from memprof.policies.own_types import OWN_TYPES
+from memprof.policies.replaced import replace
 
 
 class Gradients:
@@ -70,21 +70,21 @@ def refuse_hooks(parameters: Iterable[torch.Tensor]) -> None:
 
 def refuse_gradients_of_gradients(undo: ExitStack, current: Round) -> None:
     """Refuses losses made of gradients of the parameters, which are no mean over the samples of a batch."""
-    before = torch.autograd.grad
 
-    @functools.wraps(before)
-    def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        has_graph = kwargs.get("create_graph", args[2] if len(args) > 2 else False)
-        given = [inputs] if isinstance(inputs, torch.Tensor) else inputs
-        if has_graph and current.is_split and any(isinstance(each, torch.nn.Parameter) for each in given):
-            raise PolicyError(
-                "accumulate cannot split a loss that is made of gradients of the parameters (torch.autograd.grad with "
-                "create_graph=True): it is no mean over the samples. Train without accumulate."
-            )
-        return before(outputs, inputs, *args, **kwargs)
+    def wrap(before: Any) -> Any:
+        def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            has_graph = kwargs.get("create_graph", args[2] if len(args) > 2 else False)
+            given = [inputs] if isinstance(inputs, torch.Tensor) else inputs
+            if has_graph and current.is_split and any(isinstance(each, torch.nn.Parameter) for each in given):
+                raise PolicyError(
+                    "accumulate cannot split a loss that is made of gradients of the parameters (torch.autograd.grad "
+                    "with create_graph=True): it is no mean over the samples. Train without accumulate."
+                )
+            return before(outputs, inputs, *args, **kwargs)
 
-    torch.autograd.grad = grad
-    undo.callback(functools.partial(setattr, torch.autograd, "grad", before))
+        return grad
+
+    undo.callback(replace(torch.autograd, "grad", wrap))
 
 
 def require_backward(current: Round) -> None:

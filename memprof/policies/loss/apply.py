@@ -101,7 +101,7 @@ class _Loss:
         reason = self._reason_against(logits, target, weight, others)
         if reason is not None:
             if reason:
-                self._note(f"A cross-entropy was left to torch: {reason}.")
+                self._job.note(f"A cross-entropy was left to torch: {reason}.")
             if isinstance(logits, LazyLogits):
                 logits = logits.logits()
             return self.original(logits, target, weight, *others)  # type: ignore[no-any-return]
@@ -142,10 +142,6 @@ class _Loss:
         if not target.is_floating_point() and target.dtype != torch.int64:
             return f"its targets are {target.dtype}"
         return None
-
-    def _note(self, sentence: str) -> None:
-        if sentence not in self._job.notes:
-            self._job.note(sentence)
 
 
 #: The losses of all plans in force; calls go to the last one.

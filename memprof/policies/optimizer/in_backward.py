@@ -16,6 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from memprof.errors import PolicyError
 from memprof.policies.optimizer.updates import Updates
 from memprof.policies.optimizer.used import SECOND_BACKWARD, UsedGradient
+from memprof.policies.replaced import cell_of_body, replace
 
 if TYPE_CHECKING:
     from memprof.policies.job import Job
@@ -46,13 +47,10 @@ class InBackward:
         self._is_unreset = False
         self._caller: FrameType | None = None
         self._own: set[int] = set()
-        self._is_on = True
         self._stepping: torch.optim.Optimizer | None = None
-        self._job: Job | None = None
 
     def start(self, job: Job) -> None:
         """Puts the hooks in place."""
-        self._job = job
         self._own = {id(parameter) for parameter in job.model.parameters()}
         for one in self._known.values():
             for number, group in enumerate(one.optimizer.param_groups):
@@ -61,7 +59,6 @@ class InBackward:
         job.on_undo(register_optimizer_step_pre_hook(self._before_step).remove)
         job.on_undo(register_optimizer_step_post_hook(self._after_step).remove)
         job.on_undo(self._drop_used)
-        job.on_undo(self._switch_off)
         self._watch_backward(job)
         self._watch_resets(job)
         for name in ("clip_grad_norm_", "clip_grad_value_"):
@@ -80,21 +77,19 @@ class InBackward:
 
     def _watch_groups(self, job: Job) -> None:
         """Has groups that are added later, as those of a new optimizer are, updated inside backward."""
-        kind = torch.optim.Optimizer
-        before = kind.add_param_group
 
-        @functools.wraps(before)
-        def add_param_group(optimizer: torch.optim.Optimizer, param_group: dict[str, Any]) -> None:
-            before(optimizer, param_group)
-            number = len(optimizer.param_groups) - 1
-            given = optimizer.param_groups[number]["params"]
-            is_known = id(optimizer) in self._known and self._known[id(optimizer)].optimizer is optimizer
-            is_own = is_known or any(id(one) in self._own or id(one) in self._owners for one in given)
-            if self._is_on and self._job is not None and is_own:
-                self._take(self._job, optimizer, number, given)
+        def wrap(before: Any) -> Any:
+            def add_param_group(optimizer: torch.optim.Optimizer, param_group: dict[str, Any]) -> None:
+                before(optimizer, param_group)
+                number = len(optimizer.param_groups) - 1
+                given = optimizer.param_groups[number]["params"]
+                is_known = id(optimizer) in self._known and self._known[id(optimizer)].optimizer is optimizer
+                if is_known or any(id(one) in self._own or id(one) in self._owners for one in given):
+                    self._take(job, optimizer, number, given)
 
-        setattr(kind, "add_param_group", add_param_group)  # noqa: B010 - an assignment to a method is none to mypy
-        job.on_undo(functools.partial(setattr, kind, "add_param_group", before))
+            return add_param_group
+
+        job.on_undo(replace(torch.optim.Optimizer, "add_param_group", wrap))
 
     def _updates_of(self, job: Job, optimizer: torch.optim.Optimizer) -> Updates:
         one = self._known.get(id(optimizer))
@@ -165,46 +160,38 @@ class InBackward:
         self._is_unreset |= bool(self._updated & own)
         self._updated -= own
 
-    def _switch_off(self) -> None:
-        """Lets everything through where jobs are undone in another order than they were made in."""
-        self._is_on = False
-
     def _drop_used(self) -> None:
-        """Leaves nothing of the job: a function of torch that another job has wrapped since may keep this object."""
+        """Leaves no used gradient behind."""
         for found in self._hooked.values():
             parameter = found()
             if parameter is not None and isinstance(parameter.grad, UsedGradient):
                 parameter.grad = None
-        self._job = None
-        for kept in (self._known, self._owners, self._hooked, self._updated, self._settings, self._own):
-            kept.clear()
 
     def _watch_backward(self, job: Job) -> None:
         """Says why a second backward over one graph fails, and refuses gradients that are never reset."""
-        before = torch.autograd.backward
 
-        @functools.wraps(before)
-        def backward(*args: Any, **kwargs: Any) -> None:
-            if self._is_on and self._is_unreset and torch._C._current_graph_task_id() == -1:
-                self._caller = sys._getframe(1)
-            try:
-                before(*args, **kwargs)
-            except RuntimeError as error:
-                # The weights that it needs are others by now.
-                if self._is_on and self._updated and "modified by an inplace operation" in str(error):
-                    raise PolicyError(SECOND_BACKWARD) from error
-                raise
-            finally:
-                self._caller = None
+        def wrap(before: Any) -> Any:
+            def backward(*args: Any, **kwargs: Any) -> None:
+                if self._is_unreset and torch._C._current_graph_task_id() == -1:
+                    self._caller = sys._getframe(1)
+                try:
+                    before(*args, **kwargs)
+                except RuntimeError as error:
+                    # The weights that it needs are others by now.
+                    if self._updated and "modified by an inplace operation" in str(error):
+                        raise PolicyError(SECOND_BACKWARD) from error
+                    raise
+                finally:
+                    self._caller = None
 
-        torch.autograd.backward = backward
-        job.on_undo(functools.partial(setattr, torch.autograd, "backward", before))
+            return backward
+
+        job.on_undo(replace(torch.autograd, "backward", wrap))
 
     def _watch_resets(self, job: Job) -> None:
         """Notes that gradients were reset."""
 
         def wrap(before: Any) -> Any:
-            @functools.wraps(before)
             def zero_grad(*args: Any, **kwargs: Any) -> None:
                 self._is_unreset = False
                 before(*args, **kwargs)
@@ -212,44 +199,39 @@ class InBackward:
             return zero_grad
 
         for kind in (torch.optim.Optimizer, torch.nn.Module):
-            before = kind.zero_grad
-            setattr(kind, "zero_grad", wrap(before))  # noqa: B010 - an assignment to a method is none to mypy
-            job.on_undo(functools.partial(setattr, kind, "zero_grad", before))
+            job.on_undo(replace(kind, "zero_grad", wrap))
 
     def _refuse_clipping(self, job: Job, name: str) -> None:
         """Refuses a call on gradients that are gone, also of those who imported the function before."""
-        function = getattr(clip_grad, name)
-        while "func" not in function.__code__.co_freevars:  # another policy's
-            function = function.__wrapped__
-        cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
-        before = cells["func"].cell_contents
 
-        def clip(parameters: Any, *args: Any, **kwargs: Any) -> Any:
-            given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-            if self._is_on and any(id(parameter) in self._hooked for parameter in given):
-                raise PolicyError(
-                    f"torch.nn.utils.{name} was called: step-in-backward cannot clip gradients, for it has used them "
-                    "already. Leave in_backward out, or do not clip."
-                )
-            return before(given, *args, **kwargs)
+        def wrap(before: Any) -> Any:
+            def clip(parameters: Any, *args: Any, **kwargs: Any) -> Any:
+                given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+                if any(id(parameter) in self._hooked for parameter in given):
+                    raise PolicyError(
+                        f"torch.nn.utils.{name} was called: step-in-backward cannot clip gradients, for it has used "
+                        "them already. Leave in_backward out, or do not clip."
+                    )
+                return before(given, *args, **kwargs)
 
-        cells["func"].cell_contents = clip
-        job.on_undo(lambda: setattr(cells["func"], "cell_contents", before))
+            return clip
+
+        job.on_undo(replace(cell_of_body(getattr(clip_grad, name)), "cell_contents", wrap))
 
     def _refuse_scaling(self, job: Job) -> None:
-        scaler = torch.amp.GradScaler
-        before = scaler.scale
 
-        def scale(given: Any, outputs: Any) -> Any:
-            if self._is_on and given.is_enabled():
-                raise PolicyError(
-                    "A GradScaler scales the loss: step-in-backward would update with scaled gradients. Use bf16, "
-                    "which needs no scaling, or leave in_backward out."
-                )
-            return before(given, outputs)
+        def wrap(before: Any) -> Any:
+            def scale(scaler: Any, outputs: Any) -> Any:
+                if scaler.is_enabled():
+                    raise PolicyError(
+                        "A GradScaler scales the loss: step-in-backward would update with scaled gradients. Use bf16, "
+                        "which needs no scaling, or leave in_backward out."
+                    )
+                return before(scaler, outputs)
 
-        scaler.scale = scale  # type: ignore[method-assign, assignment]
-        job.on_undo(lambda: setattr(scaler, "scale", before))
+            return scale
+
+        job.on_undo(replace(torch.amp.GradScaler, "scale", wrap))
 
 
 def _require_reset(frame: FrameType | None) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ import torch
 from torch.optim.swa_utils import AveragedModel
 
 from memprof.errors import PolicyError
+from memprof.policies.replaced import replace
 
 if TYPE_CHECKING:
     from memprof.policies.job import Job
@@ -66,19 +66,14 @@ def _lengthen_copies(job: Job, tensors: list[torch.Tensor], dtype: torch.dtype) 
 
 def _lengthen_averages(job: Job, longer: _Longer) -> None:
     """Has torch's AveragedModel, whose averages are in float32, average float32 weights: it takes no others."""
-    before = AveragedModel.update_parameters
 
-    @functools.wraps(before)
-    def update_parameters(self: Any, model: Any) -> None:
-        read: Any = _Lengthened(model, longer)
-        before(self, read)
+    def wrap(before: Any) -> Any:
+        def update_parameters(self: Any, model: Any) -> None:
+            before(self, _Lengthened(model, longer))
 
-    def restore() -> None:
-        if AveragedModel.update_parameters is update_parameters:
-            AveragedModel.update_parameters = before  # type: ignore[method-assign]
+        return update_parameters
 
-    AveragedModel.update_parameters = update_parameters  # type: ignore[method-assign]
-    job.on_undo(restore)
+    job.on_undo(replace(AveragedModel, "update_parameters", wrap))
 
 
 class _Lengthened:

@@ -18,6 +18,7 @@ import torch
 
 from memprof.errors import PolicyError
 from memprof.policies.own_types import is_in_transform
+from memprof.policies.replaced import replace
 
 if TYPE_CHECKING:
     from memprof.policies.job import Job
@@ -35,7 +36,6 @@ class LossScaling:
         self._refresh()
         self._is_scaled = False
         self._task = -1
-        self._is_on = True
         self._hooked: dict[int, tuple[weakref.ref[torch.Tensor], Any]] = {}
         self.watch(job.model.parameters())
         job.on_undo(self._unhook)
@@ -62,7 +62,6 @@ class LossScaling:
         for _, hook in self._hooked.values():
             hook.remove()
         self._hooked.clear()
-        self._is_on = False
 
     def enter(self, tensor: torch.Tensor) -> torch.Tensor:
         """Wraps an input of the model, so that its gradient leaves unscaled."""
@@ -105,18 +104,15 @@ class LossScaling:
         """Looks at what is differentiated, before it is."""
 
         def checked(before: Any) -> Any:
-            @functools.wraps(before)
             def differentiate(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-                if self._is_on and torch._C._current_graph_task_id() == -1:
+                if torch._C._current_graph_task_id() == -1:
                     self._require_outputs([tensors] if isinstance(tensors, torch.Tensor) else list(tensors))
                 return before(tensors, *args, **kwargs)
 
             return differentiate
 
         for name in ("backward", "grad"):
-            before = getattr(torch.autograd, name)
-            setattr(torch.autograd, name, checked(before))
-            job.on_undo(functools.partial(setattr, torch.autograd, name, before))
+            job.on_undo(replace(torch.autograd, name, checked))
 
     def _require_outputs(self, roots: list[torch.Tensor]) -> None:
         """Makes sure that a loss reaches parameters through the model's outputs alone, where its gradient is scaled.

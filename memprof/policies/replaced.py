@@ -1,0 +1,87 @@
+"""Functions of torch that plans have put layers around: the layers may be taken away in any order."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import CellType
+from typing import Any
+
+Wrap = Callable[[Any], Any]
+
+
+def replace(owner: Any, name: str, wrap: Wrap) -> Callable[[], None]:
+    """Replaces a function by one made from it.
+
+    Args:
+        owner: What has it: a module or a class of torch, or a cell.
+        name: Its name there; ``cell_contents`` for a cell.
+        wrap: Given the function as it is, returns the new one; called again when a layer inside is taken away.
+
+    Returns:
+        What takes this layer away; those that were put around it since stay, also those of other libraries.
+    """
+    current = getattr(owner, name)
+    replaced = getattr(current, "replaced", None)
+    # Other libraries that wrap ours copy its attributes.
+    if not isinstance(replaced, _Replaced) or replaced.function is not current:
+        replaced = _Replaced(owner, name)
+    return replaced.add(wrap)
+
+
+def cell_of_body(function: Any) -> CellType:
+    """Returns where a function of ``torch.nn.utils.clip_grad`` has what it runs under ``no_grad``.
+
+    A script that has imported the function by its name calls what is in this cell, too.
+    """
+    while "func" not in function.__code__.co_freevars:
+        function = function.__wrapped__
+    cells: dict[str, CellType] = dict(zip(function.__code__.co_freevars, function.__closure__, strict=True))
+    return cells["func"]
+
+
+@dataclass(eq=False)
+class _Layer:
+    wrap: Wrap
+
+
+class _Replaced:
+    """One function and the layers around it.
+
+    Attributes:
+        function: What stands in its place.
+    """
+
+    def __init__(self, owner: Any, name: str) -> None:
+        """Puts a function in place that does what the old one does."""
+        self._owner, self._name = owner, name
+        self._is_own = isinstance(owner, CellType) or name in vars(owner)
+        self._before = self._outermost = getattr(owner, name)
+        self._layers: list[_Layer] = []
+
+        @functools.wraps(self._before)
+        def function(*args: Any, **kwargs: Any) -> Any:
+            return self._outermost(*args, **kwargs)
+
+        function.replaced = self  # type: ignore[attr-defined]
+        self.function = function
+        setattr(owner, name, function)
+
+    def add(self, wrap: Wrap) -> Callable[[], None]:
+        """Puts a layer around the others, and returns what takes it away."""
+        layer = _Layer(wrap)
+        self._layers.append(layer)
+        self._outermost = wrap(self._outermost)
+        return functools.partial(self._remove, layer)
+
+    def _remove(self, layer: _Layer) -> None:
+        self._layers.remove(layer)
+        self._outermost = self._before
+        for each in self._layers:
+            self._outermost = each.wrap(self._outermost)
+        if not self._layers and getattr(self._owner, self._name) is self.function:
+            if self._is_own:
+                setattr(self._owner, self._name, self._before)
+            else:
+                delattr(self._owner, self._name)
