@@ -20,7 +20,7 @@ class UsageError(MemprofError):
 
 
 class OutputError(UsageError, OSError):
-    """What was to be written cannot be: no such folder, no permission, a place that is no file (exit code 2).
+    """What was to be written cannot be: no such folder, no permission, a place that cannot hold a file (exit code 2).
 
     It is an ``OSError`` too, so that whoever writes best-effort catches both alike.
 

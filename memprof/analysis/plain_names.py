@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import PurePosixPath, PureWindowsPath
 
 #: What stands where something was taken out.
 GONE = "…"
@@ -33,6 +34,11 @@ zip x so
 _WORDS = frozenset(_TEXT.split())
 _PARTS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+|[^A-Za-z\d]+")
 _ORDINARY = re.compile(r"[\s_.\-/()\[\]<>:#+]*")
+
+
+def name_of(path: str) -> str:
+    """Returns the last part of a path as Windows or POSIX writes it."""
+    return PureWindowsPath(path).name if "\\" in path else PurePosixPath(path).name
 
 
 def plain_name(name: str) -> str:

@@ -13,12 +13,12 @@ import platform
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path, PurePosixPath, PureWindowsPath
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
-from memprof.analysis.plain_names import GONE, is_plain, plain_name
+from memprof.analysis.plain_names import GONE, is_plain, name_of, plain_name
 from memprof.analysis.scrub_command import scrub_command, values_of
 from memprof.analysis.sources import find_sources, is_library
 from memprof.trace.columns import Coded
@@ -249,10 +249,10 @@ def _place(file: str, place: str, people: re.Pattern[str] | None, taken: set[str
         shown = file if file.startswith("<") else plain_name(file)
     elif is_library(file) or _INSTALLED.search(file):
         found = _LIBRARY_PART.match(file)
-        part = found[1] if found else _name_of(file)
+        part = found[1] if found else name_of(file)
         shown = f"{GONE}/{_INDUCTOR.sub('torchinductor_', part)}"
     else:
-        shown = plain_name(_name_of(place) if _is_absolute(place) else place)
+        shown = plain_name(name_of(place) if _is_absolute(place) else place)
     shown = people.sub(GONE, shown) if people is not None else shown
     unique, count = shown, 1
     while unique in taken:
@@ -268,7 +268,7 @@ def _scrub_manifest(manifest: Manifest, rules: _Rules) -> Manifest:
     return replace(
         manifest,
         command=scrub_command(manifest.command, manifest.target, rules.names),
-        target=rules.file(_name_of(manifest.target)),
+        target=rules.file(name_of(manifest.target)),
         notes=(*(rules.sentence(note) for note in manifest.notes), _SAYS_SO),
         plan=None if manifest.plan is None else _inside(manifest.plan, rules.text),
         capture=replace(capture, ends_at=rules.names(capture.ends_at), reason=rules.sentence(capture.reason)),
@@ -326,13 +326,9 @@ def _is_absolute(path: str) -> bool:
     return path.startswith(("/", "~", "\\\\")) or re.match(r"[A-Za-z]:[\\/]|file:", path) is not None
 
 
-def _name_of(path: str) -> str:
-    return PureWindowsPath(path).name if "\\" in path else PurePosixPath(path).name
-
-
 def _last_part(path: str) -> str:
     """Returns what is left of a path: the name of a file, nothing of a folder or an address of the net."""
-    name = _name_of(path)
+    name = name_of(path)
     is_file = "://" not in path and re.fullmatch(r"[^.].*\.[A-Za-z]\w{0,8}", name) is not None
     return f"{GONE}/{name}" if is_file else GONE
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import PurePosixPath, PureWindowsPath
 
-from memprof.analysis.plain_names import GONE, plain_name
+from memprof.analysis.plain_names import GONE, name_of, plain_name
 
 _OPTION = re.compile(r"--?[A-Za-z][\w.-]*")
 _SHORT = re.compile(r"-[A-Za-z]{1,2}")
@@ -26,7 +25,7 @@ def scrub_command(command: Sequence[str], target: str, names: Callable[[str], st
     shown = []
     for place, word in enumerate(command):
         if place in (0, script):
-            shown.append(names(plain_name(_name_of(word))))
+            shown.append(names(plain_name(name_of(word))))
         elif pair := _PAIR.fullmatch(word):
             # An option's name is the program's; what stands before another = may be anybody's.
             shown.append(f"{names(pair[1] if word.startswith('-') else plain_name(pair[1]))}={GONE}")
@@ -56,9 +55,5 @@ def _place_of(command: Sequence[str], target: str) -> int:
     """Returns which word is the script or module; -1 where it cannot be told from an argument."""
     if target in command[1:]:
         return 1 + list(command[1:]).index(target)
-    is_python = bool(command) and _name_of(command[0]).startswith("python")
+    is_python = bool(command) and name_of(command[0]).startswith("python")
     return 1 if is_python and len(command) > 1 and command[1].endswith(".py") else -1
-
-
-def _name_of(path: str) -> str:
-    return PureWindowsPath(path).name if "\\" in path else PurePosixPath(path).name

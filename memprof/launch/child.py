@@ -106,13 +106,12 @@ def _start(spool: Path, window: Window | None, dry: DryRun | None = None, *, is_
 
 
 def _start_in_child(spool: Path, window: Window | None) -> None:
+    """Records a forked child by itself: it may be a rank that trains; a data loader's worker never calls a model."""
     # Where the parent's window is over, its allocator has kept no table since.
     is_late = not AllocatorTable.is_kept()
     if _recorder is not None:
         _recorder.abandon()
-    _start(
-        spool, window, is_late=is_late
-    )  # the child may be a rank that trains; a data loader's worker never calls a model
+    _start(spool, window, is_late=is_late)
 
 
 def _finish(spool: Path) -> None:

@@ -53,7 +53,7 @@ def claim_output(target: Target, settings: Settings, part: str | None = None) ->
         check_address(address_of(settings.address, part), force=settings.force)
     if settings.output is not None:
         output = with_part(settings.output, part)
-        _refuse_what_is_there(output, force=settings.force)
+        _make_room(output, force=settings.force)
         _make_spool(output)
         return output
     stem = f"{target.stem}.{time.strftime('%Y%m%d-%H%M%S')}"
@@ -130,14 +130,13 @@ def add_speed(spool: Path, speed: Speed) -> None:
         fresh.unlink(missing_ok=True)
 
 
-def refuse_what_is_there(path: Path, *, force: bool) -> None:
-    """Refuses to write where something is that may not be replaced.
+def refuse_taken(path: Path, *, force: bool) -> None:
+    """Refuses a name that is taken by something that may not be replaced.
 
-    A recording grows in a folder beside its file and is packed in the end, so it goes to a file: not to a device or a
-    pipe.
+    A recording grows in a folder beside its file and is packed at the end, so it cannot go to a device or a pipe.
 
     Raises:
-        CannotStartError: A file is there already and may not be replaced, or something that is no file.
+        CannotStartError: A file is there already and may not be replaced, or a device, pipe, socket or folder is.
     """
     try:
         place = find_place(path)
@@ -148,11 +147,16 @@ def refuse_what_is_there(path: Path, *, force: bool) -> None:
         raise CannotStartError(str(error)) from None
 
 
-def _refuse_what_is_there(output: Path, *, force: bool) -> None:
+def _make_room(output: Path, *, force: bool) -> None:
+    """Removes an older recording's spool where it may be replaced.
+
+    Raises:
+        CannotStartError: The name is taken.
+    """
     spool = spool_of(output)
     if output.is_dir():
         raise CannotStartError(f"{output} is a folder. Name a file: -o {output / 'run.memprof'}")
-    refuse_what_is_there(output, force=force)
+    refuse_taken(output, force=force)
     if not spool.exists():
         return
     if _is_being_written(spool):

@@ -141,7 +141,7 @@ _SCRIPT_IN = re.compile(r"(?<![^\s'\";|&(])[^\s'\";|&=()]+\.py(?![\w.])")
 
 
 def _script_in(program: str) -> str:
-    """Picks the script out of what a shell is given to run; "" where there is none, or the word is no program."""
+    """Returns the script that a shell command runs; "" if the word is not a command or runs no script."""
     if not any(map(str.isspace, program)) or os.path.exists(program):
         return ""
     module, script = _MODULE_IN.search(program), _SCRIPT_IN.search(program)

@@ -6,10 +6,9 @@ import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from pathlib import Path
 from typing import Any
 
-import torch
+from memprof.recorder.torch_library import find_variable, open_library
 
 _LIBRARIES = ("libc10.so", "libc10.dylib", "c10.dll")
 _ERRORS = 2
@@ -18,23 +17,12 @@ _ERRORS = 2
 @cache
 def core_library() -> Any:
     """Returns torch's core library as ctypes opens it, None where it is not found."""
-    folder = Path(torch.__file__).parent / "lib"
-    for library in _LIBRARIES:
-        if (folder / library).exists():
-            try:
-                return ctypes.CDLL(str(folder / library))
-            except OSError:
-                return None
-    return None
+    return open_library(_LIBRARIES)
 
 
 def core_flag(name: str, kind: Any) -> Any:
     """Returns a variable of the core library, None where it has none of that name."""
-    library = core_library()
-    try:
-        return None if library is None else kind.in_dll(library, name)
-    except ValueError:
-        return None
+    return find_variable(core_library(), name, kind)
 
 
 def log_level() -> Any:

@@ -16,10 +16,9 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from pathlib import Path
 from typing import Any
 
-import torch
+from memprof.recorder.torch_library import find_variable, open_library
 
 _LIBRARIES = ("libtorch_cpu.so", "libtorch_cpu.dylib")
 _API = "_ZN9libkineto3apiEv"
@@ -54,9 +53,9 @@ class Kineto:
         self._is_active = _function(library, _IS_ACTIVE, ctypes.c_bool, ctypes.c_void_p)
         self._loader = _function(library, _LOADER, ctypes.c_void_p)
         self._stop_thread = _function(library, _STOP_THREAD, None, ctypes.c_void_p)
-        self._severity = _data(library, _SEVERITY, ctypes.c_int)
+        self._severity = find_variable(library, _SEVERITY, ctypes.c_int)
         self._suppress = _function(library, _SUPPRESS, None)
-        table = _data(library, _PROXY_TABLE, ctypes.c_void_p)
+        table = find_variable(library, _PROXY_TABLE, ctypes.c_void_p)
         self._proxy_table = 0 if table is None else ctypes.addressof(table) + _TABLE_START * _WORD
 
     @property
@@ -122,14 +121,7 @@ class Kineto:
 @cache
 def kineto() -> Kineto:
     """Returns the library that this process has loaded with torch."""
-    folder = Path(torch.__file__).parent / "lib"
-    for name in _LIBRARIES:
-        if (folder / name).exists():
-            try:
-                return Kineto(ctypes.CDLL(str(folder / name)))
-            except OSError:
-                break
-    return Kineto(None)
+    return Kineto(open_library(_LIBRARIES))
 
 
 def _word(address: int, place: int) -> int:
@@ -141,10 +133,3 @@ def _function(library: Any, name: str, result: Any, *arguments: Any) -> Any:
     if found is not None:
         found.restype, found.argtypes = result, list(arguments)
     return found
-
-
-def _data(library: Any, name: str, kind: Any) -> Any:
-    try:
-        return None if library is None else kind.in_dll(library, name)
-    except ValueError:
-        return None

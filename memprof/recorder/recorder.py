@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import traceback
 import weakref
 from collections.abc import Callable
 from functools import partial
@@ -15,6 +14,7 @@ import torch
 
 from memprof.recorder.aside import StepsAside
 from memprof.recorder.construction import is_within_constructor
+from memprof.recorder.faults import explain_fault, write_fault
 from memprof.recorder.modules import ModuleCallObserver
 from memprof.recorder.native import AllocatorTable
 from memprof.recorder.observation import Observation
@@ -29,9 +29,6 @@ from memprof.recorder.tracebacks import clean_uncaught, remove_own_frames
 from memprof.recorder.untraced import untraced
 from memprof.recorder.update_hooks import UpdateHooks
 from memprof.recorder.window import Watch, Window
-from memprof.trace.masking import mask_text
-from memprof.trace.private_file import write_private
-from memprof.trace.size_limit import FileSizeLimitError
 
 if TYPE_CHECKING:
     from memprof.recorder.dry.run import DryRun
@@ -382,13 +379,9 @@ class Recorder:
         """Gives up recording after a fault of its own; the job goes on."""
         if self.failure:
             return
-        is_limit = isinstance(error, FileSizeLimitError)
-        self.failure = str(error) if is_limit else mask_text("".join(traceback.format_exception(error)))
+        self.failure = explain_fault(error)
         try:
-            if self._observation is not None:
-                self._observation.give_up(self.failure)
-            else:
-                write_private(self._folder.parent / f"recorder-{os.getpid()}.log", self.failure)
+            write_fault(self.failure, self._observation, self._folder)
             self._remove()
         except Exception as second:  # noqa: BLE001 - a full disk fails twice; the job must not hear of it
             self.failure += f"\nand then: {second!r}"

@@ -29,7 +29,7 @@ _KINDS = ((stat.S_ISCHR, "a device"), (stat.S_ISBLK, "a device"), (stat.S_ISSOCK
 
 
 def refuse_special(path: Path, *, pipes: bool = False) -> None:
-    """Refuses what is no file: reading a device may never end, and opening a pipe may wait for ever.
+    """Refuses devices, pipes and sockets: reading a device may never end, and opening a pipe may wait for ever.
 
     Args:
         path: What was named. Where nothing is, that is left to whoever opens it.
@@ -60,7 +60,7 @@ def read_bytes(
         on_start: Looks at the first of them and raises where the rest need not be read.
 
     Raises:
-        BadInputError: It is no file, holds more, or is a pipe that nothing comes from.
+        BadInputError: It is not a regular file, holds more than that, or is a pipe to which nobody writes.
         OSError: It is not there, or cannot be read.
     """
     refuse_special(path, pipes=True)
@@ -94,7 +94,7 @@ def read_text(path: Path, limit_bytes: int = TEXT_LIMIT_BYTES) -> str:
     except UnicodeDecodeError as error:
         raise BadInputError(f"{path} is no text in UTF-8: byte {error.start} is not.") from None
     if "\0" in text:
-        raise BadInputError(f"{path} holds null characters: it is no text.")
+        raise BadInputError(f"{path} holds null characters and so is not text.")
     return text
 
 

@@ -1,4 +1,4 @@
-"""A file that is written whole or not at all; what is no file is written through, and never replaced."""
+"""Writes a file whole or not at all; devices, pipes and sockets are written to and never replaced."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from memprof.errors import OutputError
 from memprof.trace.place import Place, cannot_write, find_place, refuse_protected
 from memprof.trace.private_file import open_private
 
-#: Of what is written through, so many bytes are held in memory; more go to a temporary file first.
+#: Bytes held in memory while writing to a device or a pipe; beyond that a temporary file holds them.
 _IN_MEMORY_BYTES = 64 << 20
 
 

@@ -34,7 +34,7 @@ def whole_folder(path: Path, *, is_private: bool = False) -> Iterator[Path]:
     with translated(path):
         target = path.resolve()
     if os.path.lexists(target) and not target.is_dir():
-        raise OutputError(f"{path} is no folder, and stays: choose another name.")
+        raise OutputError(f"{path} is not a folder and was left alone. Choose another name.")
     with translated(path), _filled(target, is_private=is_private) as folder:
         yield folder
 

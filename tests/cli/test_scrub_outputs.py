@@ -152,6 +152,6 @@ def test_the_canaries_are_there_without_it(
 
 
 def test_the_nodes_of_ranks_stay_apart(recording: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """Which ranks shared a machine is told by numbers."""
+    """Machines are numbered, so that the ranks that shared one can still be seen."""
     made = json.loads(written(recording, "ranks.json", OUTPUTS["ranks.json"], tmp_path, capsys))
     assert {one["node"] for one in made["ranks"]} == {"node 1", "node 2"}

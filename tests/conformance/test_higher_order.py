@@ -91,7 +91,7 @@ def test_a_dry_run_takes_them(parts: tuple[str, ...], tmp_path: Path) -> None:
     words = [*_RECORD[:-1], str(output), "--dry-run", *running.WINDOW, "higher_order.py", *parts]
     done = subprocess.run(words, cwd=running.SCRIPTS, capture_output=True, text=True, timeout=300, check=False)
     if "opaque" in parts:
-        # Which shapes it returns is told by nobody: refused in one sentence that names it.
+        # Nothing gives the shapes that it returns: it is refused in one sentence that names it.
         assert done.returncode != 0
         assert "Traceback" not in done.stderr
         assert "opaque_of_the_job cannot be dry-run: it is a higher-order operator" in done.stderr

@@ -292,6 +292,6 @@ def test_a_link_to_a_folder_stays_and_its_folder_is_written(tmp_path: Path) -> N
         (folder / "new").write_text("x")
     assert ((tmp_path / "link").is_symlink(), left_in(tmp_path / "target")) == (True, ["new"])
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(OutputError, match="is no folder, and stays"), whole_folder(tmp_path / "pipe"):
+    with pytest.raises(OutputError, match="is not a folder and was left alone"), whole_folder(tmp_path / "pipe"):
         pass
     assert left_in(tmp_path) == ["link", "pipe", "target"]

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from memprof.launch.output import refuse_what_is_there, spool_of
+from memprof.launch.output import refuse_taken, spool_of
 from memprof.launch.target import CannotStartError
 
 _PLAN = ".toml"
@@ -63,7 +63,7 @@ def claim_outputs(output: Path | None, stem: str, *, force: bool) -> Outputs:
     else:
         outputs = Outputs(output / "plan.toml", output / "run.memprof", output / "head.memprof", output)
     for path in (outputs.plan, outputs.run, outputs.head):
-        refuse_what_is_there(path, force=force)
+        refuse_taken(path, force=force)
     try:
         if outputs.folder is not None:
             outputs.folder.mkdir(exist_ok=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import traceback
 import weakref
 from collections.abc import Callable
 from functools import partial
@@ -13,6 +12,7 @@ from typing import Any
 
 import torch
 
+from memprof.recorder.faults import explain_fault, write_fault
 from memprof.recorder.light.count import AllocatorCount
 from memprof.recorder.light.observation import LightCall, LightObservation
 from memprof.recorder.light.thread_end import ThreadEnd
@@ -26,9 +26,6 @@ from memprof.recorder.rounds import OptimizerRounds
 from memprof.recorder.sessions import clear_leftovers
 from memprof.recorder.tracebacks import remove_own_frames
 from memprof.recorder.update_hooks import UpdateHooks
-from memprof.trace.masking import mask_text
-from memprof.trace.private_file import write_private
-from memprof.trace.size_limit import FileSizeLimitError
 
 
 class LightRecorder:
@@ -275,14 +272,10 @@ class LightRecorder:
         """Gives up recording after a fault of its own; the job goes on."""
         if self.failure:
             return
-        is_limit = isinstance(error, FileSizeLimitError)
-        self.failure = str(error) if is_limit else mask_text("".join(traceback.format_exception(error)))
+        self.failure = explain_fault(error)
         self._is_over = True
         try:
-            if self._observation is not None:
-                self._observation.give_up(self.failure)
-            else:
-                write_private(self._folder.parent / f"recorder-{os.getpid()}.log", self.failure)
+            write_fault(self.failure, self._observation, self._folder)
             self._remove()
         except Exception as second:  # noqa: BLE001 - a full disk fails twice; the job must not hear of it
             self.failure += f"\nand then: {second!r}"

@@ -24,8 +24,7 @@ _OPTIMIZER = "Optimizer.step#"
 _PROFILER_STEP = re.compile(r"^ProfilerStep#?\*?(\d*)")
 
 
-#: At most one object or list in so many bytes. Real traces hold one in 30 or fewer, and one takes 60 bytes of memory
-#: or more.
+#: Fewest bytes of text per object or list. Real traces have 30 or more; each takes at least 60 bytes of memory.
 _BYTES_PER_CONTAINER = 8
 _FEW_CONTAINERS = 10_000
 

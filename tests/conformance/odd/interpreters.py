@@ -29,7 +29,7 @@ INTERPRETERS = [
     shell("python -c", "{command} {python} -c 'import surroundings; surroundings.look(); print(__spec__)' one -c two"),
     shell("python -VV", "{command} {python} -VV"),
     shell("an unknown flag", "{command} {python} -Z", 2),
-    # Programs that are no file.
+    # Programs that do not come from a file.
     shell("a program on standard input", "echo 'import sys; print(sys.argv, __name__)' | {run} - one"),
     shell("a command's standard input", "{command} {python} - one two < in_turn.py"),
     shell("a device as program", "echo 'import sys; print(sys.argv, __file__)' | {run} /dev/stdin one"),

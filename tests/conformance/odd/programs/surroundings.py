@@ -40,7 +40,7 @@ def streams():
 
 
 def terminal():
-    """What a terminal's owner sees: it is in the foreground, is told of the size, and reads lines as typed."""
+    """In a terminal: the job is in the foreground, gets SIGWINCH, and reads lines as they are typed."""
     print([os.isatty(number) for number in range(3)], os.get_terminal_size())
     print(os.tcgetpgrp(0) == os.getpgrp(), os.ttyname(0) == os.ttyname(1), input("name? "))
 
