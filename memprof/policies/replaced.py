@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import CellType
 from typing import Any
+
+from torch.utils.hooks import RemovableHandle
 
 Wrap = Callable[[Any], Any]
 
@@ -28,6 +31,66 @@ def replace(owner: Any, name: str, wrap: Wrap) -> Callable[[], None]:
     if not isinstance(replaced, _Replaced) or replaced.function is not current:
         replaced = _Replaced(owner, name)
     return replaced.add(wrap)
+
+
+def replace_weakly(owner: Any, name: str, method: Any) -> Callable[[], Any]:
+    """Replaces a function by a bound method for as long as its object lives.
+
+    What is put into torch stays there for the whole process. It must not keep alive a model that the job has dropped.
+
+    Args:
+        owner: What has the function, as for `replace`.
+        name: Its name there.
+        method: Called with the function as it is, and with the arguments of the call.
+
+    Returns:
+        What takes it away.
+    """
+    reference = weakref.WeakMethod(method)
+
+    def wrap(before: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            alive = reference()
+            return before(*args, **kwargs) if alive is None else alive(before, *args, **kwargs)
+
+        return call
+
+    return until_gone(method.__self__, replace(owner, name, wrap))
+
+
+def hook_weakly(register: Callable[[Any], RemovableHandle], method: Any) -> Callable[[], Any]:
+    """Registers a bound method as a hook of the whole process, for as long as its object lives.
+
+    Args:
+        register: ``register_optimizer_step_pre_hook``, for instance.
+        method: The hook.
+
+    Returns:
+        What removes it.
+    """
+    reference = weakref.WeakMethod(method)
+
+    def call(*args: Any, **kwargs: Any) -> None:
+        alive = reference()
+        if alive is not None:
+            alive(*args, **kwargs)
+
+    return until_gone(method.__self__, register(call).remove)
+
+
+def until_gone(owner: Any, undo: Callable[[], Any]) -> Callable[[], Any]:
+    """Has something undone once its owner is gone, such as a model that the job has dropped.
+
+    Args:
+        owner: The owner.
+        undo: Undoes it; it must not hold the owner.
+
+    Returns:
+        What undoes it now, unless that has been done.
+    """
+    finalizer = weakref.finalize(owner, undo)
+    finalizer.atexit = False
+    return finalizer
 
 
 def cell_of_body(function: Any) -> CellType:
@@ -72,14 +135,17 @@ class _Replaced:
         """Puts a layer around the others, and returns what takes it away."""
         layer = _Layer(wrap)
         self._layers.append(layer)
-        self._outermost = wrap(self._outermost)
+        self._wrap(layer)
         return functools.partial(self._remove, layer)
+
+    def _wrap(self, layer: _Layer) -> None:
+        self._outermost = functools.update_wrapper(layer.wrap(self._outermost), self._outermost)
 
     def _remove(self, layer: _Layer) -> None:
         self._layers.remove(layer)
         self._outermost = self._before
         for each in self._layers:
-            self._outermost = each.wrap(self._outermost)
+            self._wrap(each)
         if not self._layers and getattr(self._owner, self._name) is self.function:
             if self._is_own:
                 setattr(self._owner, self._name, self._before)

@@ -382,3 +382,29 @@ def test_accumulated_steps_are_not_predicted():
         OptimizerPolicy(in_backward=True).transform(
             Step(**{**vars(step), "ops": step.ops.replace(micro_batch=micro_batch)})
         )
+
+
+@pytest.mark.parametrize(
+    "move",
+    [
+        lambda model: model.cpu(),
+        lambda model: model.double(),
+        lambda model: model.to("cpu", torch.float64),
+        lambda model: model.to(memory_format=torch.channels_last),
+        lambda model: model.to("meta"),
+    ],
+)
+def test_a_model_is_moved_and_cast_with_its_used_gradients(move):
+    """Moving or casting a model after backward, as trainers do when they end, works, and its gradients stay used."""
+    model = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.Flatten(), torch.nn.Linear(8, 2))
+    job = Job(model, [torch.optim.SGD(model.parameters(), lr=0.1)])
+    OptimizerPolicy(in_backward=True).apply(job)
+    model(torch.ones(1, 1, 4, 4)).sum().backward()
+    move(model)
+    for parameter in model.parameters():
+        assert parameter.grad.shape == parameter.shape
+        assert parameter.grad.dtype == parameter.dtype
+        assert parameter.grad.device == parameter.device
+        with pytest.raises(PolicyError, match="has used it already"):
+            parameter.grad.sum()
+    job.undo()

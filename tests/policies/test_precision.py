@@ -353,3 +353,28 @@ def test_what_cannot_be_done_is_refused(make, optimizer, policy, sentence):
         policy.apply(Job(model, optimizers))
     assert "forward" not in model.__dict__
     assert {p.dtype for p in model.parameters()} == dtypes
+
+
+def test_a_loss_that_the_model_returns_may_be_changed_in_place() -> None:
+    """A model that returns its loss in float32 trains under fp16 when the job divides that in place, as trainers do."""
+
+    class Returning(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return F.cross_entropy(self.linear(x).float(), torch.tensor([0, 1]))
+
+    def gradient(plan: Plan) -> torch.Tensor:
+        torch.manual_seed(0)
+        model = Returning()
+        job = Job(model, [torch.optim.SGD(model.parameters(), lr=0.1)])
+        plan.apply(job)
+        loss = model(torch.ones(2, 4))
+        loss /= 2
+        loss.backward()
+        job.undo()
+        return model.linear.weight.grad
+
+    torch.testing.assert_close(gradient(Plan((FP16,))), gradient(Plan(())), rtol=1e-2, atol=1e-3)

@@ -19,7 +19,7 @@ from memprof.policies.accumulate.policy import Accumulate
 from memprof.policies.accumulate.round import Round
 from memprof.policies.accumulate.watch import refuse_gradients_of_gradients, refuse_hooks, require_backward
 from memprof.policies.job import Job
-from memprof.policies.replaced import cell_of_body, replace
+from memprof.policies.replaced import cell_of_body, replace, until_gone
 
 _SCALER = torch.amp.GradScaler
 
@@ -49,9 +49,9 @@ def apply_accumulate(job: Job, policy: Accumulate) -> None:
             f"accumulate divides the batches of this process into {shared.micro_batches} already; give all its models "
             "one number of micro-batches."
         )
-    job.on_undo(shared.leave)
+    job.on_undo(until_gone(job.model, shared.leave))
     shared.users += 1
-    shared.feed.model = job.model
+    shared.feed.follow(job.model)
     # Made in the middle of a batch that was handed out whole: the next one is the first to be split.
     is_first_whole = shared.is_first_whole or bool(shared.feed.round.reason)
     for each in job.optimizers:

@@ -36,10 +36,14 @@ class BatchFeed:
                 not known, while gradients are recorded.
         """
         self.round = current
-        self.model = model
+        self.follow(model)
         self._waiting: weakref.WeakKeyDictionary[Any, deque[Part]] = weakref.WeakKeyDictionary()
         self._ahead: weakref.WeakKeyDictionary[Any, Callable[[], None]] = weakref.WeakKeyDictionary()
         self._before = _ITERATOR.__next__
+
+    def follow(self, model: torch.nn.Module | None) -> None:
+        """Splits batches while a model is in training mode, from now on."""
+        self._model: Callable[[], torch.nn.Module | None] = _nothing if model is None else weakref.ref(model)
 
     def install(self) -> None:
         """Begins to split."""
@@ -76,7 +80,7 @@ class BatchFeed:
         waiting = self._waiting.get(iterator)
         if not waiting:
             batch = before(iterator)
-            if not (torch.is_grad_enabled() if self.model is None else self.model.training):
+            if not (torch.is_grad_enabled() if (model := self._model()) is None else model.training):
                 self.round.reason = "the model was in evaluation mode when the DataLoader handed them out"
                 return batch, _nothing
             expected = _expected_size(iterator)

@@ -200,7 +200,8 @@ class Gates:
         self._undo = undo
         self.round = current
         self.gradients = Gradients(self._parameters, current)
-        self._gates: weakref.WeakKeyDictionary[torch.optim.Optimizer, OptimizerGate] = weakref.WeakKeyDictionary()
+        #: By the optimizer's id: each optimizer keeps its own gate, which has taken the place of its step.
+        self._gates: weakref.WeakValueDictionary[int, OptimizerGate] = weakref.WeakValueDictionary()
         current.on_abandoned(self._abandon)
         current.on_next(self._catch_up)
 
@@ -210,7 +211,8 @@ class Gates:
 
     def of(self, optimizer: Any) -> OptimizerGate | None:
         """Returns the gate of an optimizer."""
-        return self._gates.get(optimizer) if isinstance(optimizer, torch.optim.Optimizer) else None
+        gate = self._gates.get(id(optimizer))
+        return gate if gate is not None and gate.optimizer is optimizer else None
 
     @property
     def is_open(self) -> bool:
@@ -231,7 +233,7 @@ class Gates:
         refuse_many_evaluations(optimizer)
         gate = OptimizerGate(optimizer, self.round, self.gradients, is_first_whole=is_first_whole)
         gate.install()
-        self._gates[optimizer] = gate
+        self._gates[id(optimizer)] = gate
 
     def watch(self) -> None:
         """Holds back those made later, too: by their class, by deepcopy, by pickle."""
@@ -255,8 +257,9 @@ class Gates:
 
     def drop(self, optimizer: torch.optim.Optimizer) -> None:
         """Lets an optimizer's calls through again."""
-        gate = self._gates.pop(optimizer, None)
+        gate = self.of(optimizer)
         if gate is not None:
+            del self._gates[id(optimizer)]
             gate.remove()
 
     def _parameters(self) -> list[torch.Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import weakref
 from collections.abc import Callable
 from functools import partial
 from types import FunctionType
@@ -16,6 +17,7 @@ from memprof.policies.loss.cross_entropy import ChunkedCrossEntropy, ChunkedHead
 from memprof.policies.loss.lazy import LazyLogits, lazy_logits
 from memprof.policies.own_types import OWN_TYPES, is_in_transform
 from memprof.policies.patterns import match_modules
+from memprof.policies.replaced import until_gone
 
 if TYPE_CHECKING:
     from memprof.policies.job import Job
@@ -51,7 +53,8 @@ def apply_loss(job: Job, policy: ChunkedLoss) -> None:
     if not _in_force:
         _replace_code(function)
     _in_force.append(loss)
-    job.on_undo(partial(_leave, loss, function))
+    job.guard(job.model)
+    job.on_undo(until_gone(job.model, partial(_leave, loss, function)))
     for head in heads:
         job.wrap_forward(head, partial(loss.head_forward, head))
 
@@ -64,7 +67,7 @@ class _Loss:
     """
 
     def __init__(self, job: Job, policy: ChunkedLoss, original: Any) -> None:
-        self._job = job
+        self._job = weakref.ref(job)  # which the model keeps: what is in force must not keep the model
         self._policy = policy
         self.original = original
 
@@ -101,7 +104,9 @@ class _Loss:
         reason = self._reason_against(logits, target, weight, others)
         if reason is not None:
             if reason:
-                self._job.note(f"A cross-entropy was left to torch: {reason}.")
+                job = self._job()
+                if job is not None:
+                    job.note(f"A cross-entropy was left to torch: {reason}.")
             if isinstance(logits, LazyLogits):
                 logits = logits.logits()
             return self.original(logits, target, weight, *others)  # type: ignore[no-any-return]

@@ -40,7 +40,7 @@ def apply_optimizer(job: Job, policy: OptimizerPolicy) -> None:
         if policy.loop:
             _set_loop(job, one.optimizer, policy.loop)
     if policy.in_backward:
-        InBackward(updates, kind).start(job)
+        InBackward(job, updates, kind).start()
         job.notes.append("Gradients are gone when backward returns: each parameter is updated inside it.")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dis
-import functools
 import sys
 import weakref
 from types import FrameType
@@ -16,7 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from memprof.errors import PolicyError
 from memprof.policies.optimizer.updates import Updates
 from memprof.policies.optimizer.used import SECOND_BACKWARD, UsedGradient
-from memprof.policies.replaced import cell_of_body, replace
+from memprof.policies.replaced import cell_of_body, hook_weakly, replace_weakly
 
 if TYPE_CHECKING:
     from memprof.policies.job import Job
@@ -30,13 +29,15 @@ class InBackward:
     too; of several for one parameter, the one made last.
     """
 
-    def __init__(self, updates: list[Updates], kind: type[Updates]) -> None:
+    def __init__(self, job: Job, updates: list[Updates], kind: type[Updates]) -> None:
         """Takes the optimizers there are.
 
         Args:
+            job: The job.
             updates: How each of them updates.
             kind: How one that is made later does.
         """
+        self._job = job
         self._kind = kind
         self._known: dict[int, Updates] = {id(one.optimizer): one for one in updates}
         #: By parameter: the optimizer that updates it, and the number of its group there.
@@ -49,56 +50,54 @@ class InBackward:
         self._own: set[int] = set()
         self._stepping: torch.optim.Optimizer | None = None
 
-    def start(self, job: Job) -> None:
-        """Puts the hooks in place."""
+    def start(self) -> None:
+        """Puts the hooks in place. None of them keeps this object: the model keeps the job, and the job this object."""
+        job = self._job
+        job.guard(job.model)
         self._own = {id(parameter) for parameter in job.model.parameters()}
         for one in self._known.values():
             for number, group in enumerate(one.optimizer.param_groups):
-                self._take(job, one.optimizer, number, group["params"])
-        self._watch_groups(job)
-        job.on_undo(register_optimizer_step_pre_hook(self._before_step).remove)
-        job.on_undo(register_optimizer_step_post_hook(self._after_step).remove)
+                self._take(one.optimizer, number, group["params"])
+        job.on_undo(hook_weakly(register_optimizer_step_pre_hook, self._before_step))
+        job.on_undo(hook_weakly(register_optimizer_step_post_hook, self._after_step))
         job.on_undo(self._drop_used)
-        self._watch_backward(job)
-        self._watch_resets(job)
-        for name in ("clip_grad_norm_", "clip_grad_value_"):
-            self._refuse_clipping(job, name)
-        self._refuse_scaling(job)
+        for owner, name, method in (
+            (torch.optim.Optimizer, "add_param_group", self._add_group),
+            (torch.autograd, "backward", self._backward),
+            (torch.optim.Optimizer, "zero_grad", self._zero_grad),
+            (torch.nn.Module, "zero_grad", self._zero_grad),
+            (cell_of_body(clip_grad.clip_grad_norm_), "cell_contents", self._clip),
+            (cell_of_body(clip_grad.clip_grad_value_), "cell_contents", self._clip),
+            (torch.amp.GradScaler, "scale", self._scale),
+        ):
+            job.on_undo(replace_weakly(owner, name, method))
 
-    def _take(self, job: Job, optimizer: torch.optim.Optimizer, number: int, parameters: list[torch.Tensor]) -> None:
+    def _take(self, optimizer: torch.optim.Optimizer, number: int, parameters: list[torch.Tensor]) -> None:
         """Has an optimizer's parameters updated inside backward."""
         for parameter in parameters:
             self._owners[id(parameter)] = weakref.ref(optimizer), number
             known = self._hooked.get(id(parameter))
             if parameter.requires_grad and parameter.is_leaf and (known is None or known() is not parameter):
                 self._hooked[id(parameter)] = weakref.ref(parameter)
-                hook = functools.partial(self._update, job)
-                job.on_undo(parameter.register_post_accumulate_grad_hook(hook).remove)  # type: ignore[no-untyped-call]
+                self._job.on_undo(hook_weakly(parameter.register_post_accumulate_grad_hook, self._update))
 
-    def _watch_groups(self, job: Job) -> None:
+    def _add_group(self, before: Any, optimizer: torch.optim.Optimizer, param_group: dict[str, Any]) -> None:
         """Has groups that are added later, as those of a new optimizer are, updated inside backward."""
+        before(optimizer, param_group)
+        number = len(optimizer.param_groups) - 1
+        given = optimizer.param_groups[number]["params"]
+        is_known = id(optimizer) in self._known and self._known[id(optimizer)].optimizer is optimizer
+        if is_known or any(id(one) in self._own or id(one) in self._owners for one in given):
+            self._take(optimizer, number, given)
 
-        def wrap(before: Any) -> Any:
-            def add_param_group(optimizer: torch.optim.Optimizer, param_group: dict[str, Any]) -> None:
-                before(optimizer, param_group)
-                number = len(optimizer.param_groups) - 1
-                given = optimizer.param_groups[number]["params"]
-                is_known = id(optimizer) in self._known and self._known[id(optimizer)].optimizer is optimizer
-                if is_known or any(id(one) in self._own or id(one) in self._owners for one in given):
-                    self._take(job, optimizer, number, given)
-
-            return add_param_group
-
-        job.on_undo(replace(torch.optim.Optimizer, "add_param_group", wrap))
-
-    def _updates_of(self, job: Job, optimizer: torch.optim.Optimizer) -> Updates:
+    def _updates_of(self, optimizer: torch.optim.Optimizer) -> Updates:
         one = self._known.get(id(optimizer))
         if one is None or one.optimizer is not optimizer:
             one = self._known[id(optimizer)] = self._kind(optimizer)
-            one.prepare(job)
+            one.prepare(self._job)
         return one
 
-    def _update(self, job: Job, parameter: torch.Tensor) -> None:
+    def _update(self, parameter: torch.Tensor) -> None:
         """Updates a parameter whose gradient is complete.
 
         Raises:
@@ -116,8 +115,8 @@ class InBackward:
         if id(optimizer) not in self._settings:
             self._settings[id(optimizer)] = _settings(optimizer)
         self._updated.add(id(parameter))
-        one = self._updates_of(job, optimizer)
-        with one.lock, job.around_update(optimizer, parameter):
+        one = self._updates_of(optimizer)
+        with one.lock, self._job.around_update(optimizer, parameter):
             one.single(number, parameter)
         if parameter.grad is None:
             return
@@ -167,71 +166,42 @@ class InBackward:
             if parameter is not None and isinstance(parameter.grad, UsedGradient):
                 parameter.grad = None
 
-    def _watch_backward(self, job: Job) -> None:
+    def _backward(self, before: Any, *args: Any, **kwargs: Any) -> None:
         """Says why a second backward over one graph fails, and refuses gradients that are never reset."""
+        if self._is_unreset and torch._C._current_graph_task_id() == -1:
+            self._caller = sys._getframe(1)
+        try:
+            before(*args, **kwargs)
+        except RuntimeError as error:
+            # The weights that it needs are others by now.
+            if self._updated and "modified by an inplace operation" in str(error):
+                raise PolicyError(SECOND_BACKWARD) from error
+            raise
+        finally:
+            self._caller = None
 
-        def wrap(before: Any) -> Any:
-            def backward(*args: Any, **kwargs: Any) -> None:
-                if self._is_unreset and torch._C._current_graph_task_id() == -1:
-                    self._caller = sys._getframe(1)
-                try:
-                    before(*args, **kwargs)
-                except RuntimeError as error:
-                    # The weights that it needs are others by now.
-                    if self._updated and "modified by an inplace operation" in str(error):
-                        raise PolicyError(SECOND_BACKWARD) from error
-                    raise
-                finally:
-                    self._caller = None
-
-            return backward
-
-        job.on_undo(replace(torch.autograd, "backward", wrap))
-
-    def _watch_resets(self, job: Job) -> None:
+    def _zero_grad(self, before: Any, *args: Any, **kwargs: Any) -> None:
         """Notes that gradients were reset."""
+        self._is_unreset = False
+        before(*args, **kwargs)
 
-        def wrap(before: Any) -> Any:
-            def zero_grad(*args: Any, **kwargs: Any) -> None:
-                self._is_unreset = False
-                before(*args, **kwargs)
+    def _clip(self, before: Any, parameters: Any, *args: Any, **kwargs: Any) -> Any:
+        """Refuses a call on gradients that are gone."""
+        given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+        if any(id(parameter) in self._hooked for parameter in given):
+            raise PolicyError(
+                f"torch.nn.utils.{before.__name__} was called: step-in-backward cannot clip gradients, for it has used "
+                "them already. Leave in_backward out, or do not clip."
+            )
+        return before(given, *args, **kwargs)
 
-            return zero_grad
-
-        for kind in (torch.optim.Optimizer, torch.nn.Module):
-            job.on_undo(replace(kind, "zero_grad", wrap))
-
-    def _refuse_clipping(self, job: Job, name: str) -> None:
-        """Refuses a call on gradients that are gone, also of those who imported the function before."""
-
-        def wrap(before: Any) -> Any:
-            def clip(parameters: Any, *args: Any, **kwargs: Any) -> Any:
-                given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-                if any(id(parameter) in self._hooked for parameter in given):
-                    raise PolicyError(
-                        f"torch.nn.utils.{name} was called: step-in-backward cannot clip gradients, for it has used "
-                        "them already. Leave in_backward out, or do not clip."
-                    )
-                return before(given, *args, **kwargs)
-
-            return clip
-
-        job.on_undo(replace(cell_of_body(getattr(clip_grad, name)), "cell_contents", wrap))
-
-    def _refuse_scaling(self, job: Job) -> None:
-
-        def wrap(before: Any) -> Any:
-            def scale(scaler: Any, outputs: Any) -> Any:
-                if scaler.is_enabled():
-                    raise PolicyError(
-                        "A GradScaler scales the loss: step-in-backward would update with scaled gradients. Use bf16, "
-                        "which needs no scaling, or leave in_backward out."
-                    )
-                return before(scaler, outputs)
-
-            return scale
-
-        job.on_undo(replace(torch.amp.GradScaler, "scale", wrap))
+    def _scale(self, before: Any, scaler: torch.amp.GradScaler, outputs: Any) -> Any:
+        if scaler.is_enabled():
+            raise PolicyError(
+                "A GradScaler scales the loss: step-in-backward would update with scaled gradients. Use bf16, "
+                "which needs no scaling, or leave in_backward out."
+            )
+        return before(scaler, outputs)
 
 
 def _require_reset(frame: FrameType | None) -> None:

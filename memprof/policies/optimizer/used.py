@@ -87,11 +87,14 @@ class UsedGradient(torch.Tensor):
                     one.zero_()
             return args[0]
         if func in _CASTING:  # the module is cast or moved, and its gradients with it
-            like = func(torch.empty(args[0].shape, dtype=args[0].dtype, device="meta"), *args[1:], **kwargs)
-            place = like.device if like.device.type != "meta" else args[0].device
-            made = torch.Tensor._make_wrapper_subclass(cls, like.shape, dtype=like.dtype, device=place)
-            made._parameter = args[0]._parameter
+            used = args[0]
+            empty = torch.empty([0] * used.dim(), dtype=used.dtype, device=used.device)
+            like = func(empty, *args[1:], **kwargs)
+            made = torch.Tensor._make_wrapper_subclass(cls, used.shape, dtype=like.dtype, device=like.device)
+            made._parameter = used._parameter
             return made
+        if func is torch._has_compatible_shallow_copy_type:  # then the module takes the cast gradient as it is
+            return False
         raise PolicyError(_USED)
 
     @classmethod

@@ -10,7 +10,7 @@ import torch
 from torch.optim.swa_utils import AveragedModel
 
 from memprof.errors import PolicyError
-from memprof.policies.replaced import replace
+from memprof.policies.replaced import replace_weakly
 
 if TYPE_CHECKING:
     from memprof.policies.job import Job
@@ -59,21 +59,9 @@ def _lengthen_copies(job: Job, tensors: list[torch.Tensor], dtype: torch.dtype) 
     longer = _Longer(tensors, dtype)
     for module in job.model.modules():
         job.change_copies(module, longer.change_module)
-    _lengthen_averages(job, longer)
+    job.on_undo(replace_weakly(AveragedModel, "update_parameters", longer.update_parameters))
     for optimizer in job.optimizers:
         job.change_copies(optimizer, longer.change_optimizer)
-
-
-def _lengthen_averages(job: Job, longer: _Longer) -> None:
-    """Has torch's AveragedModel, whose averages are in float32, average float32 weights: it takes no others."""
-
-    def wrap(before: Any) -> Any:
-        def update_parameters(self: Any, model: Any) -> None:
-            before(self, _Lengthened(model, longer))
-
-        return update_parameters
-
-    job.on_undo(replace(AveragedModel, "update_parameters", wrap))
 
 
 class _Lengthened:
@@ -94,10 +82,14 @@ class _Longer:
     """The float32 form of short tensors, one for all that share a tensor while they are copied together."""
 
     def __init__(self, tensors: list[torch.Tensor], dtype: torch.dtype) -> None:
-        self._short = {id(tensor): tensor for tensor in tensors}
+        self._short = {id(tensor): weakref.ref(tensor) for tensor in tensors}
         self._dtype = dtype
         # Whoever copies holds them until all is copied, so that what is shared stays shared.
         self._made: weakref.WeakValueDictionary[tuple[int, int], torch.Tensor] = weakref.WeakValueDictionary()
+
+    def update_parameters(self, before: Any, averages: AveragedModel, model: Any) -> None:
+        """Has torch's AveragedModel, whose averages are in float32, average float32 weights: it takes no others."""
+        before(averages, _Lengthened(model, self))
 
     def change_module(self, state: dict[str, Any]) -> None:
         """Changes the state of a copy of a module."""
@@ -114,16 +106,20 @@ class _Longer:
         own = kept.copy()  # a defaultdict, with its factory
         own.clear()
         for key, values in kept.items():
-            is_ours = id(key) in self._short
+            is_ours = self._is_short(key)
             own[self.lengthened(key)] = {
                 name: value.float() if is_ours and torch.is_tensor(value) and value.dtype == self._dtype else value
                 for name, value in values.items()
             }
         state["state"] = own
 
+    def _is_short(self, tensor: Any) -> bool:
+        known = self._short.get(id(tensor))
+        return known is not None and known() is tensor
+
     def lengthened(self, tensor: Any) -> Any:
         """Returns a tensor in float32 if it was shortened, else the tensor itself."""
-        if self._short.get(id(tensor)) is not tensor or tensor is None:
+        if not self._is_short(tensor):
             return tensor
         key = id(tensor), tensor._version
         made = self._made.get(key)

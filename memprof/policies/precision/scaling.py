@@ -18,7 +18,7 @@ import torch
 
 from memprof.errors import PolicyError
 from memprof.policies.own_types import is_in_transform
-from memprof.policies.replaced import replace
+from memprof.policies.replaced import replace_weakly
 
 if TYPE_CHECKING:
     from memprof.policies.job import Job
@@ -39,7 +39,8 @@ class LossScaling:
         self._hooked: dict[int, tuple[weakref.ref[torch.Tensor], Any]] = {}
         self.watch(job.model.parameters())
         job.on_undo(self._unhook)
-        self._check_losses(job)
+        for name in ("backward", "grad"):
+            job.on_undo(replace_weakly(torch.autograd, name, self._differentiate))
         for optimizer in job.optimizers:
             self._take_over(job, optimizer)
         job.notes.append(
@@ -100,19 +101,11 @@ class LossScaling:
     def _unscale(self, gradient: torch.Tensor) -> torch.Tensor | None:
         return gradient * self.inverse if self._is_scaled else None
 
-    def _check_losses(self, job: Job) -> None:
+    def _differentiate(self, before: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
         """Looks at what is differentiated, before it is."""
-
-        def checked(before: Any) -> Any:
-            def differentiate(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-                if torch._C._current_graph_task_id() == -1:
-                    self._require_outputs([tensors] if isinstance(tensors, torch.Tensor) else list(tensors))
-                return before(tensors, *args, **kwargs)
-
-            return differentiate
-
-        for name in ("backward", "grad"):
-            job.on_undo(replace(torch.autograd, name, checked))
+        if torch._C._current_graph_task_id() == -1:
+            self._require_outputs([tensors] if isinstance(tensors, torch.Tensor) else list(tensors))
+        return before(tensors, *args, **kwargs)
 
     def _require_outputs(self, roots: list[torch.Tensor]) -> None:
         """Makes sure that a loss reaches parameters through the model's outputs alone, where its gradient is scaled.
@@ -200,7 +193,10 @@ class _Leave(torch.autograd.Function):
     @staticmethod
     def forward(context: Any, tensor: torch.Tensor, scaling: LossScaling) -> torch.Tensor:
         context.scaling, context.dtype = scaling, tensor.dtype
-        return tensor.float() if tensor.dtype == torch.float16 else tensor.view_as(tensor)
+        if tensor.dtype == torch.float16:
+            return tensor.float()
+        # The job may change a loss in place, which torch refuses for a view.
+        return tensor.clone() if tensor.numel() == 1 else tensor.view_as(tensor)
 
     @staticmethod
     def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:

@@ -15,6 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from memprof.errors import PolicyError
 from memprof.policies.job import Job
 from memprof.policies.own_types import is_in_transform
+from memprof.policies.replaced import hook_weakly
 from memprof.policies.swap.casts import bring_in_for_casts
 from memprof.policies.swap.moves import Carrier
 from memprof.policies.swap.packing import (
@@ -65,8 +66,8 @@ def swap_parameters(job: Job, names: Iterable[str], carrier: Carrier, minimum_by
     everything = _Region(parameters.values())
     updates = _Updates(parameters)
     # Those of all optimizers, for the job may make another later.
-    job.on_undo(register_optimizer_step_pre_hook(updates.before_step).remove)
-    job.on_undo(register_optimizer_step_post_hook(updates.after_step).remove)
+    job.on_undo(hook_weakly(register_optimizer_step_pre_hook, updates.before_step))
+    job.on_undo(hook_weakly(register_optimizer_step_post_hook, updates.after_step))
     job.put_around_updates(None, updates.around)
     job.on_undo(everything.bring_in)
     job.notes.append(

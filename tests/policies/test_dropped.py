@@ -1,0 +1,63 @@
+"""Models under a plan that the job drops: nothing that a plan puts into torch keeps them."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from memprof.policies.accumulate.policy import Accumulate
+from memprof.policies.job import Job
+from memprof.policies.loss.policy import ChunkedLoss
+from memprof.policies.optimizer.policy import OptimizerPolicy
+from memprof.policies.plan import Plan
+from memprof.policies.remat import apply as remat
+from tests.policies.matrix.cells import single_plans, title_of
+from tests.policies.matrix.world import World
+
+
+@pytest.fixture(autouse=True)
+def without_budget() -> Iterator[None]:
+    """Ends remat's budget, which is the process's own and stays for other models."""
+    yield
+    if remat._runtime is not None:
+        remat._leave()
+
+
+@pytest.mark.parametrize("plan", single_plans(), ids=title_of)
+def test_a_dropped_model_is_freed(plan: Plan) -> None:
+    """Weights and state of a model that nobody holds any more are freed by Python's collector, without undo."""
+    world = World(lambda model, optimizers: plan.apply(Job(model, optimizers)))
+    model, optimizer = world.ready()
+    for inputs, targets in world.loader():
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(inputs), targets).backward()
+        optimizer.step()
+    weights = [weakref.ref(parameter) for parameter in model.parameters()]
+    state = [weakref.ref(each["momentum_buffer"]) for each in optimizer.state.values() if "momentum_buffer" in each]
+    del model, optimizer, world
+    gc.collect()
+    assert not [each for each in weights + state if each() is not None]
+
+
+@pytest.mark.parametrize(
+    "plan", [Plan((Accumulate(2),)), Plan((ChunkedLoss(2),)), Plan((OptimizerPolicy(in_backward=True),))]
+)
+def test_what_a_dropped_model_has_replaced_is_torchs_own_again(plan: Plan) -> None:
+    """Once a model is gone, torch's functions are as they were before its plan."""
+
+    def places() -> list[object]:
+        optimizer, scaler = torch.optim.Optimizer, torch.amp.GradScaler
+        functions = (torch.autograd.backward, torch.nn.functional.cross_entropy.__code__, torch.nn.Module.zero_grad)
+        return [*functions, optimizer.add_param_group, optimizer.zero_grad, scaler.scale, scaler.step]
+
+    gc.collect()
+    before = places()
+    made = World(lambda model, optimizers: plan.apply(Job(model, optimizers))).ready()
+    assert any(one is not other for one, other in zip(places(), before, strict=True))
+    del made
+    gc.collect()
+    assert all(one is other for one, other in zip(places(), before, strict=True))
