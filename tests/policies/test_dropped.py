@@ -10,10 +10,12 @@ import pytest
 import torch
 
 from memprof.policies.accumulate.policy import Accumulate
+from memprof.policies.base import Policy
 from memprof.policies.job import Job
 from memprof.policies.loss.policy import ChunkedLoss
 from memprof.policies.optimizer.policy import OptimizerPolicy
 from memprof.policies.plan import Plan
+from memprof.policies.precision.policy import Precision
 from memprof.policies.remat import apply as remat
 from tests.policies.matrix.cells import single_plans, title_of
 from tests.policies.matrix.world import World
@@ -44,19 +46,23 @@ def test_a_dropped_model_is_freed(plan: Plan) -> None:
 
 
 @pytest.mark.parametrize(
-    "plan", [Plan((Accumulate(2),)), Plan((ChunkedLoss(2),)), Plan((OptimizerPolicy(in_backward=True),))]
+    "policy",
+    [Accumulate(2), ChunkedLoss(2), OptimizerPolicy(in_backward=True), Precision("fp16"), Precision("bf16", "bf16")],
+    ids=lambda policy: policy.describe(),
 )
-def test_what_a_dropped_model_has_replaced_is_torchs_own_again(plan: Plan) -> None:
+def test_what_a_dropped_model_has_replaced_is_torchs_own_again(policy: Policy) -> None:
     """Once a model is gone, torch's functions are as they were before its plan."""
 
     def places() -> list[object]:
         optimizer, scaler = torch.optim.Optimizer, torch.amp.GradScaler
         functions = (torch.autograd.backward, torch.nn.functional.cross_entropy.__code__, torch.nn.Module.zero_grad)
-        return [*functions, optimizer.add_param_group, optimizer.zero_grad, scaler.scale, scaler.step]
+        averages = torch.optim.swa_utils.AveragedModel.update_parameters
+        methods = (averages, optimizer.add_param_group, optimizer.zero_grad, scaler.scale, scaler.step)
+        return [*functions, *methods]
 
     gc.collect()
     before = places()
-    made = World(lambda model, optimizers: plan.apply(Job(model, optimizers))).ready()
+    made = World(lambda model, optimizers: Plan((policy,)).apply(Job(model, optimizers))).ready()
     assert any(one is not other for one, other in zip(places(), before, strict=True))
     del made
     gc.collect()
