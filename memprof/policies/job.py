@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from memprof.errors import PolicyError
 from memprof.policies.copies import CopyGuard, without_hook
 from memprof.policies.forwards import PlannedForward
 
@@ -67,6 +68,22 @@ class Job:
             for each in self.model.parameters()
             for hook in (getattr(each, "_post_accumulate_grad_hooks", None) or {}).values()
         )
+
+    def require_optimizer(self, policy: str) -> None:
+        """Makes sure that an optimizer is known.
+
+        Args:
+            policy: What needs it.
+
+        Raises:
+            PolicyError: None is.
+        """
+        if not self.optimizers:
+            raise PolicyError(
+                f"{policy} needs an optimizer, and none had been made when the model was first called. Make it "
+                "earlier, hand it over with memprof.apply(plan, model, optimizer), or leave the policy out if the "
+                "script updates the weights itself."
+            )
 
     def modules_named(self) -> dict[str, torch.nn.Module]:
         """Returns every module by its qualified name, the root as "", as in named_modules()."""

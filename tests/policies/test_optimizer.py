@@ -267,7 +267,7 @@ def test_what_does_not_fit_is_refused(kind, settings, policy, words):
 
 def test_without_an_optimizer_it_is_refused():
     """There must be an optimizer to change."""
-    with pytest.raises(PolicyError, match="no optimizer yet"):
+    with pytest.raises(PolicyError, match="The optimizer policy needs an optimizer"):
         OptimizerPolicy(loop="foreach").apply(Job(nn.Linear(2, 2)))
 
 

@@ -335,8 +335,8 @@ def test_refuses_before_anything_is_changed():
     for policy, said in (
         (Swap(modules=("layers.*",), to="disk"), "No module"),
         (Swap(to="disk", folder="/nowhere/at/all"), "cannot write to /nowhere/at/all"),
-        (Swap(what="optimizer", to="disk"), "needs the optimizer"),
-        (Swap(what="parameters", to="disk"), "needs the optimizer"),
+        (Swap(what="optimizer", to="disk"), "state needs an optimizer"),
+        (Swap(what="parameters", to="disk"), "needs an optimizer"),
     ):
         job = Job(model)
         with pytest.raises(PolicyError, match=said):

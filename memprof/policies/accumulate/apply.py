@@ -35,11 +35,7 @@ def apply_accumulate(job: Job, policy: Accumulate) -> None:
     Raises:
         PolicyError: The job has no optimizer, or one that evaluates its closure many times.
     """
-    if not job.optimizers:
-        raise PolicyError(
-            "accumulate finds no optimizer to hold back until the last micro-batch; "
-            "make the optimizer before the model is first called, or give it: memprof.apply(plan, model, optimizer)."
-        )
+    job.require_optimizer("accumulate")
     for each in job.optimizers:
         refuse_many_evaluations(each)
     refuse_hooks(job.model.parameters())

@@ -29,8 +29,7 @@ def apply_optimizer(job: Job, policy: OptimizerPolicy) -> None:
     Raises:
         PolicyError: There is none, or one of them cannot do what is asked.
     """
-    if not job.optimizers:
-        raise PolicyError("The job has no optimizer yet; apply the optimizer policy when it has been made.")
+    job.require_optimizer("The optimizer policy")
     for optimizer in job.optimizers:
         _check(job, optimizer, policy)
     kind = {"": Updates, "host": HostUpdates, "8bit": EightBitUpdates}[policy.state]

@@ -96,11 +96,8 @@ def _check(job: Job, policy: Shard, names: list[str]) -> None:
             raise PolicyError(
                 f"Module {title} makes sparse gradients, which are not summed over ranks; write sparse=False."
             )
-    if policy.stage >= 1 and not job.optimizers:
-        raise PolicyError(
-            "shard finds no optimizer whose state to divide; make it before the model is first called, or give it: "
-            "memprof.apply(plan, model, optimizer)."
-        )
+    if policy.stage >= 1:
+        job.require_optimizer("shard")
     if policy.stage >= 1 and any(optimizer.state for optimizer in job.optimizers):
         raise PolicyError(
             "An optimizer has state already, whole; apply shard before its first update, and before it loads a state."

@@ -39,8 +39,8 @@ def apply_swap(job: Job, policy: Swap) -> None:
             "stage 0 or 1."
         )
     names = match_modules(policy.modules, job.modules_named())
-    if policy.what == "optimizer" and not job.optimizers:
-        raise PolicyError("swap of optimizer state needs the optimizer: hand it to memprof.apply.")
+    if policy.what != "activations":
+        job.require_optimizer(f"swap of {'optimizer state' if policy.what == 'optimizer' else policy.what}")
     carrier = _carrier(job, policy)
     job.on_undo(carrier.close)
     if policy.what == "optimizer":

@@ -36,10 +36,8 @@ def swap_parameters(job: Job, names: Iterable[str], carrier: Carrier, minimum_by
     """Wraps the chosen modules, and hooks the optimizers and the reading and loading of the modules' state.
 
     Raises:
-        PolicyError: There is no optimizer yet, or no parameter can be moved.
+        PolicyError: No parameter can be moved.
     """
-    if not job.optimizers:
-        raise PolicyError("swap of parameters needs the optimizer: hand it to memprof.apply.")
     chosen = callable_modules(job, names)
     require_unhooked(job.model, chosen)
     owned = _movable(job, chosen, carrier, max(minimum_bytes, 1))
