@@ -10,7 +10,22 @@ from torch.nn.utils import parametrizations, prune
 from torch.nn.utils.parametrize import is_parametrized
 
 from tests.policies.matrix.catalog import usage
-from tests.policies.matrix.world import World
+from tests.policies.matrix.world import Net, World
+
+
+def _train_and_thaw(world: World, model: Net, optimizer: torch.optim.Optimizer) -> None:
+    """Trains while layers are frozen, and then with them, and notes which of them moved."""
+    before = [p.detach().clone() for p in model.layers.parameters()]
+    world.train(model, optimizer)
+    world.out.facts["frozen stay"] = all(
+        torch.equal(a, b) for a, b in zip(before, model.layers.parameters(), strict=True)
+    )
+    model.layers.requires_grad_(True)
+    world.train(model, optimizer)
+    world.out.facts["thawed move"] = not any(
+        torch.equal(a, b) for a, b in zip(before, model.layers.parameters(), strict=True)
+    )
+    world.out.note_model(model)
 
 
 @usage
@@ -20,17 +35,7 @@ def freezing_and_thawing(world: World) -> None:
     world.train(model, optimizer)
     optimizer.zero_grad()
     model.layers.requires_grad_(False)
-    before = [p.detach().clone() for p in model.layers.parameters()]
-    world.train(model, optimizer)
-    world.out.facts["frozen stay"] = all(
-        torch.equal(a, b) for a, b in zip(before, model.layers.parameters(), strict=True)
-    )
-    model.layers.requires_grad_(True)
-    world.train(model, optimizer)
-    world.out.facts["thawed move"] = not any(
-        torch.equal(a, b) for a, b in zip(before, model.layers.parameters(), strict=True)
-    )
-    world.out.note_model(model)
+    _train_and_thaw(world, model, optimizer)
 
 
 @usage
@@ -40,17 +45,7 @@ def thawing_what_was_frozen(world: World) -> None:
     model.layers.requires_grad_(False)
     optimizer = world.sgd(model)
     world.apply(model, optimizer)
-    before = [p.detach().clone() for p in model.layers.parameters()]
-    world.train(model, optimizer)
-    world.out.facts["frozen stay"] = all(
-        torch.equal(a, b) for a, b in zip(before, model.layers.parameters(), strict=True)
-    )
-    model.layers.requires_grad_(True)
-    world.train(model, optimizer)
-    world.out.facts["thawed move"] = not any(
-        torch.equal(a, b) for a, b in zip(before, model.layers.parameters(), strict=True)
-    )
-    world.out.note_model(model)
+    _train_and_thaw(world, model, optimizer)
 
 
 @usage
