@@ -18,6 +18,7 @@ from hypothesis import settings
 from memprof.trace.manifest import Manifest
 from memprof.trace.store import write_trace
 from tests.building import Op, Storage, Tables, make_tables
+from tests.slow_cases import is_slow_case
 
 # A busy machine is slow, not wrong.
 settings.register_profile("memprof", deadline=None)
@@ -26,8 +27,10 @@ settings.load_profile("memprof")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keeps tests that share a fixture of their module in one worker: in two, it would be made twice."""
+    """Marks the slow cases, and keeps tests that share a fixture of their module in one worker, which makes it once."""
     for item in items:
+        if is_slow_case(item.nodeid):
+            item.add_marker(pytest.mark.slow)
         fixtures = getattr(item, "_fixtureinfo", None)
         if fixtures is None or item.get_closest_marker("xdist_group") is not None:
             continue

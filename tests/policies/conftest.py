@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -13,12 +12,6 @@ from tests.policies.loops import Loop
 @pytest.fixture(scope="session", autouse=True)
 def many_jobs(small_heap: None) -> None:
     """Keeps what a recording costs down."""
-
-
-@pytest.fixture(autouse=True)
-def nothing_left() -> None:
-    """Has what earlier tests left in circles collected: a recording in this process would find their models."""
-    gc.collect()
 
 
 @pytest.fixture

@@ -73,6 +73,7 @@ def train(name: str, plan: Plan | None = None, *, steps: int = 3, record: Path |
         if record is None:
             run()
         else:
+            gc.collect()  # the models of tests before, which are in circles, are not of this job
             with memprof.record(record, skip=2, steps=steps - 2):
                 run()
         gradients = {key: p.grad.clone() for key, p in model.named_parameters() if p.grad is not None}

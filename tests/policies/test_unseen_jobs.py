@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import subprocess
 import sys
 from collections import OrderedDict
@@ -48,6 +49,7 @@ def record(make: Callable[[], Small], folder, policy=None) -> Step:
     for one in applied:
         policy.apply(one)
     path = folder / f"{'head' if policy else 'base'}.memprof"
+    gc.collect()  # the models of tests before, which are in circles, are not of this job
     with memprof.record(path, skip=2, steps=1, force=True) as recorder:
         for _ in range(4):
             job.step()

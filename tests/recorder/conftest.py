@@ -35,12 +35,6 @@ class RecordJob(Protocol):
     def __call__(self, job: Job, *, steps: int = 1, skip: int = 1) -> Trace: ...
 
 
-@pytest.fixture(autouse=True)
-def nothing_left() -> None:
-    """Has what earlier tests left in circles collected: a recording in this process would find their models."""
-    gc.collect()
-
-
 @pytest.fixture
 def record_job(tmp_path: Path) -> RecordJob:
     """Records a job, having checked that it returns what it returns unrecorded and that every step is sound."""
