@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
+from memprof.errors import PolicyError
 from memprof.policies.job import Job
 from memprof.policies.optimizer.policy import OptimizerPolicy
 from memprof.policies.plan import Plan
 from memprof.policies.swap.policy import Swap
 from memprof.replay.live import live_bytes
-from tests.policies.faces import compare, faces, train
+from tests.policies.faces import compare, faces, record_step, train
 
 STATE = Swap(what="optimizer", to="disk", minimum_bytes=1 << 10)
 PARAMETERS = Swap(modules=("**",), what="parameters", to="disk", minimum_bytes=1 << 10)
@@ -40,6 +41,16 @@ def test_peak_is_predicted(swapped: str) -> None:
     predicted, measured = faces("gpt", PLANS[swapped])
     more = int(live_bytes(measured).during.max()) - int(live_bytes(predicted).during.max())
     assert 0 <= more <= STAND_IN_BYTES, compare(predicted, measured)
+
+
+@pytest.mark.parametrize("swapped", [STATE, PARAMETERS])
+@pytest.mark.parametrize("loop", ["foreach", "fused"])
+def test_other_forms_of_what_is_swapped_are_not_predicted(swapped: Swap, loop: str) -> None:
+    """An update of all that is swapped at once is refused in a sentence that names swap; a loop is predicted."""
+    step = record_step("gpt")
+    with pytest.raises(PolicyError, match="What the optimizer updates is swapped"):
+        Plan((swapped, OptimizerPolicy(loop=loop))).transform(step)
+    Plan((swapped, OptimizerPolicy(loop="loop"))).transform(step).check()
 
 
 def test_a_parameter_without_a_hook_is_updated_in_step() -> None:

@@ -36,6 +36,9 @@ _HOST_BYTES_PER_US = 24_000.0
 _EIGHT_BIT_FROM, _BLOCK, _TABLE_BYTES = 4096, 256, 1024
 _EIGHT_BIT_STATE = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer")
 
+#: Copies that swap has put between the updates.
+_SWAPS = ("memprof.swap_in", "memprof.swap_out")
+
 
 def transform_optimizer(step: Step, policy: OptimizerPolicy) -> Step:
     """Rewrites the updates of a step.
@@ -65,6 +68,11 @@ def transform_optimizer(step: Step, policy: OptimizerPolicy) -> Step:
 
 def _check(step: Step, updates: Updates, policy: OptimizerPolicy, form: str) -> None:
     keeps_form = form == updates.form == "loop" and not policy.state
+    if not keeps_form and np.isin(step.ops.name[updates.ops], _SWAPS).any():
+        raise PolicyError(
+            "What the optimizer updates is swapped; only a loop over its parameters can be predicted for it, with "
+            "in_backward or without. Leave foreach and fused out, or swap."
+        )
     if not keeps_form and not updates.algorithm:
         raise PolicyError(
             "The step's optimizer is none of Adam, AdamW and SGD, whose forms memprof knows; only in_backward can be "
