@@ -188,7 +188,7 @@ class _Model:
         """Whether a pattern matches anything in the outermost module, called or not."""
         names = _names(self.top)
         prefixes = ("", self.title)
-        found = any(_match(pattern, [_joined(prefix, name) for name in names]) for prefix in prefixes)
+        found = any(_match(pattern, _names_under(prefix, names, pattern)) for prefix in prefixes)
         return found or self.find(pattern) is not None
 
     def find(self, pattern: str) -> list[str] | None:
@@ -201,8 +201,7 @@ class _Model:
         names = _names(unwrapped(self.called))
         wrappers = ("module", "_orig_mod", "module._orig_mod", "_orig_mod.module")
         for prefix in dict.fromkeys(("", self.place, self.title, _joined(self.title, self.place), *wrappers)):
-            # Under its type the model itself has a name, which is not one that a wildcard may match.
-            full = {_joined(prefix, name): name or "." for name in names if name or not prefix or "*" not in pattern}
+            full = _names_under(prefix, names, pattern)
             found = _match(pattern, full)
             if found:
                 return [full[name] for name in found] if prefix else []
@@ -233,6 +232,14 @@ def _models(called: torch.nn.Module) -> Iterator[_Model]:
 
 def _names(module: torch.nn.Module) -> list[str]:
     return [name for name, _ in module.named_modules()]
+
+
+def _names_under(prefix: str, names: Iterable[str], pattern: str) -> dict[str, str]:
+    """Returns modules by their names under a prefix, "." for the model itself.
+
+    Under its type the model itself has a name, which is not one that a wildcard may match.
+    """
+    return {_joined(prefix, name): name or "." for name in names if name or not prefix or "*" not in pattern}
 
 
 def _match(pattern: str, names: Iterable[str]) -> list[str]:

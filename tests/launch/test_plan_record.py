@@ -225,6 +225,8 @@ def test_parts_that_are_called_by_themselves() -> None:
             marks=pytest.mark.slow,
         ),
         ("thread.py", ("--checkpoint", "layers.*"), "No module of the model matches 'layers.*'"),
+        # The model is one Linear: it has no parts that a wildcard could match.
+        ("thread.py", ("--checkpoint", "*"), "No module of the model matches '*'"),
         pytest.param(
             "train.py",
             ("--plan", "other.toml"),

@@ -479,7 +479,7 @@ def test_gradients_that_would_be_mixed_up_are_refused() -> None:
 @pytest.mark.parametrize(
     ("optimizers", "sentence"),
     [
-        ([], "make the optimizer before the model is first called"),
+        ([], "none had been made when the model was first called"),
         ([torch.optim.LBFGS], "calls its closure many times"),
     ],
 )
