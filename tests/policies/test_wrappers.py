@@ -86,6 +86,7 @@ def test_compiled_modules_are_looked_through() -> None:
     ]
 
 
+@pytest.mark.usefixtures("nothing_left")
 def test_a_recording_of_the_wrapped_model_knows_both_names(distributed: None, tmp_path: Path) -> None:
     """What a pattern chooses in the recording is what it chooses in the job."""
     model = nn.parallel.DistributedDataParallel(Net())

@@ -132,6 +132,7 @@ def test_place_by_the_traceback() -> None:
     assert place_of_failure(during.value)["phase"] == OPTIMIZER
 
 
+@pytest.mark.usefixtures("nothing_left")
 def test_job_that_catches_it(tmp_path: Path) -> None:
     """A request that fails and is caught is one row, with operator, module and size; nothing of it is kept alive."""
     model = Greedy()
@@ -171,6 +172,7 @@ def test_job_that_catches_it(tmp_path: Path) -> None:
     assert optimizers.state_bytes[0] == optimizers.full_state_bytes[0] == 2 * 80 + 2 * 4
 
 
+@pytest.mark.usefixtures("nothing_left")
 def test_error_that_ends_the_block(tmp_path: Path) -> None:
     """The error that ends a recorded block goes on, and the recording tells that it ended it."""
     model = Greedy()
@@ -186,6 +188,7 @@ def test_error_that_ends_the_block(tmp_path: Path) -> None:
     assert failures.step.tolist() == [0]
 
 
+@pytest.mark.usefixtures("nothing_left")
 def test_error_outside_operators(tmp_path: Path) -> None:
     """What Python or numpy could not get is told too, by the traceback."""
     model = Greedy()
