@@ -220,3 +220,28 @@ def test_a_checkpoint_that_was_left_out_is_named_where_the_job_misses_it(tmp_pat
     assert ended.returncode == 125
     assert "reads the file last.pt, which torch.save has not written" in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+_SHARES = """
+import torch, torch.multiprocessing as mp
+
+def train(model, batches):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for batch in batches.split(2):
+        optimizer.zero_grad()
+        model(batch).sum().backward()
+        optimizer.step()
+
+if __name__ == "__main__":
+    model = torch.nn.Linear(4, 2).share_memory()
+    process = mp.get_context("spawn").Process(target=train, args=(model, torch.ones(8, 4)))
+    process.start()
+    process.join()
+    print("child", process.exitcode)
+"""
+
+
+def test_a_spawned_process_trains_a_shared_model(tmp_path: Path) -> None:
+    """A model and data in shared memory reach a spawned process, and the model's parameters are trained there."""
+    dry = record_script(tmp_path, _SHARES, "--dry-run", "--skip", "0", "--steps", "9", name="dry.memprof")
+    assert (dry.returncode, dry.stdout) == (0, "child 0\n"), dry.stderr

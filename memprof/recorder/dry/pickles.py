@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copyreg
 from collections import OrderedDict
-from functools import partial
+from collections.abc import Callable
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -19,6 +20,20 @@ def pickle_shapes() -> None:
     fake: Any = FakeTensor
     fake.__copy__ = _copied  # the table below is read by `copy.copy` too, which shares the storage
     copyreg.pickle(fake, _reduced)
+
+
+def really(share: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function that shares memory with other processes as one that the dry run leaves alone.
+
+    Small tensors have memory in a dry run, too, as data sets do; sharing copies it, by operators.
+    """
+
+    @wraps(share)
+    def shared(*args: Any, **kwargs: Any) -> Any:
+        with torch._C._DisableTorchDispatch():
+            return share(*args, **kwargs)
+
+    return shared
 
 
 def _reduced(tensor: torch.Tensor) -> tuple[Any, ...]:

@@ -8,8 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from functools import partial, wraps
-from multiprocessing.reduction import ForkingPickler
+from functools import wraps
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -20,7 +19,7 @@ from torch.utils.data import DataLoader, dataloader
 from memprof.recorder.dry.answers import Answers
 from memprof.recorder.dry.files import Files
 from memprof.recorder.dry.no_device import refuse_missing_device
-from memprof.recorder.dry.pickles import pickle_shapes
+from memprof.recorder.dry.pickles import pickle_shapes, really
 from memprof.recorder.dry.ranks import join_nobody
 from memprof.recorder.dry.replicas import refuse_replicas
 from memprof.recorder.dry.spans import dry_owned_span, dry_span, dry_storage_span
@@ -231,6 +230,8 @@ class DryRun:
             return share(storage, *args, **kwargs) if has_memory else storage
 
         storages.share_memory_ = share_memory_
+        for name in ("_share_fd_cpu_", "_share_filename_cpu_"):
+            setattr(storages, name, really(getattr(storages, name)))
         # Optimizers and clipping choose their kernels by the type of what they are given.
         for types in (optimizer._foreach_supported_types, _foreach_utils._foreach_supported_types):
             if FakeTensor not in types:
@@ -256,7 +257,6 @@ class DryRun:
         functions._pad_packed_sequence = pad_packed
         # To a data loader's worker and back go values.
         pickle_shapes()
-        ForkingPickler.register(FakeTensor, lambda tensor: (partial(torch.full, dtype=tensor.dtype), (tensor.shape, 1)))
 
     def _load_real_data(self) -> None:
         """Has data loaders load as ever."""
