@@ -1,21 +1,15 @@
-"""Cases that `make test` leaves to `make test-all`: another case of the same promise runs in both.
+"""Cases that only `make test-all` runs, because `make test` already covers the same promise with another case.
 
-By file, words that stand in the names of the cases. What is slow by itself, with no quicker case beside it, is marked
-where it stands.
+Each file maps to substrings of its test names. A slow test without a faster equivalent carries the slow marker itself.
 """
 
 from __future__ import annotations
 
 SLOW_CASES: dict[str, tuple[str, ...]] = {
-    "tests/cli/test_suggest_check.py": ("plans_that_do_not_fit_as_applied",),
     "tests/conformance/odd/test_odd_jobs.py": ("closes_descriptors-light",),
     "tests/conformance/test_conformance.py": ("from_cause", "MALLOC_ARENA_MAX= runs_out_of_memory.py retried"),
-    "tests/launch/test_fit.py": ("above_the_budget_tightens", "budget_below_everything"),
-    "tests/launch/test_fit_dry.py": ("costs_no_real_run",),
     "tests/launch/test_host.py": ("children-0.02",),
-    "tests/launch/test_many_ranks.py": ("goes_to_an_address", "killed_rank"),
     "tests/launch/test_out_of_memory.py": ("[forward]", "[optimizer]"),
-    "tests/launch/test_plan_copies.py": ("saved_after_each_epoch",),
     "tests/policies/test_accumulate.py": ("agree[unet",),
     "tests/policies/test_checkpoint.py": (
         "byte[vit",
@@ -36,7 +30,6 @@ SLOW_CASES: dict[str, tuple[str, ...]] = {
     "tests/policies/test_optimizer.py": ("each_other[SGD Nesterov-loop", "each_other[AdamW-loop", "peak[unet"),
     "tests/policies/test_precision.py": ("one[vit", "one[resnet", "one[lstm", "rounding[lstm"),
     "tests/policies/test_remat.py": ("budget_holds[eq-class",),
-    "tests/policies/test_remat_predicted.py": ("nothing_else_holds_memory",),
     "tests/policies/test_shard_apply.py": ("whole_one[split-0]",),
     "tests/policies/test_swap.py": (
         "exact[resnet-settings5]",

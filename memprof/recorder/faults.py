@@ -18,13 +18,13 @@ class _GivesUp(Protocol):
 
 def explain_fault(error: Exception) -> str:
     """Returns what is kept of a fault: a sentence where the user can do something about it, else the traceback."""
-    return (
-        str(error) if isinstance(error, FileSizeLimitError) else mask_text("".join(traceback.format_exception(error)))
-    )
+    if isinstance(error, FileSizeLimitError):
+        return str(error)
+    return mask_text("".join(traceback.format_exception(error)))
 
 
 def write_fault(fault: str, observation: _GivesUp | None, folder: Path) -> None:
-    """Writes a fault into the recording, or beside it where nothing is observed yet.
+    """Saves a fault in the recording, or next to it if nothing has been recorded yet.
 
     Args:
         fault: What `explain_fault` returned.

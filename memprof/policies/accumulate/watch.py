@@ -60,7 +60,8 @@ def refuse_hooks(parameters: Iterable[torch.Tensor]) -> None:
     """
     for parameter in parameters:
         for hook in (getattr(parameter, "_post_accumulate_grad_hooks", None) or {}).values():
-            if not str(getattr(hook, "__module__", "")).startswith("memprof."):
+            owner = getattr(hook, "__self__", None)
+            if not type(owner).__module__.startswith("memprof."):
                 raise PolicyError(
                     "accumulate finds a hook that runs when a gradient is complete (register_post_accumulate_grad_hook)"
                     ", which would run once for each micro-batch; use register_hook, or train without accumulate."

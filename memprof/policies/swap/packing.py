@@ -242,8 +242,14 @@ def require_unhooked(root: torch.nn.Module, chosen: Iterable[torch.nn.Module]) -
 def may_hook() -> bool:
     """Tells whether hooks may be installed here, and nobody else's are."""
     is_enabled = getattr(torch._C._autograd, "_saved_tensors_hooks_is_enabled", lambda: True)
-    top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda _: None)
-    return bool(is_enabled()) and top(True) is None and not is_in_transform()
+    return bool(is_enabled()) and top_hooks() is None and not is_in_transform()
+
+
+def top_hooks() -> tuple[Any, Any] | None:
+    """Returns the pack and unpack hooks for saved tensors that are in force, None where there are none."""
+    top: Any = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda _: None)
+    pair: tuple[Any, Any] | None = top(True)
+    return pair
 
 
 def is_plain(value: Any) -> bool:

@@ -26,6 +26,7 @@ from memprof.policies.swap.packing import (
     marked,
     may_hook,
     require_unhooked,
+    top_hooks,
     unpack,
 )
 from memprof.policies.swap.readers import bring_in_for_readers
@@ -226,8 +227,8 @@ class _Region:
 
 def _leased() -> _Region | tuple[()]:
     """Returns the parameters that are saved as leases here: those of the region that the module called is in."""
-    top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda _: None)(True)
-    region = getattr(top[0], "__self__", None) if top else None
+    hooks = top_hooks()
+    region = None if hooks is None else getattr(hooks[0], "__self__", None)
     return region if isinstance(region, _Region) else ()
 
 

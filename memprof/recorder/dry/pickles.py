@@ -22,10 +22,10 @@ def pickle_shapes() -> None:
     copyreg.pickle(fake, _reduced)
 
 
-def really(share: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a function that shares memory with other processes as one that the dry run leaves alone.
+def outside_dry_run(share: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function that shares memory with other processes without the dry run's mode.
 
-    Small tensors have memory in a dry run, too, as data sets do; sharing copies it, by operators.
+    Data sets keep real memory in a dry run. Sharing it runs operators, which the mode would take for its own.
     """
 
     @wraps(share)

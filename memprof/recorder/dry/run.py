@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, dataloader
 from memprof.recorder.dry.answers import Answers
 from memprof.recorder.dry.files import Files
 from memprof.recorder.dry.no_device import refuse_missing_device
-from memprof.recorder.dry.pickles import pickle_shapes, really
+from memprof.recorder.dry.pickles import outside_dry_run, pickle_shapes
 from memprof.recorder.dry.ranks import join_nobody
 from memprof.recorder.dry.replicas import refuse_replicas
 from memprof.recorder.dry.spans import dry_owned_span, dry_span, dry_storage_span
@@ -231,7 +231,7 @@ class DryRun:
 
         storages.share_memory_ = share_memory_
         for name in ("_share_fd_cpu_", "_share_filename_cpu_"):
-            setattr(storages, name, really(getattr(storages, name)))
+            setattr(storages, name, outside_dry_run(getattr(storages, name)))
         # Optimizers and clipping choose their kernels by the type of what they are given.
         for types in (optimizer._foreach_supported_types, _foreach_utils._foreach_supported_types):
             if FakeTensor not in types:
