@@ -15,6 +15,8 @@ or, to find the plan while it trains::
 
     memprof.make_fit(model, optimizer, budget="8GiB")
 
+`memprof.phase` names a part of the job, such as a rollout, for its recordings.
+
 From the command line: ``memprof record train.py``, then ``memprof report``.
 """
 
@@ -28,11 +30,12 @@ if TYPE_CHECKING:
     from memprof.launch.apply import apply
     from memprof.launch.inline import record
     from memprof.launch.live.make_fit import make_fit
+    from memprof.phases import phase
     from memprof.planners.arrays import step_from_arrays
     from memprof.planners.find import find_plan
     from memprof.policies.accumulate.split import micro_batches
 
-__all__ = ["__version__", "apply", "find_plan", "make_fit", "micro_batches", "record", "step_from_arrays"]
+__all__ = ["__version__", "apply", "find_plan", "make_fit", "micro_batches", "phase", "record", "step_from_arrays"]
 
 #: Public names that are imported at their first use, and the modules they are in.
 _LAZY = {
@@ -40,6 +43,7 @@ _LAZY = {
     "find_plan": "memprof.planners.find",
     "make_fit": "memprof.launch.live.make_fit",
     "micro_batches": "memprof.policies.accumulate.split",
+    "phase": "memprof.phases",
     "record": "memprof.launch.inline",
     "step_from_arrays": "memprof.planners.arrays",
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from decimal import ROUND_FLOOR, Decimal
+from collections.abc import Sequence
 
 from memprof.errors import UsageError
 
@@ -15,6 +15,7 @@ _FACTORS = {suffix.lower(): 1024**power for power, suffix in enumerate(_BINARY_S
 }
 _SIZE = re.compile(r"\s*(?P<number>[0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*(?P<suffix>[A-Za-z]*)\s*", re.ASCII)
 _LARGEST_BYTES = 2**63 - 1  # bytes are int64 in every table
+_MOST_DIGITS = 100  # more change no size, and Python refuses to read very many
 
 
 def format_bytes(count: int | float) -> str:
@@ -35,6 +36,18 @@ def format_bytes(count: int | float) -> str:
     return f"{sign}{text} {suffix}"
 
 
+def format_bytes_alike(counts: Sequence[int]) -> str:
+    """Writes several numbers of bytes with one unit, that of the largest: ``84.16, 30.72, 9.95 MiB``.
+
+    Args:
+        counts: Numbers of bytes, at least one, none negative.
+    """
+    _, _, suffix = format_bytes(max(counts)).rpartition(" ")
+    power = _BINARY_SUFFIXES.index(suffix)
+    texts = (f"{count / 1024**power:.2f}" if power else f"{count}" for count in counts)
+    return f"{', '.join(texts)} {suffix}"
+
+
 def format_bytes_change(count: int | float) -> str:
     """Writes a difference of bytes with its sign: ``+1.23 GiB``, ``-512 B``, ``0 B``.
 
@@ -42,6 +55,42 @@ def format_bytes_change(count: int | float) -> str:
         count: Bytes gained, negative when fewer.
     """
     return f"+{format_bytes(count)}" if round(count) > 0 else format_bytes(count)
+
+
+def format_bytes_of(part: int, whole: int) -> str:
+    """Writes bytes as a part of others, the unit once where both have the same: ``30.20 of 30.70 MiB``.
+
+    Args:
+        part: The bytes.
+        whole: What they are a part of, or should be.
+    """
+    count, unit = format_bytes(part).split(" ")
+    total = format_bytes(whole)
+    return f"{count if total.endswith(f' {unit}') else f'{count} {unit}'} of {total}"
+
+
+def format_bytes_between(least: int, most: int) -> str:
+    """Writes bounds of bytes, the unit once where both have the same: ``43.20 to 44.10 MiB``; one figure if equal."""
+    low, high = format_bytes(least), format_bytes(most)
+    count, unit = low.split(" ")
+    return high if low == high else f"{count if high.endswith(f' {unit}') else low} to {high}"
+
+
+def spell_bytes(count: int) -> str:
+    """Writes bytes as an option takes them, to the byte: ``24.00GiB``, or ``32191283`` where no unit is exact."""
+    text = format_bytes(count).replace(" ", "")
+    return text if parse_bytes(text) == count else str(count)
+
+
+def spell_bytes_below(count: int) -> str:
+    """Writes bytes as an option takes them, never more than there are: ``24.00GiB`` for a byte more."""
+    text = format_bytes(count).replace(" ", "")
+    if parse_bytes(text) <= count:
+        return text
+    number = _SIZE.fullmatch(text)
+    assert number is not None  # it was just written so
+    hundredths = int(number["number"].replace(".", "")) - 1  # two places, as format_bytes writes them
+    return f"{hundredths // 100}.{hundredths % 100:02d}{number['suffix']}"
 
 
 def parse_bytes(text: str) -> int:
@@ -66,10 +115,13 @@ def parse_bytes(text: str) -> int:
         raise UsageError(
             f"{text!r} has the unknown unit {match['suffix']!r}: write B, KiB, MiB, GiB, TiB, kB, MB, GB or TB"
         )
-    size = Decimal(match["number"]) * _FACTORS[suffix]
+    # In whole numbers: the module decimal would leave a context variable in a job.
+    whole, _, fraction = match["number"].partition(".")
+    whole, fraction = whole.lstrip("0")[:_MOST_DIGITS], fraction[:_MOST_DIGITS]
+    size: int = int(f"0{whole}{fraction}") * _FACTORS[suffix] // 10 ** len(fraction)
     if size > _LARGEST_BYTES:
         raise UsageError(f"{text!r} is more than any machine holds: sizes end at 8 EiB")
-    return int(size.to_integral_value(rounding=ROUND_FLOOR))
+    return size
 
 
 def format_us(duration_us: float) -> str:

@@ -57,6 +57,7 @@ def test_format_bytes_change(count: int, text: str) -> None:
         ("2KB", 2_000),
         ("0.1 KiB", 102),  # 102.4: a budget never grows by rounding
         (".5KiB", 512),
+        (f"{'0' * 5_000}1.{'0' * 5_000} kB", 1_000),
         ("7.999999999999 EiB", 9_223_372_036_853_622_886),  # 2**63 - 2**60 / 10**12, finer than a float
     ],
 )

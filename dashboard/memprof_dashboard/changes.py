@@ -6,7 +6,7 @@ import dataclasses
 import math
 from functools import lru_cache
 
-from memprof.analysis.basis import steady_step
+from memprof.analysis.basis import require_whole_step
 from memprof.analysis.diff import Diff, Pair, compare
 from memprof.analysis.predict import has_untouched_step
 from memprof.analysis.summary import NOTHING, OTHERS, Summary, summarise_step
@@ -33,13 +33,13 @@ def changes(base: Rank, head: Rank) -> Diff:
 @lru_cache(maxsize=8)
 def _summary(rank: Rank) -> Summary:
     trace = rank.trace
-    step = steady_step(trace, None)
+    require_whole_step(trace)
+    step = trace.fullest_step()
     is_known = has_untouched_step(trace) or trace.manifest.backend.name == PREDICTED
-    ranges = (rank.step_range(number) for number in trace.recorded_steps)
     return dataclasses.replace(
         summarise_step(step, trace.manifest),
         step_time_us=step.duration_us if is_known else math.nan,
-        step_peaks=tuple(int(rank.history.total[first:end].max(initial=0)) for first, end in ranges),
+        step_peaks=tuple(trace.step_peaks().values()),
         is_complete=trace.manifest.capture.is_complete,
     )
 

@@ -25,7 +25,7 @@ from memprof_dashboard.figures.base import CONFIG
 from memprof_dashboard.figures.timeline import Marks, overview, timeline
 from memprof_dashboard.figures.treemap import treemap
 from memprof_dashboard.markup import Html, element, name, section, shorten, text
-from memprof_dashboard.palette import PHASE_COLOURS, RECOMPUTED, RECOMPUTED_COLOUR, THEMES, Theme, fill_of
+from memprof_dashboard.palette import RECOMPUTED, RECOMPUTED_COLOUR, THEMES, Theme, fill_of, phase_colours
 from memprof_dashboard.sources import Rank
 
 _ROWS = 10
@@ -52,7 +52,7 @@ def export_html(
     Args:
         trace: The recording.
         rank: The rank to report on; None for the one with the highest peak.
-        step_number: The step to report on; None for the steady step.
+        step_number: The step to report on; None for the fullest step.
         op_id: The moment to show, counted from 0 in the step; None for the peak.
         rows: Rows per table; None for what suits.
 
@@ -129,7 +129,7 @@ def _body(report: Report, rank: Rank, rows: int | None) -> str:
     parts = [
         _headline(report),
         *(
-            [section("Ranks", "Each process of the job, at the peak of its own steady step.", tables.ranks(report))]
+            [section("Ranks", "Each process of the job, at the peak of its own fullest step.", tables.ranks(report))]
             * bool(report.ranks)
         ),
         section(
@@ -179,7 +179,7 @@ def _body(report: Report, rank: Rank, rows: int | None) -> str:
 
 def _phases(rank: Rank) -> Html:
     """Returns what the colours of the band below the timeline stand for."""
-    shown = [(phase, colour) for phase, colour in PHASE_COLOURS.items() if phase in rank.history.phases]
+    shown = list(phase_colours(rank.history.phases).items())
     if rank.history.runs_again.any():
         shown.append((RECOMPUTED, RECOMPUTED_COLOUR))
     parts = [text("phases: ")]

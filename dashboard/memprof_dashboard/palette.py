@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+
+from memprof.phases import in_order
 
 
 @dataclass(frozen=True)
@@ -34,8 +37,18 @@ FILLS = {
     "unknown": Fill("unknown", "#999999", "/"),
 }
 
-#: Phases, in the order of a step.
-PHASE_COLOURS = {"forward": "#56B4E9", "backward": "#E69F00", "optimizer": "#009E73", "other": "#BBBBBB"}
+#: Phases: those that the recorder tells, from the palette of Okabe and Ito.
+PHASE_COLOURS = {
+    "forward": "#56B4E9",
+    "backward": "#E69F00",
+    "optimizer": "#009E73",
+    "evaluation": "#CC79A7",
+    "saving": "#0072B2",
+    "loading": "#F0E442",
+    "other": "#BBBBBB",
+}
+#: Those that a job names, in turn; chosen to lie as far from the others as can be, also for the colour-blind.
+_OWN_COLOURS = ("#8844EE", "#AAEE88", "#668844", "#66EEAA", "#8888EE")
 #: Operators of any phase that recompute what was dropped, and what a reader sees them called.
 RECOMPUTED, RECOMPUTED_COLOUR = "recomputed", "#D55E00"
 
@@ -65,6 +78,14 @@ THEMES = {
     "light": Theme("light", "#1b1f24", "#d7dce1", "#ffffff", "#8250df", "#b3261e"),
     "dark": Theme("dark", "#e6e9ec", "#3a4149", "#161a1e", "#c9a7ff", "#ff8a80"),
 }
+
+
+def phase_colours(phases: Iterable[str]) -> dict[str, str]:
+    """Returns the colour of each phase that there is, in the order in which phases are listed."""
+    listed = in_order(phases)
+    own = [name for name in listed if name not in PHASE_COLOURS]
+    colours = {name: _OWN_COLOURS[place % len(_OWN_COLOURS)] for place, name in enumerate(own)}
+    return {name: PHASE_COLOURS.get(name) or colours[name] for name in listed}
 
 
 def fill_of(category: str) -> Fill:

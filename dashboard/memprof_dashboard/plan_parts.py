@@ -8,7 +8,7 @@ from typing import Any
 from dash import html
 
 from memprof.analysis.compare import Point
-from memprof.analysis.suggest import Suggestion, describe_least, place_of
+from memprof.analysis.suggest import Suggestion, describe_least, describe_peak, place_of
 from memprof.analysis.verify import describe_short
 from memprof.planners.registry import planner_types
 from memprof.planners.space.tried import Tried
@@ -31,10 +31,7 @@ def verdict(found: Suggestion) -> str:
         return describe_least(found)
     if not best.policies:
         return f"The job fits as it is: its peak of {format_bytes(best.peak_bytes)} is within {budget}."
-    return (
-        f"Within {budget}: {best.plan.describe()}, peak {format_bytes(best.peak_bytes)}, step time "
-        f"{change(best, found)}."
-    )
+    return f"Within {budget}: {best.plan.describe()}, peak {describe_peak(best)}, step time {change(best, found)}."
 
 
 def change(one: Tried, found: Suggestion) -> str:
@@ -54,7 +51,7 @@ def summary(found: Suggestion) -> list[Any]:
     known = (
         f"Recorded: peak {format_bytes(recorded.peak_bytes)} in {place_of(recorded)}, step "
         f"{format_us(recorded.step_time_us)}. {answer.tried:,} plans replayed in {answer.took_s:.1f} s. Least peak "
-        f"found: {format_bytes(answer.least.peak_bytes)} with {answer.least.plan.describe()}."
+        f"found: {describe_peak(answer.least)} with {answer.least.plan.describe()}."
     )
     return [
         html.P(parts.name(verdict(found), 1000), className="verdict"),
@@ -73,7 +70,7 @@ def fitting(found: Suggestion) -> list[Any]:
     rows = [
         [
             choice(one.plan.describe(), places[id(one)]),
-            format_bytes(one.peak_bytes),
+            describe_peak(one),
             format_bytes(recorded.peak_bytes - one.peak_bytes),
             format_us(one.step_time_us),
             change(one, found),
@@ -100,11 +97,11 @@ def others(found: Suggestion) -> list[Any]:
     rows = []
     for one in found.others[:_MOST_ROWS]:
         name, size = max(one.categories.items(), key=lambda item: item[1], default=("unknown", 0))
-        over = one.peak_bytes - budget
+        over = found.answer.needed(one) - budget
         rows.append(
             [
                 choice(one.plan.describe(), places[id(one)]),
-                format_bytes(one.peak_bytes),
+                describe_peak(one),
                 format_bytes_change(over) if over > 0 else "too slow",
                 change(one, found),
                 parts.name(place_of(one), 40),
@@ -175,7 +172,7 @@ def plan_facts(detail: Detail, one: Tried, found: Suggestion) -> list[Any]:
             ]
         )
         before = after
-    over = one.peak_bytes - budget
+    over = found.answer.needed(one) - budget
     fits = f"{format_bytes(-over)} below the budget" if over <= 0 else f"{format_bytes(over)} over the budget"
     promise = (
         f"at its peak in {place_of(one)}, {fits}; step time {format_us(one.step_time_us)} ({change(one, found)}). "

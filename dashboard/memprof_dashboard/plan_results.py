@@ -120,7 +120,7 @@ def register_plans(app: Dash, desk: Desk, searches: PlanDesk) -> None:
 def _nothing_yet() -> Any:
     return parts.empty(
         "No plan was searched for yet",
-        "Give the memory the job may take, and search: every plan is replayed as a whole on the steady step of this "
+        "Give the memory the job may take, and search: every plan is replayed as a whole on every step of this "
         "recording, on this machine, without running the job. Most searches take seconds.",
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -22,7 +22,7 @@ from memprof.planners.space.tried import Tried
 from memprof.planners.space.workbench import allowed_names
 from memprof.policies.plan import Plan
 from memprof.policies.plan_tables import plan_from_tables
-from memprof.policies.prediction import Prediction
+from memprof.policies.prediction import model_of
 from memprof.replay.live import live_bytes
 from memprof.trace.manifest import PREDICTED
 from memprof.trace.schema import Ints, Texts
@@ -148,7 +148,8 @@ def detail_of(rank: Rank, found: Suggestion, one: Tried) -> Detail:
         found: The search that tried it.
         one: The plan.
     """
-    made = forecast(rank.trace, one.plan, found.basis)
+    plan = replace(one.plan, budget_bytes=found.answer.wish.budget_bytes)
+    made = forecast(rank.trace, plan, found.basis)
     return Detail(
         plan=made.plan,
         stages=made.stages,
@@ -205,8 +206,8 @@ def _run(rank: Rank, other: Rank, name: str) -> Run:
 @lru_cache(maxsize=32)
 def _model_of(rank: Rank) -> str:
     """Returns the type of the model of a recording; "" where no step tells."""
-    number = rank.steady_number()
+    number = rank.fullest_number()
     if number < 0 or not np.any(rank.steps.first_op_id >= 0):
         return ""
     step = rank.step(number)
-    return Prediction.of(step, step, trace="", how="").model
+    return model_of(step)[0]

@@ -31,13 +31,13 @@ class Shown:
 
 
 def shown(view: View, rank: Rank) -> Shown:
-    """Returns what a view shows: at first the steady step, with the cursor at its peak."""
+    """Returns what a view shows: at first the fullest step, with the cursor at its peak."""
     history = rank.history
     if not history.ops:
         return Shown(0, 0, 0)
     first, end = view.first, min(view.end, history.ops)
     if not 0 <= first < end:
-        first, end = rank.step_range(rank.steady_number())
+        first, end = rank.step_range(rank.fullest_number())
     at = view.at if 0 <= view.at < history.ops else history.peak(first, end)
     return Shown(first, end, at)
 

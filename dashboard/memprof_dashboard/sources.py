@@ -88,8 +88,8 @@ class Rank:
             return 0, self.history.ops
         return int(self.steps.first_op_id[rows[0]]), int(self.steps.last_op_id[rows[0]]) + 1
 
-    def steady_number(self) -> int:
-        """Returns the step the dashboard opens at: the last that was recorded whole, or what comes nearest; -1."""
+    def fullest_number(self) -> int:
+        """Returns the step the dashboard opens at: the fullest that was recorded whole, or what comes nearest; -1."""
         steps = self.steps
         has_ops = (steps.first_op_id != NONE) & (steps.last_op_id != NONE)
         for is_chosen in (
@@ -98,8 +98,13 @@ class Rank:
             has_ops,
         ):
             if is_chosen.any():
-                return int(steps.step[np.flatnonzero(is_chosen)[-1]])
+                numbers = steps.step[is_chosen].tolist()
+                return int(max(numbers, key=lambda number: (self._highest(number), number)))
         return -1
+
+    def _highest(self, number: int) -> int:
+        first, end = self.step_range(number)
+        return int(self.history.total[first:end].max(initial=0))
 
     def module_title(self, module_id: int) -> str:
         """Returns a module's qualified name, the type of a root without one, "" outside of any."""

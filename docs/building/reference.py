@@ -130,7 +130,7 @@ def cost_of(kind: type[Policy]) -> Cost:
         return Cost(why_not=UNTOLD[kind.name])
     (value,) = shlex.split(_flag(kind))[1:]
     try:
-        plan, _ = Plan((kind.from_flag(value),)).predict(Trace.open(str(SAMPLE)).steady_step())
+        plan, _ = Plan((kind.from_flag(value),)).predict(Trace.open(str(SAMPLE)).fullest_step())
     except PolicyError as error:
         return Cost(why_not=f"`{_flag(kind)}` is not possible on this job. {error}")
     found = plan.prediction

@@ -203,7 +203,7 @@ def settings_in_force(manifest: Manifest, step: Step) -> SettingsInForce:
 
 
 def fullest_rank(trace: Trace) -> int:
-    """Returns the rank whose steady step has most bytes alive at once, the lowest of equals.
+    """Returns the rank whose fullest step has most bytes alive at once, the lowest of equals.
 
     Raises:
         BadInputError: A rank's tables are damaged.

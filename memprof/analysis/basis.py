@@ -1,16 +1,20 @@
-"""The step that plans are made for: one of a recording, with the times of the machine it is to run on."""
+"""The steps that plans are made for: those of a recording, with the times of the machine they are to run on."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from memprof.analysis.light import refuse_light
 from memprof.analysis.out_of_memory import has_whole_step
 from memprof.errors import InconclusiveError
 from memprof.machines.catalogue import Accelerator, machine_of_device
 from memprof.policies.base import SOURCES
+from memprof.policies.plan import Plan
 from memprof.policies.swap.policy import DEFAULT_GBPS
+from memprof.replay.live import live_bytes
 from memprof.replay.scale import TimesElsewhere, rates_of, rates_of_recording, scale_times
+from memprof.replay.within import distinct_steps
 from memprof.trace.schema import Steps
 from memprof.trace.step import Step
 from memprof.trace.store import Trace
@@ -18,15 +22,17 @@ from memprof.trace.store import Trace
 
 @dataclass(frozen=True, eq=False)
 class Basis:
-    """The step that plans are made for.
+    """The steps that plans are made for.
 
     Attributes:
-        step: The step; its times are those of the machine it is to run on.
+        step: The fullest step that was seen to its end; its times are those of the machine it is to run on.
         machine: Name of that machine where it is another than the recording's, "" otherwise.
         elsewhere: How its times were obtained then; None where they are the recording's own.
         warnings: What a reader must know of that.
         batch: The batch that was asked for, None for the recorded one.
         scaled_by: How the step is known at that batch, one of policies.base.SOURCES; "" where it was recorded so.
+        others: Other steps that a plan has to fit as well: those that it may leave fuller than ``step``.
+        peaks: Recorded peak of each step that counts, by its number; empty where one step was asked for.
     """
 
     step: Step
@@ -35,6 +41,25 @@ class Basis:
     warnings: tuple[str, ...] = ()
     batch: int | None = None
     scaled_by: str = ""
+    others: tuple[Step, ...] = ()
+    peaks: dict[int, int] = field(default_factory=dict)
+
+    @cached_property
+    def peak_bytes(self) -> int:
+        """The most that is allocated at once in any of the steps as recorded."""
+        return max(int(live_bytes(step).during.max(initial=0)) for step in (self.step, *self.others))
+
+    def predict(self, plan: Plan, trace: str = "") -> tuple[Plan, Step]:
+        """Returns a plan with its prediction over all steps, and the fullest step it leads to.
+
+        Args:
+            plan: The plan.
+            trace: What the recording is called.
+
+        Raises:
+            PolicyError: A policy does not fit the fullest step.
+        """
+        return plan.predict(self.step, self.others, trace=trace)
 
     @property
     def source(self) -> str:
@@ -45,11 +70,11 @@ class Basis:
 
 
 def basis_of(trace: Trace, step_number: int | None = None, machine: Accelerator | None = None) -> Basis:
-    """Returns the step to plan for.
+    """Returns the steps to plan for.
 
     Args:
         trace: The recording.
-        step_number: The step; None for the steady one.
+        step_number: The only step to plan for; None for all.
         machine: The machine it is to run on; None for the recording's own.
 
     Raises:
@@ -58,33 +83,46 @@ def basis_of(trace: Trace, step_number: int | None = None, machine: Accelerator 
         UsageError: There is no such step.
     """
     refuse_light(trace)
-    step = steady_step(trace, step_number)
+    found = basis_of_steps(trace) if step_number is None else Basis(trace.step(step_number))
+    step = found.step
     recorded_on = trace.manifest.machine
     if machine is None or machine_of_device(recorded_on.device_name) is machine:
-        return Basis(step)
+        return found
     elsewhere = scale_times(step, rates_of_recording(recorded_on), rates_of(machine))
     if recorded_on.device_kind != "cpu":
-        return Basis(elsewhere.step, machine.name, elsewhere)
+        return replace(found, step=elsewhere.step, machine=machine.name, elsewhere=elsewhere)
     warning = (
         f"this job was recorded on a CPU: {machine.name} runs other kernels, whose workspaces and saved tensors "
         "differ. Plan from a recording made on such a device where you can."
     )
-    return Basis(elsewhere.step, machine.name, elsewhere, (warning,))
+    return replace(found, step=elsewhere.step, machine=machine.name, elsewhere=elsewhere, warnings=(warning,))
 
 
-def steady_step(trace: Trace, step_number: int | None) -> Step:
-    """Returns a step as it was recorded; the steady one unless another is asked for.
+def basis_of_steps(trace: Trace) -> Basis:
+    """Returns all steps of a recording as they were recorded, to plan for.
+
+    Raises:
+        BadInputError: The trace holds no operators, or is damaged.
+        InconclusiveError: No step was recorded to its end, such as when the job ran out of memory in its first.
+    """
+    require_whole_step(trace)
+    step, peaks = trace.fullest_step(is_whole=True), trace.step_peaks()
+    others = (trace.step(number) for number in peaks if number != step.number)
+    return Basis(step, others=distinct_steps(step, others), peaks=peaks)
+
+
+def require_whole_step(trace: Trace) -> None:
+    """Refuses a recording that does not show all that a step needs.
 
     Raises:
         InconclusiveError: No step was recorded to its end, such as when the job ran out of memory in its first.
     """
-    if step_number is None and (trace.table(Steps).first_op_id >= 0).any() and not has_whole_step(trace):
+    if (trace.table(Steps).first_op_id >= 0).any() and not has_whole_step(trace):
         raise InconclusiveError(
             f"{trace.path} holds no step that was seen to its end ({trace.manifest.capture.reason or 'cut short'}), so "
             "how much its backward and its optimizer need is not known. Record the job with a smaller batch that "
             "fits, and ask for a plan from that."
         )
-    return trace.steady_step() if step_number is None else trace.step(step_number)
 
 
 def link_of(trace: Trace, machine: Accelerator | None = None) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from memprof.analysis.module_tree import ModuleTree
 from memprof.analysis.sources import SourceLine, Sources
 from memprof.replay.live import alive_at
-from memprof.trace.schema import NONE, Ints
+from memprof.trace.schema import NONE, Bools, Ints
 from memprof.trace.step import Step
 
 K = TypeVar("K", bound=Hashable)
@@ -66,6 +66,7 @@ class Holding:
         rows: Rows of the storages that are alive and take memory, in order of birth.
         bytes: Their allocated bytes, shape as ``rows``.
         workspace_bytes: What the operator holds beside storages.
+        earlier_stacks: Stack behind what an earlier step made, NONE for what is not of one; shape as ``rows``.
     """
 
     step: Step
@@ -73,6 +74,7 @@ class Holding:
     rows: Ints
     bytes: Ints
     workspace_bytes: int
+    earlier_stacks: Ints
 
     @property
     def total_bytes(self) -> int:
@@ -84,16 +86,30 @@ class Holding:
         """The operator that made each storage, ``NONE`` for those alive before the step."""
         return self.step.storages.created_op_id[self.rows]
 
+    @property
+    def stacks(self) -> Ints:
+        """The Python stack behind each storage, ``NONE`` where it is not known."""
+        made = np.append(self.step.ops.stack_id, NONE)[self.makers]
+        return np.where(self.makers == NONE, self.earlier_stacks, made)
 
-def hold_at(step: Step, op_id: int) -> Holding:
+    def only(self, is_kept: Bools) -> Holding:
+        """Returns the same moment with some of its storages, ``is_kept`` of shape as ``rows``."""
+        return replace(
+            self, rows=self.rows[is_kept], bytes=self.bytes[is_kept], earlier_stacks=self.earlier_stacks[is_kept]
+        )
+
+
+def hold_at(step: Step, op_id: int, earlier_stacks: Ints | None = None) -> Holding:
     """Lists what is alive while an operator runs.
 
     Args:
         step: The step.
         op_id: The operator, counted from 0 in the step.
+        earlier_stacks: What ``Trace.earlier_stacks`` tells of the step; None where that does not matter.
     """
     rows = np.flatnonzero(alive_at(step, op_id) & (step.storages.allocated_bytes > 0))
-    return Holding(step, op_id, rows, step.storages.allocated_bytes[rows], int(step.ops.workspace_bytes[op_id]))
+    known = np.full(len(rows), NONE) if earlier_stacks is None else earlier_stacks[rows]
+    return Holding(step, op_id, rows, step.storages.allocated_bytes[rows], int(step.ops.workspace_bytes[op_id]), known)
 
 
 def by_category(holding: Holding) -> Breakdown[str]:
@@ -150,9 +166,8 @@ def split_bytes(keys: Sequence[K | None], sizes: Sequence[int]) -> Breakdown[K]:
 
 
 def _by_stack_id(holding: Holding) -> Breakdown[int]:
-    stacks = np.append(holding.step.ops.stack_id, NONE)
-    keys = [_or_none(stack) for stack in stacks[holding.makers].tolist()]
-    return _split(holding, keys, _or_none(int(stacks[holding.op_id])))
+    keys = [_or_none(stack) for stack in holding.stacks.tolist()]
+    return _split(holding, keys, _or_none(int(holding.step.ops.stack_id[holding.op_id])))
 
 
 def _merge(split: Breakdown[int], key_of: Callable[[int], K | None]) -> Breakdown[K]:

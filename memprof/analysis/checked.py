@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from memprof.policies.plan import Plan
 
+#: Why a plan was not checked when the user ended it.
+INTERRUPTED = "It was interrupted."
+
 
 @dataclass(frozen=True)
 class Checked:
@@ -17,6 +20,7 @@ class Checked:
         budget_bytes: Most bytes that may be allocated at once.
         dry_bytes: The dry run's peak; None where the plan was not dry-run.
         reason: Why not, a sentence; "" where it was.
+        most_bytes: The upper end of its interval; the predicted peak where that is known to the byte.
     """
 
     plan: Plan
@@ -24,6 +28,7 @@ class Checked:
     budget_bytes: int
     dry_bytes: int | None
     reason: str = ""
+    most_bytes: int = 0
 
     @property
     def fits(self) -> bool | None:
@@ -48,8 +53,8 @@ def confirmed(checked: tuple[Checked, ...]) -> Checked | None:
 
 
 def worth_keeping(checked: tuple[Checked, ...]) -> Checked | None:
-    """Returns the plan that is confirmed, or else the first that could not be checked; None where all are above."""
-    unchecked = next((one for one in checked if one.fits is None), None)
+    """Returns the plan that is confirmed, or else the first that could not be checked and fits by its upper end."""
+    unchecked = next((one for one in checked if one.fits is None and one.most_bytes <= one.budget_bytes), None)
     return confirmed(checked) or unchecked
 
 

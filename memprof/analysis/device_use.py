@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from memprof.trace.columns import Coded
 from memprof.trace.schema import NONE, DeviceMemory
 
 
@@ -41,8 +42,10 @@ class DeviceUse:
 def summarise_devices(samples: DeviceMemory) -> tuple[DeviceUse, ...]:
     """Returns each device at the sample in which most of it was used, in the order of their names."""
     found = []
-    for device in sorted(set(samples.device.tolist())):
-        own = samples.take(samples.device == device)
+    coded = Coded.of(samples.device)  # numpy itself compares texts without the zero bytes at their end
+    present = np.unique(coded.codes).tolist()
+    for code in sorted(present, key=lambda code: str(coded.distinct[code])):
+        device, own = coded.distinct[code], samples.take(coded.codes == code)
         fullest = int(np.argmax(own.used_bytes))
         used, reserved, process, pinned = (
             int(column[fullest]) for column in (own.used_bytes, own.reserved_bytes, own.process_bytes, own.pinned_bytes)

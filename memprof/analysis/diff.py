@@ -13,14 +13,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from memprof.analysis.gates import Gate, Verdict
+from memprof.analysis.gates import Gate, Verdict, require_phases
 from memprof.analysis.moved_lines import with_moved_lines
 from memprof.analysis.summary import KINDS, OTHERS, PEAK, Spot, Summary, read_summary, summarise
 from memprof.errors import InconclusiveError
+from memprof.phases import in_order
 from memprof.trace.location import located
 from memprof.trace.manifest import PREDICTED
 from memprof.trace.reading import read_text
-from memprof.trace.schema import PHASES
 from memprof.trace.store import Trace
 
 #: What must be the same on both sides for numbers to compare.
@@ -155,14 +155,20 @@ def open_side(path: str | Path) -> Summary:
         InconclusiveError: It is a recording without a step that was seen to its end.
     """
     path = located(path)
-    if path.is_fifo():  # such as a shell's <(memprof summary run.memprof)
+    if is_summary(path):
         return read_summary(read_text(path, _LARGEST_SUMMARY_BYTES), str(path))
-    if path.is_file() and path.stat().st_size <= _LARGEST_SUMMARY_BYTES:
-        with path.open("rb") as file:
-            is_json = file.read(1) == b"{"
-        if is_json:
-            return read_summary(read_text(path, _LARGEST_SUMMARY_BYTES), str(path))
     return summarise(Trace.open(path))
+
+
+def is_summary(path: str | Path) -> bool:
+    """Whether a path is the JSON of a summary, by its first byte."""
+    path = located(path)
+    if path.is_fifo():  # such as a shell's <(memprof summary run.memprof)
+        return True
+    if not path.is_file() or path.stat().st_size > _LARGEST_SUMMARY_BYTES:
+        return False
+    with path.open("rb") as file:
+        return file.read(1) == b"{"
 
 
 def compare(
@@ -178,13 +184,15 @@ def compare(
 
     Raises:
         InconclusiveError: The sides are of different models.
+        UsageError: A gate is on a phase that none of them has.
     """
     base, head = _median_of(bases), _median_of(heads)
     if base.model and head.model and base.model != head.model:
         raise InconclusiveError(
             f"The base is a recording of {base.model}, the other of {head.model}: there is nothing to compare."
         )
-    names = [name for name in PHASES if name in base.spots or name in head.spots]
+    require_phases((*fail, *warn), (name for one in (*bases, *heads) for name in one.spots if name != PEAK))
+    names = [name for name in in_order((*base.spots, *head.spots)) if name != PEAK]
     found = Diff(
         base=base,
         head=head,

@@ -100,13 +100,13 @@ def summarise_ranks(path: str | Path, *, scheduler: str | None = None) -> dict[t
 
 
 def peak_curve(trace: Trace, stretches: int) -> list[int]:
-    """Returns the most bytes alive in each of equally long stretches of a rank's steady step.
+    """Returns the most bytes alive in each of equally long stretches of a rank's fullest step.
 
     Args:
         trace: The rank.
         stretches: How many; a step of fewer operators has one for each.
     """
-    highest = live_bytes(trace.steady_step()).during
+    highest = live_bytes(trace.fullest_step()).during
     count = min(stretches, len(highest))
     starts = (np.arange(count) * len(highest)) // max(count, 1)
     return np.maximum.reduceat(highest, starts).tolist() if count else []

@@ -24,7 +24,7 @@ class DryFit:
         context_bytes: What the process takes beside the allocator, by a rule.
         reserved_bytes: The most that torch's allocator would reserve.
         allocated_bytes: The most that it would have given out.
-        largest: The category with most bytes at the steady step's peak.
+        largest: The category with most bytes at the fullest step's peak.
         share: Its share of them.
     """
 
@@ -76,7 +76,7 @@ def dry_fit(trace: Trace) -> DryFit | None:
     if found is None or not len(memory) or not len(device):
         return None
     try:
-        step = trace.steady_step()
+        step = trace.fullest_step()
     except BadInputError:
         return None  # it ended before there was one
     split = by_category(hold_at(step, peak_op(step)))

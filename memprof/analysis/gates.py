@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from memprof.errors import UsageError
-from memprof.trace.schema import CATEGORIES, PHASES
+from memprof.phases import PHASES, in_order, is_own_name
+from memprof.trace.schema import CATEGORIES
 from memprof.units import format_bytes, format_bytes_change, format_us, parse_bytes
 
 #: What can be gated by name alone, and the unit it is in.
@@ -142,8 +143,9 @@ def parse_gate(text: str) -> Gate:
             )
     elif kind not in KINDS:
         raise _wrong(text, 0, f"there is no kind {kind!r}; there are {', '.join(KINDS)}")
-    elif not name or (kind == "phase" and name not in PHASES) or (kind == "category" and name not in CATEGORIES):
-        known = {"phase": f"; there are {', '.join(PHASES)}", "category": f"; there are {', '.join(CATEGORIES)}"}
+    elif not name or not _is_named(kind, name):
+        phases = f"; there are {', '.join(PHASES)}, and those that a job names itself"
+        known = {"phase": phases, "category": f"; there are {', '.join(CATEGORIES)}"}
         raise _wrong(text, len(kind) + 1, f"there is no {kind} {name!r}{known.get(kind, ': name one')}")
     unit = MEASURES[name] if not kind else "bytes"
     place = len(measure) + 1
@@ -152,6 +154,25 @@ def parse_gate(text: str) -> Gate:
         found.append(_limit(text, part, place, unit))
         place += len(part) + 1
     return Gate(text.strip(), kind, name, tuple(found))
+
+
+def require_phases(gates: Iterable[Gate], phases: Iterable[str]) -> None:
+    """Refuses gates on a phase that no recording has: a misspelled name would never fail.
+
+    Raises:
+        UsageError: Names the first one. The recorder's own phases may be missing.
+    """
+    known = in_order(phases)
+    for gate in gates:
+        if gate.kind == "phase" and gate.name not in (*PHASES, *known):
+            reason = f"no recording has a phase {gate.name!r}; there are {', '.join(known)}"
+            raise _wrong(gate.text, len("phase:"), reason)
+
+
+def _is_named(kind: str, name: str) -> bool:
+    if kind == "phase":
+        return name in PHASES or is_own_name(name)
+    return kind != "category" or name in CATEGORIES
 
 
 def _limit(text: str, part: str, place: int, unit: str) -> Limit:

@@ -57,10 +57,11 @@ def find_largest(holding: Holding, sources: Sources, limit: int) -> tuple[LargeS
         limit: How many to return at most.
     """
     order = np.lexsort((holding.rows, -holding.bytes))[:limit]
-    return tuple(_describe(holding, sources, row) for row in holding.rows[order].tolist())
+    return tuple(_describe(holding, sources, place) for place in order.tolist())
 
 
-def _describe(holding: Holding, sources: Sources, row: int) -> LargeStorage:
+def _describe(holding: Holding, sources: Sources, place: int) -> LargeStorage:
+    row = int(holding.rows[place])
     step, storages, ops = holding.step, holding.step.storages, holding.step.ops
     created, freed = int(storages.created_op_id[row]), int(storages.freed_op_id[row])
     module_id = int(storages.module_id[row])
@@ -76,7 +77,7 @@ def _describe(holding: Holding, sources: Sources, row: int) -> LargeStorage:
         module=module,
         module_title=module or (None if module is None else str(step.modules.type[module_id])),
         op=None if is_older else str(ops.name[created]),
-        source=None if is_older else sources.of_stack(int(ops.stack_id[created])),
+        source=sources.of_stack(int(holding.stacks[place])),
         created_op_id=None if is_older else created,
         freed_op_id=None if freed == NONE else freed,
         age_ops=None if is_older else holding.op_id - created,

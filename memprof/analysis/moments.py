@@ -8,7 +8,7 @@ import numpy as np
 
 from memprof.analysis.sources import SourceLine, Sources
 from memprof.replay.live import live_bytes, live_bytes_by_category, peak_op
-from memprof.trace.schema import NONE, PHASES
+from memprof.trace.schema import NONE
 from memprof.trace.step import Step
 
 
@@ -88,15 +88,13 @@ def find_peak(step: Step, sources: Sources) -> Moment:
 
 
 def find_phase_peaks(step: Step, sources: Sources) -> tuple[Moment, ...]:
-    """Returns the first fullest moment of each phase that the step has, in the order of a step."""
+    """Returns the first fullest moment of each phase that the step has, in the order of the step."""
     during = live_bytes(step).during
-    moments = []
-    for phase in PHASES:
-        op_ids = np.flatnonzero(step.ops.phase == phase)
-        if len(op_ids):
-            op_id = int(op_ids[np.argmax(during[op_ids])])
-            moments.append(describe_moment(step, sources, op_id, int(during[op_id])))
-    return tuple(moments)
+    op_ids = []
+    for phase in dict.fromkeys(step.ops.phase.tolist()):
+        inside = np.flatnonzero(step.ops.phase == phase)
+        op_ids.append(int(inside[np.argmax(during[inside])]))
+    return tuple(describe_moment(step, sources, op_id, int(during[op_id])) for op_id in sorted(op_ids))
 
 
 def find_category_maxima(step: Step) -> dict[str, CategoryMaximum]:

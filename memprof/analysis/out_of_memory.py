@@ -240,7 +240,7 @@ def _held(trace: Trace, failures: OutOfMemory, row: int, sources: Sources) -> He
     holding = hold_at(step, op)
     is_there = step.storages.device[holding.rows] == failures.device[row]
     if is_there.any():  # of a job on a device, what its host holds is not what filled it
-        holding = replace(holding, rows=holding.rows[is_there], bytes=holding.bytes[is_there])
+        holding = holding.only(is_there)
     tree = folded_tree(step.modules)
     return Held(
         holding=holding,

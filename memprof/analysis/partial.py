@@ -126,7 +126,7 @@ def _furthest(trace: Trace) -> tuple[Step, int, int]:
             during, asked = live_bytes(step).during, max(0, int(failures.requested_bytes[row]))
             fullest = peak_op(step)
             return (step, op, asked) if during[op] + asked >= during[fullest] else (step, fullest, 0)
-    step = trace.steady_step()
+    step = trace.fullest_step()
     return step, peak_op(step), 0
 
 

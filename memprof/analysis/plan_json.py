@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from memprof.analysis.budget import NO_BUDGET
 from memprof.analysis.moments import Moment
 from memprof.analysis.predict import Forecast, Side
 from memprof.analysis.verify import Compared, Figures, Verification
@@ -21,6 +22,7 @@ Json = dict[str, Any]
 
 def forecast_to_json(made: Forecast) -> Json:
     """Returns a prediction ready for ``json.dump``."""
+    budget = made.plan.budget_bytes
     return {
         "schema": PLAN_SCHEMA,
         "trace": made.trace,
@@ -29,11 +31,14 @@ def forecast_to_json(made: Forecast) -> Json:
         "how": made.plan.source if made.plan.prediction is None else made.plan.prediction.how,
         "recorded": _side(made.recorded),
         "predicted": _side(made.predicted),
+        "peak_interval_bytes": _interval(made.plan),
         "change": {
             "peak_bytes": made.predicted.peak.allocated_bytes - made.recorded.peak.allocated_bytes,
             "peak_ratio": _ratio(made.predicted.peak.allocated_bytes, made.recorded.peak.allocated_bytes),
             "time_ratio": _ratio(made.predicted.step_time_us, made.recorded.step_time_us),
         },
+        "budget_bytes": budget,
+        "fits": None if budget is None else made.predicted.peak.allocated_bytes <= budget,
         "policies": [
             {
                 **policy_to_json(stage.policy),
@@ -46,21 +51,30 @@ def forecast_to_json(made: Forecast) -> Json:
     }
 
 
+def _interval(plan: Plan) -> list[int] | None:
+    """Returns the bounds of a plan's peak; None where it does not tell them."""
+    interval = None if plan.prediction is None else plan.prediction.interval
+    return None if interval is None else [interval.least_bytes, interval.most_bytes]
+
+
 def verification_to_json(found: Verification) -> Json:
     """Returns a comparison ready for ``json.dump``."""
     return {
         "schema": PLAN_SCHEMA,
         "predicted": _figures(found.predicted),
         "measured": _figures(found.measured),
+        "peak_interval_bytes": _interval(found.plan),
         "error": {
             "peak_bytes": found.peak_error_bytes,
             "peak_ratio": _number(found.peak_error_ratio),
             "time_ratio": _number(found.time_error_ratio),
         },
+        **(NO_BUDGET if found.budget is None else found.budget.to_json()),
         "phases": [{"phase": row.name, **_compared(row)} for row in found.phases],
         "categories": [{"category": row.name, **_compared(row)} for row in found.categories],
         "policies": [policy_to_json(policy) for policy in found.plan.policies],
         "warnings": list(found.warnings),
+        "unlike": found.unlike or None,
     }
 
 

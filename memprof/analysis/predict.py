@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from memprof.analysis.basis import Basis
+from memprof.analysis.basis import Basis, basis_of_steps
 from memprof.analysis.moments import Moment, find_peak, find_phase_peaks
 from memprof.analysis.reserved import reserved_under
 from memprof.analysis.sources import find_sources
 from memprof.policies.base import SOURCES, Policy
+from memprof.policies.interval import interval_of
 from memprof.policies.plan import Plan
 from memprof.policies.plan_tables import plan_to_tables
 from memprof.policies.prediction import Prediction
+from memprof.policies.several_steps import transform_all
 from memprof.replay.live import live_bytes, live_bytes_by_category
+from memprof.replay.within import fullest_of
 from memprof.trace.manifest import PREDICTED, Backend, Capture, Manifest, Window
 from memprof.trace.schema import (
     ModuleCalls,
@@ -72,17 +76,17 @@ class Side:
 
 @dataclass(frozen=True, eq=False)
 class Forecast:
-    """A recorded step, and the same step under a plan.
+    """Recorded steps, and the same steps under a plan.
 
     Attributes:
         trace: The recording, as it was named.
         manifest: What the recording says about itself.
         plan: The plan with its prediction.
-        recorded: The step as recorded.
-        predicted: The step as predicted.
+        recorded: The fullest step as recorded.
+        predicted: The fullest step as predicted, which may be another one.
         stages: What each policy leads to, in order, each with those before it.
-        step: The predicted step.
-        basis: The step it was predicted from.
+        step: The fullest predicted step.
+        basis: The steps it was predicted from.
         warnings: What a reader must know to judge the figures.
     """
 
@@ -103,41 +107,52 @@ def forecast(trace: Trace, plan: Plan, basis: Basis | None = None) -> Forecast:
     Args:
         trace: The recording.
         plan: The plan.
-        basis: The step of it to start from; None for the steady one, as recorded.
+        basis: The steps of it to start from; None for all, as recorded.
 
     Raises:
         BadInputError: The trace holds no operators, or is damaged.
         PolicyError: A policy does not fit the step.
     """
-    basis = basis or Basis(trace.steady_step())
-    recorded = basis.step
+    basis = basis or basis_of_steps(trace)
     stages = []
-    predicted = recorded
+    steps = (basis.step, *basis.others)
     for policy in plan.policies:
-        predicted = policy.transform(predicted)
-        stages.append(Stage(policy, int(live_bytes(predicted).during.max(initial=0)), predicted.duration_us))
+        steps = transform_all(policy, steps)
+        peak_bytes = max(int(live_bytes(step).during.max(initial=0)) for step in steps)
+        stages.append(Stage(policy, peak_bytes, steps[0].duration_us))
+    recorded, predicted = fullest_of((basis.step, *basis.others)), fullest_of(steps)
     how = max(plan.source, basis.scaled_by or plan.source, key=SOURCES.index)
-    prediction = Prediction.of(recorded, predicted, trace=str(trace.path), how=how, machine=basis.machine)
+    whole = (basis.step, *basis.others)
+    interval = interval_of(plan.policies, whole, steps)
+    prediction = Prediction.of_steps(whole, steps, interval, trace=str(trace.path), how=how, machine=basis.machine)
     return Forecast(
         trace=str(trace.path),
         manifest=trace.manifest,
         plan=dataclasses.replace(plan, prediction=prediction),
-        recorded=dataclasses.replace(side_of(recorded), reserved_bytes=reserved_under(recorded, trace.manifest)),
+        recorded=dataclasses.replace(
+            side_of(recorded),
+            step_time_us=basis.step.duration_us,
+            reserved_bytes=reserved_under(recorded, trace.manifest),
+        ),
         predicted=dataclasses.replace(
-            side_of(predicted), reserved_bytes=reserved_under(predicted, trace.manifest, plan)
+            side_of(predicted),
+            step_time_us=steps[0].duration_us,
+            reserved_bytes=reserved_under(predicted, trace.manifest, plan),
         ),
         stages=tuple(stages),
         step=predicted,
         basis=basis,
-        warnings=(*step_warnings(trace, recorded), *basis.warnings),
+        warnings=(*step_warnings(trace, basis.step), *basis.warnings),
     )
 
 
 def words_for_record(manifest: Manifest) -> str:
     """Returns what stands behind ``memprof record`` to run the recorded job again, quoted for a shell."""
-    command = manifest.command
-    if not command:
-        return "train.py"
+    return words_of(manifest.command) if manifest.command else "train.py"
+
+
+def words_of(command: Sequence[str]) -> str:
+    """Returns what stands behind ``memprof record`` to run a command line, quoted for a shell."""
     is_python = Path(command[0]).name.startswith("python")
     return shlex.join(command[1:] if is_python else ("--", *command))
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from memprof.phases import in_order
 from memprof.trace.columns import Coded
-from memprof.trace.schema import NONE, PHASES, Ints, RankCurve, RankMoments, RankParts, Ranks
+from memprof.trace.schema import NONE, Ints, RankCurve, RankMoments, RankParts, Ranks
 from memprof.trace.spool import DRY_RUN
 from memprof.trace.store import Trace
 
@@ -18,13 +19,13 @@ _NAMED = 12
 
 @dataclass(frozen=True)
 class RankPeak:
-    """One rank, at the peak of its steady step.
+    """One rank, at the peak of its fullest step.
 
     Attributes:
         rank: Its number.
         node: The machine it ran on, "" where unknown.
         device: The device that holds most of its bytes.
-        step: Number of its steady step, None where it ran no operators.
+        step: Number of its fullest step, None where it ran no operators.
         op_id: The operator of the peak, counted in that step; None likewise.
         peak_bytes: Bytes allocated then; None likewise.
         reserved_bytes: Highest reserved bytes of the step; None where the allocator has none, as on CPU.
@@ -114,10 +115,12 @@ def compare_ranks(trace: Trace) -> RankComparison:
     known = np.array([one.rank for one in peaks if one.peak_bytes is not None], dtype=np.int64)
     sizes = np.array([one.peak_bytes for one in peaks if one.peak_bytes is not None], dtype=np.int64)
     phases = []
-    for phase in PHASES:
-        rows = np.flatnonzero(moments.phase == phase)
-        if len(rows):
-            phases.append(_spread(phase, moments.rank[rows], moments.allocated_bytes[rows]))
+    names = np.array(moments.phase, dtype=np.str_)
+    order = np.argsort(names, kind="stable")  # ranks may name thousands of phases among them
+    for phase in in_order(moments.phase.tolist()):
+        first, end = (int(np.searchsorted(names, phase, side, order)) for side in ("left", "right"))
+        rows = order[first:end]
+        phases.append(_spread(phase, moments.rank[rows], moments.allocated_bytes[rows]))
     whole = _spread("", known, sizes) if len(known) else None
     return RankComparison(
         ranks=peaks,
@@ -131,7 +134,7 @@ def compare_ranks(trace: Trace) -> RankComparison:
 
 @dataclass(frozen=True, eq=False)
 class RankCurves:
-    """The most bytes alive in each stretch of the ranks' steady steps, each cut into equally many operators.
+    """The most bytes alive in each stretch of the ranks' fullest steps, each cut into equally many operators.
 
     Attributes:
         ranks: The ranks that ran operators, shape ``(ranks,)``.

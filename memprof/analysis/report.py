@@ -39,7 +39,7 @@ from memprof.analysis.sources import SourceLine, Sources, find_sources
 from memprof.errors import PolicyError, UsageError
 from memprof.trace.cut import cuttable_steps
 from memprof.trace.manifest import Manifest
-from memprof.trace.schema import DeviceMemory, HostMemory, Steps
+from memprof.trace.schema import DeviceMemory, HostMemory, Ints, Steps
 from memprof.trace.step import Step
 from memprof.trace.store import Trace
 
@@ -71,7 +71,7 @@ class RankSummary:
         rank: Its rank.
         node: The machine it ran on, "" where unknown.
         device: Where its storages are, such as ``cuda:0``.
-        peak: The peak of its steady step, without the line of code; None where it ran no operators.
+        peak: The peak of its fullest step, without the line of code; None where it ran no operators.
         step_time_us: How long that step takes without the recorder, NaN where there is none.
     """
 
@@ -119,6 +119,7 @@ class Report:
         worst_rank: The rank with the highest peak, None for a job of one.
         compared: The ranks side by side, None for a job of one.
         steps: Every step seen.
+        step_peaks: Peak of each step that counts for that of the run, by its number, in their order.
         step: The step reported on.
         tree: The modules, one by one or with repeated layers folded into one node.
         sources: Source lines of the trace's stacks.
@@ -146,6 +147,7 @@ class Report:
     worst_rank: int | None
     compared: RankComparison | None
     steps: tuple[StepSummary, ...]
+    step_peaks: dict[int, int]
     step: Step
     tree: ModuleTree
     sources: Sources
@@ -183,7 +185,7 @@ def build_report(
     Args:
         trace: The trace.
         rank: The rank to report on; None for the one with the highest peak.
-        step_number: The step to report on; None for the steady step.
+        step_number: The step to report on; None for the fullest step.
         op_id: The moment to show beside the peak, counted from 0 in the step; None for the peak alone.
         fold_layers: Show layers that are alike (``layers.0``, ``layers.1``, ...) as one module.
 
@@ -197,12 +199,12 @@ def build_report(
     chosen = rank if rank is not None else worst_rank
     if chosen is not None:
         trace = trace.rank_trace(chosen)
-    step = trace.steady_step() if step_number is None else trace.step(step_number)
+    step = trace.fullest_step() if step_number is None else trace.step(step_number)
     _check_op_id(step, op_id)
     modules, sources = module_tree(step.modules), find_sources(step.stacks)
     tree = folded_tree(step.modules) if fold_layers else modules
     saved = find_saved(step)
-    peak = find_peak(step, sources)
+    peak, earlier = find_peak(step, sources), trace.earlier_stacks(step)
     return Report(
         path=str(trace.path),
         manifest=trace.manifest,
@@ -211,12 +213,13 @@ def build_report(
         worst_rank=worst_rank,
         compared=compared,
         steps=_summarise_steps(trace, sources),
+        step_peaks=trace.step_peaks(),
         step=step,
         tree=tree,
         sources=sources,
         reserved_bytes=_reserved_bytes(step),
-        at_peak=_split_moment(step, tree, sources, peak.op_id),
-        at_moment=None if op_id is None else _split_moment(step, tree, sources, op_id),
+        at_peak=_split_moment(step, tree, sources, peak.op_id, earlier),
+        at_moment=None if op_id is None else _split_moment(step, tree, sources, op_id, earlier),
         category_maxima=find_category_maxima(step),
         phase_peaks=find_phase_peaks(step, sources),
         saved=saved,
@@ -235,13 +238,13 @@ def build_report(
 def _describe_plan(manifest: Manifest) -> str:
     if not manifest.plan:
         return ""
-    from memprof.policies.plan_tables import plan_from_tables  # most traces have no plan
+    from memprof.policies.plan_tables import plan_from_tables, policy_tables  # most traces have no plan
 
     try:
         return plan_from_tables(manifest.plan).describe()
     except PolicyError:
         # Of a newer memprof: it knows policies or settings that this one does not.
-        return ", ".join(name for name in manifest.plan if name != "prediction")
+        return ", ".join(policy_tables(manifest.plan))
 
 
 def _check_op_id(step: Step, op_id: int | None) -> None:
@@ -249,8 +252,8 @@ def _check_op_id(step: Step, op_id: int | None) -> None:
         raise UsageError(f"Step {step.number} has no operator {op_id}; it has operators 0 to {len(step.ops) - 1}.")
 
 
-def _split_moment(step: Step, tree: ModuleTree, sources: Sources, op_id: int) -> MomentSplit:
-    holding = hold_at(step, op_id)
+def _split_moment(step: Step, tree: ModuleTree, sources: Sources, op_id: int, earlier_stacks: Ints) -> MomentSplit:
+    holding = hold_at(step, op_id, earlier_stacks)
     return MomentSplit(
         moment=describe_moment(step, sources, op_id, holding.total_bytes),
         holding=holding,

@@ -17,6 +17,7 @@ from memprof.analysis.ranks_json import spreads_to_json
 from memprof.analysis.report import MomentSplit, RankSummary, Report
 from memprof.analysis.sources import SourceLine
 from memprof.analysis.tree_rows import bytes_by_node
+from memprof.policies.plan_tables import policy_tables
 
 #: Version of the keys; it grows when one changes its meaning or goes away.
 REPORT_SCHEMA = 1
@@ -44,7 +45,7 @@ def report_to_json(report: Report, largest: int) -> Json:
         "capture": manifest.capture.to_json(),
         "backend": manifest.backend.to_json(),
         "op_times": manifest.op_times,
-        "plan": {name: content for name, content in (manifest.plan or {}).items() if name != "prediction"} or None,
+        "plan": policy_tables(manifest.plan) or None,
         "notes": [note.text for note in report.notes],
         "rank": report.rank,
         "step": step.number,

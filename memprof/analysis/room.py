@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from memprof.analysis.basis import Basis
 from memprof.analysis.reserved import reserved_under
 from memprof.errors import PolicyError
 from memprof.planners.space.explore import Answer, Wish
-from memprof.planners.space.tried import Tried, tried
+from memprof.planners.space.tried import Tried
 from memprof.policies.allocator.policy import Allocator
 from memprof.trace.manifest import Manifest
-from memprof.trace.step import Step
 
 
 def with_room(
-    step: Step, manifest: Manifest, answer: Answer, chosen: Callable[[Answer], tuple[Tried, ...]]
+    basis: Basis, manifest: Manifest, answer: Answer, chosen: Callable[[Answer], tuple[Tried, ...]]
 ) -> tuple[Answer, tuple[Tried, ...]]:
     """Adds ``allocator expandable_segments`` to plans that reserve more than the budget without it, and not with it.
 
     Args:
-        step: The step the plans were replayed on.
+        basis: The steps the plans were replayed on.
         manifest: What its recording says about itself.
         answer: What the search found.
         chosen: Chooses the plans that are shown.
@@ -29,9 +29,9 @@ def with_room(
         The answer, its best plan so changed, and the plans to show.
     """
     plans = chosen(answer)
-    if not step.is_on_device() or not _may(answer.wish):
+    if not basis.step.is_on_device() or not _may(answer.wish):
         return answer, plans
-    changed = {one: _roomier(step, manifest, one, answer.wish.budget_bytes) for one in plans}
+    changed = {one: _roomier(basis, manifest, one, answer.wish.budget_bytes) for one in plans}
     fitting = tuple(changed.get(one, one) for one in answer.fitting)
     return replace(answer, fitting=fitting), tuple(changed[one] for one in plans)
 
@@ -41,17 +41,17 @@ def _may(wish: Wish) -> bool:
     return name not in wish.forbid and (not wish.allow or name in wish.allow)
 
 
-def _roomier(step: Step, manifest: Manifest, one: Tried, budget_bytes: int) -> Tried:
+def _roomier(basis: Basis, manifest: Manifest, one: Tried, budget_bytes: int) -> Tried:
     if any(isinstance(policy, Allocator) for policy in one.policies):
         return one
-    predicted = one.plan.predict(step)[1]
+    predicted = basis.predict(one.plan)[1]
     reserved = reserved_under(predicted, manifest, one.plan)
     if reserved is None or reserved <= budget_bytes:
         return one
     policies = (*one.policies, Allocator(expandable_segments=True))
     try:
-        grown = replace(one, policies=policies).plan.predict(step)[1]
+        grown = basis.predict(replace(one, policies=policies).plan)[1]
     except PolicyError:
         return one
     reserved = reserved_under(grown, manifest, replace(one, policies=policies).plan)
-    return tried(policies, grown) if reserved is not None and reserved <= budget_bytes else one
+    return replace(one, policies=policies) if reserved is not None and reserved <= budget_bytes else one

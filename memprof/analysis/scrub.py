@@ -21,6 +21,7 @@ import numpy as np
 from memprof.analysis.plain_names import GONE, is_plain, name_of, plain_name
 from memprof.analysis.scrub_command import scrub_command, values_of
 from memprof.analysis.sources import find_sources, is_library
+from memprof.phases import PHASES
 from memprof.trace.columns import Coded
 from memprof.trace.manifest import Manifest
 from memprof.trace.masking import mask_text
@@ -131,6 +132,8 @@ class _ScrubbedRank:
             return self.rules.sentence
         if kind is Optimizers:
             return self.rules.settings if column == "settings" else self.rules.class_name
+        if next(one for one in kind.columns() if one.name == column).is_open:
+            return lambda text: text if text in PHASES else self.rules.names(text)
         return self.rules.names
 
 
@@ -296,7 +299,7 @@ def _inside(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def _texts_of(kind: type[Table]) -> list[str]:
-    return [column.name for column in kind.columns() if column.kind == "text" and not column.values]
+    return [column.name for column in kind.columns() if column.kind == "text" and (column.is_open or not column.values)]
 
 
 def _recoded(column: Coded, change: Callable[[str], str]) -> Coded:

@@ -41,14 +41,14 @@ def export_stacks(trace: Trace, step_number: int | None = None, op_id: int | Non
 
     Args:
         trace: The recording, at the rank that is meant.
-        step_number: The step; the steady one where left out.
+        step_number: The step; the fullest one where left out.
         op_id: The operator, counted from 0 in the step; that of the peak where left out.
 
     Raises:
         BadInputError: The recording holds no operators, or is damaged.
         UsageError: There is no such step or operator.
     """
-    step = trace.steady_step() if step_number is None else trace.step(step_number)
+    step = trace.fullest_step() if step_number is None else trace.step(step_number)
     if op_id is not None and not 0 <= op_id < len(step.ops):
         raise UsageError(f"Step {step.number} has no operator {op_id}; it has operators 0 to {len(step.ops) - 1}.")
     peak = peak_op(step)

@@ -19,7 +19,7 @@ from memprof.policies.plan import Plan
 from memprof.trace.manifest import Manifest
 from memprof.trace.step import Step
 from memprof.trace.store import Trace
-from memprof.units import format_bytes
+from memprof.units import format_bytes, format_bytes_between
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +29,7 @@ class Suggestion:
     Attributes:
         trace: The recording, as it was named.
         manifest: What the recording says about itself.
-        basis: The step the plans were replayed on.
+        basis: The steps the plans were replayed on.
         answer: Everything the search found.
         plans: The fastest plan of each family that fits, the fastest family first.
         others: Of each family that has none, the plan nearest to the budget.
@@ -45,15 +45,15 @@ class Suggestion:
     warnings: tuple[str, ...]
 
     def predicted(self, one: Tried) -> Plan:
-        """Returns a plan with its prediction."""
+        """Returns a plan with its prediction and the budget."""
         return self.predict(one)[0]
 
     def predict(self, one: Tried) -> tuple[Plan, Step]:
-        """Returns a plan with its prediction, and the step it leads to."""
-        plan, step = one.plan.predict(self.basis.step, trace=self.trace)
+        """Returns a plan with its prediction and the budget, and the step it leads to."""
+        plan, step = self.basis.predict(one.plan, self.trace)
         assert plan.prediction is not None  # predict gave it one
         prediction = replace(plan.prediction, how=self.source_of(one), machine=self.basis.machine)
-        return replace(plan, prediction=prediction), step
+        return replace(plan, prediction=prediction, budget_bytes=self.answer.wish.budget_bytes), step
 
     @cached_property
     def reserved(self) -> tuple[int | None, ...]:
@@ -80,9 +80,9 @@ def suggest(trace: Trace, basis: Basis, wish: Wish, report: Callable[[Tried], No
         BadInputError: The trace is damaged.
         PolicyError: A policy is named that there is not.
     """
-    answer = explore(basis.step, wish, report)
+    answer = explore(basis.step, wish, report, basis.others)
     answer, plans = with_room(
-        basis.step, trace.manifest, answer, lambda found: _worth_their_policies(one_of_each_family(found.fitting))
+        basis, trace.manifest, answer, lambda found: _worth_their_policies(one_of_each_family(found.fitting))
     )
     known = {family(one.policies) for one in answer.fitting}
     return Suggestion(
@@ -114,7 +114,7 @@ def describe_least(found: Suggestion) -> str:
     least = answer.least
     largest = sorted(least.categories.items(), key=lambda item: -item[1])[:3]
     held = ", ".join(f"{name} {format_bytes(size)}" for name, size in largest)
-    if least.peak_bytes <= answer.wish.budget_bytes:
+    if answer.needed(least) <= answer.wish.budget_bytes:
         return (
             f"No plan is within {format_bytes(answer.wish.budget_bytes)} and the slowdown allowed: the fastest within "
             f"the budget takes {min(one.step_time_us for one in _inside(answer)) / answer.recorded.step_time_us:.2f} "
@@ -123,13 +123,18 @@ def describe_least(found: Suggestion) -> str:
     more = " The search was stopped before its end." if answer.was_stopped else ""
     return (
         f"No plan that was found fits {format_bytes(answer.wish.budget_bytes)}: the least is "
-        f"{format_bytes(least.peak_bytes)} with {least.plan.describe()}; its peak is in {place_of(least)} and holds "
-        f"{held}.{more} Give at least that budget, or allow more policies."
+        f"{describe_peak(least)} with {least.plan.describe()}; its peak is in {place_of(least)} and holds "
+        f"{held}.{more} Give at least {format_bytes(answer.needed(least))}, or allow more policies."
     )
 
 
 def _inside(answer: Answer) -> list[Tried]:
-    return [one for one in answer.others if one.peak_bytes <= answer.wish.budget_bytes]
+    return [one for one in answer.others if answer.needed(one) <= answer.wish.budget_bytes]
+
+
+def describe_peak(one: Tried) -> str:
+    """Says a plan's predicted peak: ``43.2 MiB``, or ``43.2 to 44.1 MiB`` where it is not known to the byte."""
+    return format_bytes_between(one.interval.least_bytes, one.interval.most_bytes)
 
 
 def place_of(one: Tried) -> str:

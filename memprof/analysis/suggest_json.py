@@ -30,7 +30,7 @@ def suggestion_to_json(found: Suggestion, checked: tuple[Checked, ...] | None = 
             "peak_phase": answer.recorded.peak_phase,
             "step_time_us": answer.recorded.step_time_us,
         },
-        "minimum_feasible_bytes": answer.least.peak_bytes,
+        "minimum_feasible_bytes": answer.needed(answer.least),
         "plans": [
             *(
                 {**_plan(one, found, fits=True), "peak_reserved_bytes": reserved}
@@ -53,6 +53,7 @@ def _plan(one: Tried, found: Suggestion, *, fits: bool) -> Json:
         "fits": fits,
         "describe": one.plan.describe(),
         "peak_allocated_bytes": one.peak_bytes,
+        "peak_interval_bytes": [one.interval.least_bytes, one.interval.most_bytes],
         "peak_phase": one.peak_phase,
         "peak_module": one.peak_module or None,
         "saved_bytes": recorded.peak_bytes - one.peak_bytes,

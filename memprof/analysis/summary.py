@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from memprof.analysis.basis import steady_step
+from memprof.analysis.basis import require_whole_step
 from memprof.analysis.breakdown import hold_at
 from memprof.analysis.module_tree import module_tree
 from memprof.analysis.moments import CategoryMaximum, Moment, find_category_maxima, find_peak, find_phase_peaks
@@ -22,10 +22,11 @@ from memprof.analysis.sources import find_sources
 from memprof.analysis.splits import KINDS, NOTHING, Splits
 from memprof.analysis.summary_json import read_summary, summary_to_json
 from memprof.analysis.summary_model import OTHERS, PEAK, Spot, Summary
-from memprof.analysis.traits import batch_of, rounds_of, traits_of
+from memprof.analysis.traits import rounds_of, traits_of
 from memprof.errors import BadInputError, PolicyError
+from memprof.policies.inputs import input_shapes
 from memprof.policies.plan_tables import plan_from_tables
-from memprof.replay.live import alive_at, live_bytes
+from memprof.replay.live import alive_at
 from memprof.trace.manifest import PREDICTED, Manifest
 from memprof.trace.schema import NONE
 from memprof.trace.step import Step
@@ -46,7 +47,7 @@ __all__ = [
 
 
 def summarise(trace: Trace) -> Summary:
-    """Sums a recording up: the steady step of the rank with the highest peak.
+    """Sums a recording up: the fullest step of the rank with the highest peak.
 
     Raises:
         BadInputError: It holds no operators, or is damaged.
@@ -57,7 +58,8 @@ def summarise(trace: Trace) -> Summary:
         found = compare_ranks(trace)
         peaks = {str(one.rank): one.peak_bytes for one in found.ranks if one.peak_bytes is not None}
         worst = trace if found.worst is None else trace.rank_trace(found.worst)
-    step = steady_step(worst, None)
+    require_whole_step(worst)
+    step = worst.fullest_step()
     if not len(step.ops):
         raise BadInputError(f"{trace.path}: step {step.number} holds no operators.")
     made = summarise_step(step, worst.manifest)
@@ -66,7 +68,7 @@ def summarise(trace: Trace) -> Summary:
         made,
         step_time_us=step.duration_us if is_known else math.nan,
         rank_peaks=peaks or made.rank_peaks,
-        step_peaks=tuple(int(live_bytes(worst.step(number)).during.max(initial=0)) for number in worst.recorded_steps),
+        step_peaks=tuple(worst.step_peaks().values()),
         is_complete=worst.manifest.capture.is_complete,
     )
 
@@ -135,7 +137,7 @@ def _frame(step: Step, manifest: Manifest) -> dict[str, str]:
         "allocator settings": machine.allocator_settings,
         "world size": str(manifest.world_size),
         "memory events": manifest.backend.name,
-        "batch": ", ".join(batch_of(step)[:8]),
+        "batch": ", ".join(input_shapes(step)[:8]),
         "micro-batches": str(rounds_of(step)),
     }
     return {name: value for name, value in frame.items() if value}

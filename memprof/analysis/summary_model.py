@@ -62,7 +62,7 @@ class Summary:
         step_peaks: Peak of each recorded step, in order.
         start_bytes: Allocated before the step's first operator.
         recomputed_ops: Operators that run again in backward.
-        rank_peaks: Peak of the steady step by rank, of all ranks.
+        rank_peaks: Peak of the fullest step by rank, of all ranks.
         is_complete: Whether the recording saw its steps to their end.
         lines: Source file and line number by the name of a line, for annotations.
         traits: What the step is like beside its bytes.

@@ -106,17 +106,6 @@ def traits_of(step: Step, sources: Sources) -> Traits:
     )
 
 
-def batch_of(step: Step) -> tuple[str, ...]:
-    """Returns the distinct shapes of the inputs that forward reads; of all inputs where uses were not recorded."""
-    storages, uses = step.storages, step.uses
-    is_input = (storages.category == "input") & (storages.shape != "")
-    if len(uses):
-        is_read = np.zeros(len(storages), dtype=np.bool_)
-        is_read[uses.storage_id[step.ops.phase[uses.op_id] == "forward"]] = True
-        is_input &= is_read
-    return tuple(sorted(set(storages.shape[is_input].tolist())))
-
-
 def rounds_of(step: Step) -> int:
     """Returns the micro-batches of a step: rounds of forward and backward, each with a call of a whole model.
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from memprof.analysis.alike import find_alike
+from memprof.analysis.budget import BudgetVerdict, has_measured_step, judge_budget, why_unmeasured
 from memprof.analysis.predict import Side, forecast, has_untouched_step, side_of
 from memprof.errors import InconclusiveError, UsageError
 from memprof.machines.catalogue import machine_of_device
+from memprof.phases import in_order
 from memprof.policies.plan import Plan
-from memprof.policies.plan_tables import plan_to_tables
-from memprof.policies.prediction import Prediction
+from memprof.policies.plan_tables import plan_to_tables, policy_tables
+from memprof.policies.prediction import Prediction, model_of
 from memprof.trace.manifest import PREDICTED, Manifest
-from memprof.trace.schema import CATEGORIES, PHASES
+from memprof.trace.schema import CATEGORIES
 from memprof.trace.spool import DRY_RUN
 from memprof.trace.store import Trace
 from memprof.units import format_bytes, format_percent, format_us
@@ -65,6 +68,9 @@ class Verification:
         phases: Most bytes of each phase.
         categories: Bytes at each side's own peak.
         warnings: What a reader must know to judge the figures.
+        manifest: What the run's recording says about itself.
+        budget: The run, compared with the plan's budget; None where it has none.
+        unlike: Why no step of the run compares with the one that was predicted, a clause; "" where one does.
     """
 
     plan: Plan
@@ -73,6 +79,16 @@ class Verification:
     phases: tuple[Compared, ...]
     categories: tuple[Compared, ...]
     warnings: tuple[str, ...]
+    manifest: Manifest
+    budget: BudgetVerdict | None = None
+    unlike: str = ""
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of `memprof verify`."""
+        if self.budget is not None and self.budget.fits is not True:
+            return self.budget.exit_code
+        return InconclusiveError.exit_code if self.unlike else 0
 
     @property
     def peak_error_bytes(self) -> int:
@@ -91,7 +107,7 @@ class Verification:
 
 
 def verify_plan(plan: Plan, measured: Trace, recorded: Trace | None = None) -> Verification:
-    """Compares what a plan was predicted to lead to with a run under it.
+    """Compares what a plan was predicted to lead to with a run under it: steps that ran on the same shapes.
 
     Args:
         plan: The plan.
@@ -100,12 +116,13 @@ def verify_plan(plan: Plan, measured: Trace, recorded: Trace | None = None) -> V
 
     Raises:
         BadInputError: A trace holds no operators, or is damaged.
-        InconclusiveError: The run is of another model than the plan was made for.
+        InconclusiveError: The run is of another model than the plan was made for, or was recorded in its warm-up alone.
         PolicyError: A policy does not fit the recording.
         UsageError: The plan carries no prediction, and there is no recording to make one from.
     """
-    step = measured.steady_step()
-    found = side_of(step)
+    if not has_measured_step(measured):
+        # The first steps make the optimizer's state, and part of a step may end below its peak.
+        raise InconclusiveError(f"{measured.path} does not tell how well it was met: {why_unmeasured(measured)}.")
     if recorded is not None:
         made = forecast(recorded, plan)
         prediction = made.plan.prediction
@@ -119,12 +136,14 @@ def verify_plan(plan: Plan, measured: Trace, recorded: Trace | None = None) -> V
             "write one into the plan: memprof predict RUN --plan PLAN --write PLAN"
         )
     assert prediction is not None
-    model = Prediction.of(step, step, trace="", how="").model
+    alike = find_alike(measured, prediction, plan)
+    step = alike.step
+    model = model_of(step)[0]
     if prediction.model and model and prediction.model != model:
         raise InconclusiveError(
             f"The plan was made for {prediction.model}, and {measured.path} is a run of {model}: nothing to compare."
         )
-    figures = _figures(found)
+    figures = replace(_figures(side_of(step)), phases=alike.phases)
     if _is_for_another_machine(prediction, measured.manifest):
         predicted = replace(predicted, step_time_us=math.nan)
     if not has_untouched_step(measured):
@@ -134,14 +153,19 @@ def verify_plan(plan: Plan, measured: Trace, recorded: Trace | None = None) -> V
         plan=plan,
         predicted=predicted,
         measured=figures,
-        phases=_compared(predicted.phases, figures.phases, PHASES),
+        phases=_compared(predicted.phases, figures.phases, tuple(in_order((*predicted.phases, *figures.phases)))),
         categories=_compared(predicted.categories, figures.categories, CATEGORIES),
-        warnings=tuple(_warnings(plan, prediction, measured, recorded)),
+        warnings=(*_warnings(plan, prediction, measured, recorded), *alike.warnings),
+        manifest=measured.manifest,
+        budget=None if plan.budget_bytes is None else judge_budget(measured, plan.budget_bytes),
+        unlike=alike.unlike,
     )
 
 
 def describe_short(found: Verification) -> str:
-    """Says in a sentence how well a prediction was met."""
+    """Says in a sentence how well a prediction was met, or that no step compares."""
+    if found.unlike:
+        return f"the prediction cannot be compared: {found.unlike}."
     predicted, measured = found.predicted, found.measured
     error = abs(found.peak_error_bytes)
     share = f" ({format_percent(abs(found.peak_error_ratio))})" if error and measured.peak_allocated_bytes else ""
@@ -226,7 +250,7 @@ def _is_for_another_machine(prediction: Prediction, manifest: Manifest) -> bool:
 
 
 def _policies(manifest: Manifest) -> dict[str, object]:
-    return {name: content for name, content in (manifest.plan or {}).items() if name != "prediction"}
+    return policy_tables(manifest.plan)
 
 
 def _differences(before: Manifest, after: Manifest) -> list[tuple[str, str, str]]:

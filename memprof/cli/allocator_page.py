@@ -48,7 +48,7 @@ def show_page(
         trace: The trace.
         name: The trace as the user named it.
         rank: The rank; None for the one with the highest peak.
-        step_number: The step; None for the steady one.
+        step_number: The step; None for the fullest one.
         top: Rows of the longest table; None for what suits.
         is_json: Print JSON instead.
     """
@@ -58,7 +58,7 @@ def show_page(
     if is_end_state_only(trace):
         _show_end(page, kind, trace, is_json=is_json)
         return
-    step = trace.steady_step() if step_number is None else trace.step(step_number)
+    step = trace.fullest_step() if step_number is None else trace.step(step_number)
     if kind == "static":
         planned = build_static_report(step, settings_in_force(trace.manifest, step).settings)
         record = static_to_json(planned)

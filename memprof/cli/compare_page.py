@@ -9,7 +9,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from memprof.analysis.basis import link_of, steady_step
+from memprof.analysis.basis import basis_of, link_of
 from memprof.analysis.compare import SHARES, Point, compare_planners
 from memprof.analysis.plan_json import PLAN_SCHEMA
 from memprof.cli.page import Page, cell, make_table
@@ -24,11 +24,11 @@ def show_comparison(opened: Trace, step_number: int | None, time_limit_s: float,
 
     Args:
         opened: The recording.
-        step_number: The step; None for the steady one.
+        step_number: The step; None for the fullest one.
         time_limit_s: Most time for each search.
         is_json: Print JSON instead.
     """
-    step = steady_step(opened, step_number)
+    step = basis_of(opened, step_number).step
     with PointBar(len(SHARES) * len(planner_types())) as bar:
         points = compare_planners(step, time_limit_s=time_limit_s, link_bytes_per_us=link_of(opened), report=bar.add)
     if is_json:

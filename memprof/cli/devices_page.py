@@ -48,12 +48,14 @@ def show_devices(
     """
     step = basis.step
     peak = int(live_bytes(step).during.max(initial=0))
-    found = devices_needed(step, wish(peak).budget_bytes, machine)
+    budget_bytes = wish(peak).budget_bytes
+    found = devices_needed(step, budget_bytes, machine)
     if written is not None and found.needed is not None and not found.fits_alone:
         from memprof.policies.plan import Plan
         from memprof.policies.plan_file import write_plan
 
-        write_plan(written, Plan((found.needed.policy,)).predict(step, trace=trace)[0])
+        plan = Plan((found.needed.policy,), budget_bytes=budget_bytes)
+        write_plan(written, plan.predict(step, trace=trace)[0])
     if is_json:
         print(json.dumps(_json(found), indent=2, allow_nan=False))
     else:

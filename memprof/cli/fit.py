@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -127,7 +128,7 @@ def fit(
     verified within the budget; 125 to 127 as of memprof record; 130 interrupted. Where the job fails by itself, its
     own.
     """
-    wish = wish_of(**asked)
+    wish = partial(wish_of(**asked), is_checked=True)
     target = find_target(words, is_module=is_module, is_command=ctx.meta["is_command"], verb="fit")
     from memprof.launch.fit.fit import fit as find_fit
     from memprof.launch.fit.outputs import claim_outputs

@@ -13,7 +13,7 @@ from memprof.analysis.plan_json import PLAN_SCHEMA, Json, policy_to_json
 from memprof.cli.page import Page, cell, make_table, printable
 from memprof.launch.fit.attempt import Attempt, Measured
 from memprof.launch.fit.request import Fit
-from memprof.units import format_bytes, format_us
+from memprof.units import format_bytes, format_bytes_of, format_us
 
 
 def fill_fit(page: Page, found: Fit, job: str) -> None:
@@ -57,6 +57,7 @@ def fit_to_json(found: Fit, job: str) -> Json:
         "schema": PLAN_SCHEMA,
         "target": found.request.target.name,
         "budget_bytes": found.budget_bytes or None,
+        "measured_bytes": _measured_bytes(found),
         "fits": best is not None or found.is_met,
         "fits_as_it_is": found.is_met,
         "recorded_in_dry_run": found.is_from_dry_run,
@@ -90,8 +91,9 @@ def _verdict(found: Fit) -> str:
     if best is None or best.measured is None or recorded is None:
         return found.reason
     more = " Interrupted: this is the best plan verified so far." if found.ended_by else ""
+    figures = format_bytes_of(best.measured.peak_bytes, found.budget_bytes)
     return (
-        f"Within {budget}, measured: {best.plan.describe()}, peak {format_bytes(best.measured.peak_bytes)}"
+        f"Within the budget, measured: {figures}, under {best.plan.describe()}"
         f"{_change(best.measured.step_time_us, recorded.step_time_us)}.{more}"
     )
 
@@ -186,6 +188,12 @@ def _measured(measured: Measured | None) -> Json | None:
         "step_time_us": time_us if math.isfinite(time_us) else None,
         "rank": measured.rank,
     }
+
+
+def _measured_bytes(found: Fit) -> int | None:
+    """Returns the peak under the plan that was kept, or of the job as it is where that fits; None of neither."""
+    measured = found.recorded if found.is_met else None if found.best is None else found.best.measured
+    return None if measured is None else measured.peak_bytes
 
 
 def _attempt(attempt: Attempt) -> Json:

@@ -60,7 +60,7 @@ def show_largest(
         assert plan.prediction is not None
         # The step it starts from is known in that way itself.
         prediction = dataclasses.replace(plan.prediction, how=found.source, machine=bases[0].machine)
-        write_plan(written, dataclasses.replace(plan, prediction=prediction))
+        write_plan(written, dataclasses.replace(plan, prediction=prediction, budget_bytes=asked.budget_bytes))
     if is_json:
         print(json.dumps(_json(found, best, asked, what), indent=2, allow_nan=False))
     else:

@@ -9,14 +9,18 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
+from memprof.analysis.another_plan import PlannedJob, commands_over_budget
 from memprof.analysis.basis import Basis
+from memprof.analysis.budget import BudgetVerdict
 from memprof.analysis.moments import Moment
 from memprof.analysis.predict import Forecast, Side, words_for_record
+from memprof.analysis.steps_in_words import describe_steps
 from memprof.analysis.verify import Compared, Verification, describe_short
 from memprof.cli.page import Page, TailCell, cell, make_table, printable
+from memprof.phases import in_order
 from memprof.policies.plan_tables import NUMERICS_IN_WORDS, SOURCES_IN_WORDS
-from memprof.trace.schema import CATEGORIES, PHASES
-from memprof.units import format_bytes, format_bytes_change, format_us
+from memprof.trace.schema import CATEGORIES
+from memprof.units import format_bytes, format_bytes_between, format_bytes_change, format_us, spell_bytes
 
 
 def fill_forecast(page: Page, made: Forecast, plan_path: Path | None, output: Path | None) -> None:
@@ -30,11 +34,18 @@ def fill_forecast(page: Page, made: Forecast, plan_path: Path | None, output: Pa
     """
     before, after = made.recorded, made.predicted
     page.add(Text(_forecast_verdict(made), style="bold"))
+    if made.plan.budget_bytes is not None:
+        within = BudgetVerdict(made.plan.budget_bytes, after.peak.allocated_bytes, "predicted")
+        page.add(Text(within.describe(), style="bold"))
     for warning in made.warnings:
         page.add(Text(f"warning: {printable(warning)}", style="yellow"))
     batch = made.basis.batch
     page.add(Text(f"{'peak recorded: ' if batch is None else f'peak at batch {batch}:'} {_placed(before.peak)}"))
     page.add(Text(f"peak predicted: {_placed(after.peak)}{'' if _has_moved(before, after) else ', as before'}"))
+    interval = None if made.plan.prediction is None else made.plan.prediction.interval
+    if interval is not None and not interval.is_exact:
+        bounds = format_bytes_between(interval.least_bytes, interval.most_bytes)
+        page.add(Text(f"expect {bounds}: so far were such predictions off on other jobs"))
     if before.reserved_bytes is not None and after.reserved_bytes is not None:
         change = format_bytes_change(after.reserved_bytes - before.reserved_bytes)
         page.add(
@@ -47,7 +58,8 @@ def fill_forecast(page: Page, made: Forecast, plan_path: Path | None, output: Pa
     page.add(Text(_facts(made), style="dim"))
     fill_basis(page, made.basis)
     page.add_section("Policies", _stage_table(made), "each with those above it")
-    page.add_section("Most bytes in each phase", _change_table("phase", _by_phase(before), _by_phase(after), PHASES))
+    phases = tuple(in_order((*before.phases, *after.phases)))
+    page.add_section("Most bytes in each phase", _change_table("phase", _by_phase(before), _by_phase(after), phases))
     page.add_section(
         "Alive at the peak, by category",
         _change_table("category", before.categories, after.categories, CATEGORIES, has_total=True),
@@ -69,30 +81,37 @@ def fill_forecast(page: Page, made: Forecast, plan_path: Path | None, output: Pa
 
 
 def fill_basis(page: Page, basis: Basis) -> None:
-    """Says on a page how times were obtained that are not the recording's own."""
+    """Says on a page how the steps that plans are made for differ, and which times are not the recording's own."""
+    if steps := describe_steps(basis.peaks):
+        page.add(Text(f"{steps}; planning for the fullest, and every plan shown fits them all"))
     if basis.elsewhere is not None:
         page.add(Text(printable(basis.elsewhere.how), style="dim"))
 
 
-def fill_verification(page: Page, found: Verification, head: str) -> None:
+def fill_verification(page: Page, found: Verification, head: str, plan_path: Path) -> None:
     """Writes a comparison on a page.
 
     Args:
         page: The page.
         found: The comparison.
         head: The run under the plan, as the user named it.
+        plan_path: The file that holds the plan.
     """
     page.add(Text(printable(describe_short(found)), style="bold"))
+    if found.budget is not None:
+        page.add(Text(found.budget.describe(), style="bold red" if found.budget.fits is False else "bold"))
     for warning in found.warnings:
         page.add(Text(f"warning: {printable(warning)}", style="yellow"))
     page.add(Text(f"peak predicted: {printable(found.predicted.peak_place)}"))
     page.add(Text(f"peak measured:  {printable(found.measured.peak_place)}"))
     page.add(Text(f"plan: {printable(found.plan.describe())}", style="dim"))
-    page.add_section("Counters", _counter_table(found))
-    page.add_section("Most bytes in each phase", _compared_table("phase", found.phases))
-    page.add_section("Alive at the peak, by category", _compared_table("category", found.categories))
+    if not found.unlike:
+        page.add_section("Counters", _counter_table(found))
+        page.add_section("Most bytes in each phase", _compared_table("phase", found.phases))
+        page.add_section("Alive at the peak, by category", _compared_table("category", found.categories))
     page.add("")
-    page.add(Text.assemble(("next: ", "dim"), f"memprof report {shlex.quote(head)}", ("  what is left", "dim")))
+    for command, reason in _next_after_verification(found, head, plan_path):
+        page.add(Text.assemble(("next: ", "dim"), printable(command), (f"  {reason}", "dim")))
 
 
 def _forecast_verdict(made: Forecast) -> str:
@@ -205,10 +224,22 @@ def _signed_percent(fraction: float) -> str:
     return f"{100 * fraction:+.1f} %" if math.isfinite(fraction) else ""
 
 
+def _next_after_verification(found: Verification, head: str, plan_path: Path) -> list[tuple[str, str]]:
+    over: list[tuple[str, str]] = []
+    if found.budget is not None and found.budget.fits is False:
+        job = PlannedJob(found.plan, plan_path, words_for_record(found.manifest))
+        over = commands_over_budget(job, found.budget.measured_bytes or 0)
+    return over or [(f"memprof report {shlex.quote(head)}", "what is left")]
+
+
 def _next_after_forecast(made: Forecast, plan_path: Path | None, output: Path | None) -> list[tuple[str, str]]:
     job = words_for_record(made.manifest)
     commands = []
-    if plan_path is not None:
+    budget = made.plan.budget_bytes
+    if budget is not None and made.predicted.peak.allocated_bytes > budget:
+        search = f"memprof suggest {shlex.quote(made.trace)} --budget {spell_bytes(budget)}"
+        commands.append((search, "plans that are predicted to fit"))
+    elif plan_path is not None:
         record = f"memprof record --plan {shlex.quote(str(plan_path))} {printable(job)}"
         commands.append((record, "train under it, and compare"))
     else:

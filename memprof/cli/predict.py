@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,16 @@ Examples:
 @click.argument("trace", type=click.Path(), metavar="TRACE")
 @plan_options()
 @click.option(
+    "--budget",
+    metavar="SIZE",
+    help="Most bytes allocated at once, kept in the plan: 24GiB, or 60% of the recorded peak.  [default: the plan's]",
+)
+@click.option(
     "--write",
     "written",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Write the plan with its prediction to this TOML file.",
+    help="Write the plan with its prediction and budget to this TOML file.",
 )
 @click.option(
     "-o",
@@ -47,6 +53,7 @@ Examples:
 def predict(
     trace: str,
     plan_path: Path | None,
+    budget: str | None,
     written: Path | None,
     output: Path | None,
     force: bool,
@@ -78,7 +85,9 @@ def predict(
             refuse_existing(find_place(path), force=force)
     from memprof.analysis.basis import basis_of
     from memprof.analysis.predict import forecast, predicted_trace
+    from memprof.machines.budget import parse_budget
     from memprof.machines.catalogue import find_machine
+    from memprof.replay.live import live_bytes
     from memprof.trace.store import Trace, write_trace
 
     device = find_machine(machine) if machine else None
@@ -88,6 +97,10 @@ def predict(
         from memprof.analysis.at_batch import at_batch
 
         basis = at_batch(basis, [basis_of(Trace.open(path, rank), step_number, device).step for path in also], batch)
+    if budget is not None:
+        plan = replace(
+            plan, budget_bytes=parse_budget(budget, int(live_bytes(basis.step).during.max(initial=0)), device)
+        )
     made = forecast(opened, plan, basis)
     if output is not None:
         write_trace(output, [predicted_trace(made)])

@@ -32,7 +32,7 @@ def fill_rank_page(
     page.add(Text(describe_ranks(compared), style="bold"))
     for note in notes:
         page.add(Text(f"warning: {printable(note)}", style="yellow"))
-    page.add_section("Ranks", tables.peaks(compared, max(rows, 2)), "each at the peak of its own steady step")
+    page.add_section("Ranks", tables.peaks(compared, max(rows, 2)), "each at the peak of its own fullest step")
     page.add_section("Apart in each phase", tables.spreads(compared.phases, "phase", rows), "fullest moments")
     page.add_section("Apart by category", tables.spreads(compared.categories, "category", rows), "at the peaks")
     page.add_section("Apart by module", tables.spreads(compared.modules, "module", rows), "that owns or made it")

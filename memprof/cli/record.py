@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
@@ -16,6 +17,9 @@ from memprof.launch.settings import Settings, read_dry_window, read_project_sett
 from memprof.launch.target import CannotStartError, find_target
 from memprof.machines.card import find_card
 from memprof.trace.location import is_address
+
+if TYPE_CHECKING:
+    from memprof.policies.plan import Plan
 
 _EPILOG = """\b
 Examples:
@@ -117,6 +121,18 @@ class RecordCommand(click.Command):
     envvar="MEMPROF_KEEP_ARGUMENTS",
     help="Write the job's arguments as they are, passwords and tokens included.",
 )
+@click.option(
+    "--budget",
+    envvar="MEMPROF_BUDGET",
+    metavar="SIZE",
+    help="Most bytes allocated at once, to compare the measured peak with: 24GiB.  [default: the plan's]",
+)
+@click.option(
+    "--fail-over-budget",
+    is_flag=True,
+    envvar="MEMPROF_FAIL_OVER_BUDGET",
+    help="Where the job ends well, exit with 4 over the budget, 3 where that was not measured.",
+)
 @plan_options(envvar="MEMPROF_PLAN")
 @click.option("-m", "is_module", is_flag=True, help="The job is a Python module, as in python -m.")
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="{SCRIPT | -m MODULE} [ARGS]... | -- COMMAND...")
@@ -135,6 +151,8 @@ def record(
     dry_run: bool,
     device: str,
     keep_arguments: bool,
+    budget: str | None,
+    fail_over_budget: bool,
     is_module: bool,
     plan_path: Path | None,
     **flags: Any,
@@ -153,6 +171,9 @@ def record(
     With --device, the job of a dry run is shown a GPU that need not be there, on which torch does as it would on one.
 
     With --plan, or any of the flags that stand for policies, the job trains under that plan; the flags may be repeated.
+
+    With a budget, of the plan or of --budget, the fullest recorded step is compared with it. --fail-over-budget is for
+    CI: the exit status is then 4 where the job ended well, and that step is over the budget.
     """
     if light and dry_run:
         light, dry_run = _is_typed(ctx, "light"), _is_typed(ctx, "dry_run")  # which outweighs a setting
@@ -173,6 +194,13 @@ def record(
         plan = chosen_plan(plan_path, flags)
     except BadInputError as error:
         raise CannotStartError(str(error)) from None
+    budget_bytes = _budget_of(budget, plan)
+    if plan is not None and plan.budget_bytes != budget_bytes:
+        plan = replace(plan, budget_bytes=budget_bytes)
+    if fail_over_budget and budget_bytes is None:
+        if _is_typed(ctx, "fail_over_budget"):
+            raise UsageError("--fail-over-budget needs a budget: add --budget 24GiB, or write one into the plan.")
+        fail_over_budget = False  # a setting of the project's, for runs that have one
     if dry_run:
         from memprof.launch.dry_plan import check_plan  # at use: policies are slow to import
 
@@ -196,6 +224,8 @@ def record(
         plan=plan,
         plan_path=plan_path,
         keep_arguments=keep_arguments,
+        budget_bytes=budget_bytes,
+        fail_over_budget=fail_over_budget,
     )
     from memprof.launch.parent import leave_like, record_job  # what watches a job; the help needs none of it
 
@@ -204,6 +234,22 @@ def record(
     except OSError as error:  # of the job's end nothing is raised: it has not run
         raise CannotStartError(f"{error.filename or target.name} cannot be used: {error.strerror or error}.") from None
     leave_like(status)
+
+
+def _budget_of(text: str | None, plan: Plan | None) -> int | None:
+    """Returns the budget that is given, or else that of the plan; a share is one of the peak the plan was made from.
+
+    Raises:
+        UsageError: The text is no budget.
+    """
+    if text is None:
+        return None if plan is None else plan.budget_bytes
+    from memprof.machines.budget import parse_budget
+
+    known = 0 if plan is None or plan.prediction is None else plan.prediction.recorded_peak_bytes
+    if "%" in text and not known:
+        raise UsageError(f"--budget {text} is a share of a recorded peak, and none is known here: write a size, 24GiB.")
+    return parse_budget(text, known)
 
 
 def _given(ctx: click.Context, name: str, default: int) -> int:

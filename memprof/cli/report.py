@@ -100,7 +100,7 @@ def report(
     """Show where the memory of a recorded job goes.
 
     TRACE is a .memprof file, a folder of them (one for each rank), or the spool folder of a recording that was cut
-    short. Without options, the tables are of the peak of a steady step.
+    short. Without options, the tables are of the peak of the fullest step.
     """
     at_step, op_id = moment
     if at_step is not None and step_number is not None and at_step != step_number:

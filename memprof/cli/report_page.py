@@ -8,6 +8,7 @@ from rich.text import Text
 
 from memprof.analysis.out_of_memory_words import describe_post_mortem
 from memprof.analysis.report import MomentSplit, Report
+from memprof.analysis.steps_in_words import describe_steps
 from memprof.cli import rank_tables
 from memprof.cli import report_tables as tables
 from memprof.cli.page import Page, printable
@@ -77,7 +78,13 @@ def verdict(report: Report) -> str:
         share = f"; {100 * parts[0].bytes / whole:.0f} % {printable(name)}"
     rank = f" of rank {report.rank}" if report.ranks else ""
     size = format_bytes(peak.allocated_bytes)
-    return f"peak {size} allocated in step {peak.step}{rank}, {printable(peak.describe())}{share}"
+    return f"peak {size} allocated in step {peak.step}{rank}, {printable(peak.describe())}{share}{_steps(report)}"
+
+
+def _steps(report: Report) -> str:
+    """Says how the recorded steps differ; "" where they do not."""
+    words = describe_steps(report.step_peaks)
+    return f"; {words}" if words else ""
 
 
 def _describe_shown(report: Report, split: MomentSplit) -> str:

@@ -183,7 +183,6 @@ def suggest(
         from memprof.analysis.suggest import suggest as search
         from memprof.cli.progress import SearchBar
         from memprof.policies.compile.measured import policies_of_compiled
-        from memprof.replay.live import live_bytes
 
         if step_number is None and opened.recorded_steps and not has_whole_step(opened):
             return _show_partial(opened, wish, is_json=is_json)
@@ -192,27 +191,39 @@ def suggest(
             from memprof.analysis.at_batch import at_batch
 
             basis = at_batch(basis, [basis_of(Trace.open(path, rank), None, machine).step for path in also], batch)
-        peak = int(live_bytes(basis.step).during.max(initial=0))
         asked_for = wish(
-            peak,
+            basis.peak_bytes,
             world_size=world_size,
             planner=planner,
             link_bytes_per_us=link_of(opened, machine),
             measured=tuple(policies_of_compiled(Trace.open(path, rank)) for path in compiled),
+            is_checked=check is not None,
         )
-        with SearchBar(asked_for) as bar:
-            found = search(opened, basis, asked_for, bar.add)
-        checked = None
+
+        def searched(wish: Wish) -> Suggestion:
+            with SearchBar(wish) as bar:
+                return search(opened, basis, wish, bar.add)
+
+        found, checked = searched(asked_for), None
         if check is not None:
-            found, checked = _check(found, check)
+            found, checked = _check(found, check, searched)
         status = _show(found, opened, explained, written, checked, target=target, is_json=is_json)
     return status
 
 
-def _check(found: Suggestion, most: int) -> tuple[Suggestion, tuple[Checked, ...]]:
-    """Dry-runs the job under the best plans; where it cannot be started, that is a warning."""
+def _check(
+    found: Suggestion, most: int, search: Callable[[Wish], Suggestion]
+) -> tuple[Suggestion, tuple[Checked, ...]]:
+    """Dry-runs the job under the best plans; where it cannot be dry-run, that is a warning, and plans need more room.
+
+    Args:
+        found: What was found for plans that are checked.
+        most: Most dry runs.
+        search: Searches again.
+    """
     import dataclasses
 
+    from memprof.analysis.checked import INTERRUPTED
     from memprof.cli.progress import CheckLine
     from memprof.launch.dry_check import check_plans
     from memprof.launch.settings import read_dry_window
@@ -220,9 +231,15 @@ def _check(found: Suggestion, most: int) -> tuple[Suggestion, tuple[Checked, ...
     window = read_dry_window(Path.cwd())
     try:
         with CheckLine() as line:
-            return found, check_plans(found, most, window, line.show)
+            checked = check_plans(found, most, window, line.show)
     except MemprofError as error:
-        return dataclasses.replace(found, warnings=(*found.warnings, f"no plan was checked: {error}")), ()
+        why = str(error)
+    else:
+        why = next((one.reason for one in checked), "")
+        if not why or any(one.fits is not None or one.reason == INTERRUPTED for one in checked):
+            return found, checked
+    unchecked = search(dataclasses.replace(found.answer.wish, is_checked=False))
+    return dataclasses.replace(unchecked, warnings=(*unchecked.warnings, f"no plan was checked: {why}")), ()
 
 
 def _show_partial(opened: Trace, wish: Callable[..., Wish], *, is_json: bool) -> int:

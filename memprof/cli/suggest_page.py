@@ -12,7 +12,7 @@ from rich.text import Text
 from memprof.analysis.checked import Checked, worth_keeping
 from memprof.analysis.predict import words_for_record
 from memprof.analysis.reserved import reserved_expandable
-from memprof.analysis.suggest import Suggestion, describe_least, place_of
+from memprof.analysis.suggest import Suggestion, describe_least, describe_peak, place_of
 from memprof.cli.check_page import check_table, describe_check, describe_none
 from memprof.cli.page import Page, cell, make_table, printable
 from memprof.cli.plan_page import fill_basis
@@ -64,8 +64,7 @@ def fill_suggestion(
     if answer.best is not None:
         page.add(
             Text(
-                f"least peak found: {format_bytes(answer.least.peak_bytes)} with "
-                f"{printable(answer.least.plan.describe())}",
+                f"least peak found: {describe_peak(answer.least)} with {printable(answer.least.plan.describe())}",
                 style="dim",
             )
         )
@@ -86,9 +85,15 @@ def _verdict(found: Suggestion, checked: tuple[Checked, ...]) -> str:
     if not best.policies:
         return f"The job fits as it is: its peak of {format_bytes(best.peak_bytes)} is within {budget}."
     return (
-        f"Within {budget}: {best.plan.describe()}, peak {format_bytes(best.peak_bytes)}, step time "
+        f"Within {budget}: {best.plan.describe()}, peak {_peak(best, checked)}, step time "
         f"{_change(best, answer.recorded)}.{describe_check(checked)}"
     )
+
+
+def _peak(one: Tried, checked: tuple[Checked, ...]) -> str:
+    """Says a plan's peak; as bounds where neither its replay nor a dry run tells it to the byte."""
+    is_known = one.interval.is_exact or any(check.plan == one.plan and check.fits is not None for check in checked)
+    return format_bytes(one.peak_bytes) if is_known else f"{describe_peak(one)}, not checked"
 
 
 def _reserves_more(found: Suggestion) -> str:
@@ -144,7 +149,7 @@ def _plan_table(found: Suggestion) -> Table:
         table.add_row(
             str(number),
             Text(printable(one.plan.describe())),  # what to do is not cut
-            format_bytes(one.peak_bytes),
+            describe_peak(one),
             *([] if reserved is None else [format_bytes(reserved)]),
             format_bytes(recorded.peak_bytes - one.peak_bytes),
             format_us(one.step_time_us),
@@ -159,11 +164,11 @@ def _other_table(found: Suggestion) -> Table:
     table = make_table("plan", ">peak", ">over by", ">change", "peak in", "most of it")
     budget, recorded = found.answer.wish.budget_bytes, found.answer.recorded
     for one in found.others[:_MOST_ROWS]:
-        over = one.peak_bytes - budget
+        over = found.answer.needed(one) - budget
         name, size = max(one.categories.items(), key=lambda item: item[1], default=("", 0))
         table.add_row(
             Text(printable(one.plan.describe())),
-            format_bytes(one.peak_bytes),
+            describe_peak(one),
             format_bytes_change(over) if over > 0 else "too slow",
             _change(one, recorded),
             cell(place_of(one)),
@@ -193,10 +198,13 @@ def _next(found: Suggestion, written: Path | None, checked: tuple[Checked, ...] 
     answer = found.answer
     again = f"{suggest} --budget {answer.wish.budget_bytes}"
     if answer.best is None:
-        return [(f"{suggest} --budget {answer.least.peak_bytes}", "what fits")]
+        return [(f"{suggest} --budget {answer.needed(answer.least)}", "what fits")]
+    check = [(f"{again} --check", "dry-run the job under it, in seconds")] if _may_be_checked(found) else []
+    is_known = answer.best.interval.is_exact
     if written is not None:
         batch = "" if found.basis.batch is None else f" with the job's batch set to {found.basis.batch}"
-        return [(f"memprof record --plan {shlex.quote(str(written))} {job}", f"train under it{batch}, and compare")]
+        train = (f"memprof record --plan {shlex.quote(str(written))} {job}", f"train under it{batch}, and compare")
+        return [train] if is_known or checked is not None else [*check, train]
     if checked:
         kept = worth_keeping(checked)
         if kept is None and len(checked) < len(found.plans):
@@ -205,11 +213,10 @@ def _next(found: Suggestion, written: Path | None, checked: tuple[Checked, ...] 
             room = answer.wish.budget_bytes - max(one.difference_bytes or 0 for one in checked)
             return [(f"{suggest} --budget {room} --check", "search with that much less")]
         return [(f"{again} --check --write plan.toml", "keep it, to train under it")]
-    return [
-        (f"{again} --write plan.toml", "keep the fastest, to train under it"),
-        *([(f"{again} --check", "dry-run the job under it, in seconds")] if _may_be_checked(found) else ()),
-        (f"{again} --explain 1", "what it does, policy by policy"),
-    ]
+    keep = (f"{again} --write plan.toml", "keep the fastest, to train under it")
+    # What is not known to the byte is checked first.
+    first = [keep, *check] if is_known else [*check, keep]
+    return [*first, (f"{again} --explain 1", "what it does, policy by policy")]
 
 
 def _may_be_checked(found: Suggestion) -> bool:

@@ -20,7 +20,7 @@ def summary(trace: str | os.PathLike[str] | Trace) -> dict[str, float]:
         trace: The recording: a file, or one that is open.
 
     Returns:
-        ``memprof/peak_bytes`` (of the steady step), ``memprof/phase/<phase>_bytes`` (most bytes in each),
+        ``memprof/peak_bytes`` (of the fullest step), ``memprof/phase/<phase>_bytes`` (most bytes in each),
         ``memprof/peak/<category>_bytes`` (what the peak holds; they sum to it), ``memprof/parameter_bytes``,
         ``memprof/start_bytes`` (alive before the step), ``memprof/steps_recorded``; where it is known,
         ``memprof/step_time_us``, ``memprof/reserved_bytes``, and under a plan with a prediction

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from memprof.analysis.basis import basis_of, link_of
+from memprof.analysis.basis import Basis, basis_of, link_of
 from memprof.analysis.suggest import Suggestion, describe_least, suggest
 from memprof.errors import UsageError
 from memprof.integrations.asked import Asked
@@ -19,8 +19,6 @@ from memprof.planners.space.tried import Tried
 from memprof.planners.space.workbench import Workbench, rank
 from memprof.policies.base import Policy
 from memprof.policies.plan_file import write_plan
-from memprof.replay.live import live_bytes
-from memprof.trace.step import Step
 from memprof.trace.store import Trace
 from memprof.units import format_bytes
 
@@ -51,16 +49,14 @@ class Fit:
         budget_bytes: Most bytes that may be allocated at once.
         suggestion: The search's answer; None where the training fits as it is.
         plan_path: File that the best plan was written to; None where there is none.
-        step: The step that plans were replayed on.
-        excess_bytes: What other recorded steps need beyond that one.
+        basis: The steps that plans were replayed on.
     """
 
     recorded_bytes: int
     budget_bytes: int
     suggestion: Suggestion | None
     plan_path: Path | None
-    step: Step = field(repr=False)
-    excess_bytes: int = 0
+    basis: Basis = field(repr=False)
 
     @property
     def best(self) -> Tried | None:
@@ -97,10 +93,9 @@ class Fit:
             choices: What to choose from.
             time_limit_s: When the search ends with the best so far.
         """
-        bench = Workbench(self.step, deadline=time.monotonic() + time_limit_s)
+        bench = Workbench(self.basis.step, deadline=time.monotonic() + time_limit_s, others=self.basis.others)
         tried = [(choice, bench.try_plan(*choice.policies)) for choice in choices]
-        most = self.budget_bytes - self.excess_bytes
-        fitting = [(choice, one) for choice, one in tried if one is not None and one.peak_bytes <= most]
+        fitting = [(choice, one) for choice, one in tried if one is not None and bench.needed(one) <= self.budget_bytes]
         return min(fitting, key=lambda pair: rank(pair[1]), default=None)
 
 
@@ -138,16 +133,15 @@ def find_fit(trace: Trace, asked: Asked) -> Fit:
     basis = basis_of(trace)
     peak = measure(trace).peak_bytes
     budget = parse_budget(asked.budget, peak)
-    excess = max(0, peak - int(live_bytes(basis.step).during.max(initial=0)))
     if peak <= budget:
-        return Fit(peak, budget, None, None, basis.step, excess)
+        return Fit(peak, budget, None, None, basis)
     if asked.plan_path.exists() and not asked.force:
         raise UsageError(
             f"{asked.plan_path} exists already, and no plan is searched for. Replace it with force=True, or record "
             "into another folder."
         )
     wish = Wish(
-        budget_bytes=max(1, budget - excess),
+        budget_bytes=max(1, budget),
         allow=asked.allow,
         forbid=asked.forbid,
         time_limit_s=asked.time_limit_s,
@@ -158,6 +152,6 @@ def find_fit(trace: Trace, asked: Asked) -> Fit:
         raise KeyboardInterrupt  # a search takes it for its own end; here it is meant for the training
     best = found.answer.best
     if best is None:
-        return Fit(peak, budget, found, None, basis.step, excess)
+        return Fit(peak, budget, found, None, basis)
     write_plan(asked.plan_path, found.predicted(best))
-    return Fit(peak, budget, found, asked.plan_path, basis.step, excess)
+    return Fit(peak, budget, found, asked.plan_path, basis)

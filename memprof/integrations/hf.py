@@ -133,7 +133,7 @@ class MemprofCallback(PlannedTraining, TrainerCallback):  # type: ignore[misc]  
         model, args = self._training
         if fit.suggestion is None or model is None:
             return []
-        found = fit.fastest(possible_choices(model, args, fit.step))
+        found = fit.fastest(possible_choices(model, args, fit.basis.step))
         if found is not None:
             self.arguments, self.predicted_bytes = dict(found[0].arguments), found[1].peak_bytes
         what = "bf16, activation checkpointing and gradient accumulation"

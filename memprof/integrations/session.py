@@ -11,12 +11,15 @@ import sys
 from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec
 
+from memprof.analysis.another_plan import PlannedJob
 from memprof.errors import MemprofError
 from memprof.integrations.asked import Asked
 from memprof.integrations.fitting import Fit, find_fit
 from memprof.launch import child
 from memprof.launch.inline import InlineRecording
-from memprof.launch.verdict import Verdict, add_comparison, describe_recording
+from memprof.launch.plan_errors import policy_at_fault
+from memprof.launch.plan_verdict import Ended, add_budget, add_plan
+from memprof.launch.verdict import Verdict, describe_recording
 from memprof.policies.plan_tables import plan_from_tables
 from memprof.recorder.ranks import find_rank
 from memprof.trace.store import Trace
@@ -145,7 +148,12 @@ class Session:
         trace = Trace.open(recording.path)
         tables = trace.manifest.plan
         if tables:
-            verdict = add_comparison(verdict, plan_from_tables(tables), None, recording.path)
+            # The training's own code applies the plan, so that memprof record is not the way to run it again.
+            job = PlannedJob(plan_from_tables(tables))
+            fault = "" if error is None else policy_at_fault(error)
+            ended = Ended(has_failed=error is not None, ran_out=bool(verdict.post_mortem), fault=fault)
+            verdict = add_plan(verdict, job, ended, recording.path)
+            verdict = add_budget(verdict, job, job.plan.budget_bytes, recording.path, "")
         # Each rank writes its own file; one speaks for all.
         if find_rank(os.environ)[0] == 0:
             self._say_verdict(verdict)

@@ -6,6 +6,7 @@ import atexit
 import json
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -117,7 +118,10 @@ def _start_in_child(spool: Path, window: Window | None) -> None:
 def _finish(spool: Path) -> None:
     if _recorder is not None:
         # Python keeps the error that it prints a traceback of.
-        _recorder.finish("the job ended", getattr(sys, "last_exc", None) or getattr(sys, "last_value", None))
+        error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+        # What a signal handler of the job raises in here it would have raised after the job's end.
+        with suppress(Exception):
+            _recorder.finish("the job ended", error)
         folder = spool / f"process-{os.getpid()}"
         if _card is None:
             write_device_speed(folder)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from memprof.analysis.checked import Checked, confirmed
+from memprof.analysis.checked import INTERRUPTED, Checked, confirmed
 from memprof.analysis.suggest import Suggestion
 from memprof.launch.dry_job import DryOutcome, EndedError, dry_run, find_recorded_device, find_recorded_job
 from memprof.launch.settings import DryWindow
 
-_INTERRUPTED = DryOutcome(None, "It was interrupted.", was_started=False)
+_INTERRUPTED = DryOutcome(None, INTERRUPTED, was_started=False)
 
 
 def check_plans(
@@ -46,5 +46,6 @@ def check_plans(
             outcome, runs = _INTERRUPTED, most
         runs += outcome.was_started
         budget_bytes = found.answer.wish.budget_bytes
-        checked.append(Checked(one.plan, one.peak_bytes, budget_bytes, outcome.peak_bytes, outcome.reason))
+        peak, most = one.peak_bytes, one.interval.most_bytes
+        checked.append(Checked(one.plan, peak, budget_bytes, outcome.peak_bytes, outcome.reason, most))
     return tuple(checked)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 from memprof.errors import BadInputError, InconclusiveError, MemprofError, UsageError
 from memprof.launch.dry_plan import check_plan
 from memprof.launch.fit.attempt import measure
-from memprof.launch.parent import Recorded, run_recorded
+from memprof.launch.parent import ENDING, Recorded, run_recorded
 from memprof.launch.settings import DryWindow, Settings
 from memprof.launch.target import CannotStartError, NotFoundError, Target, find_command, find_module, find_script
 from memprof.launch.verdict import describe_status
@@ -21,8 +20,6 @@ from memprof.trace.manifest import Manifest
 from memprof.trace.masking import MASK, is_masked
 from memprof.trace.store import Trace
 
-#: Signals by which somebody wants all of it to end; the others are the job's own business.
-ENDING = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT})
 #: Characters of an error's last line that are told.
 _MOST_SAID = 300
 

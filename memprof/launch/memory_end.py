@@ -92,7 +92,8 @@ def describe_unrecorded(spool: Path) -> list[str]:
 def _describe(record: dict[str, Any]) -> str:
     # Only now: the parent stays small while the job may need the memory.
     from memprof.analysis.sources import find_sources
-    from memprof.trace.schema import PHASES, Stacks
+    from memprof.phases import PHASES
+    from memprof.trace.schema import Stacks
 
     frames = record.get("frames") or []
     source = find_sources(Stacks.of(stack_id=[0], frames=["\n".join(frames)])).of_stack(0) if frames else None

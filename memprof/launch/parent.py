@@ -12,19 +12,27 @@ import subprocess
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-from memprof.errors import BadInputError, MemprofError
+from memprof.errors import BadInputError, InconclusiveError, MemprofError
 from memprof.launch.environment import recording_environment
 from memprof.launch.host import HostSampler
 from memprof.launch.memory_end import KillerWatch, describe_unrecorded
 from memprof.launch.output import add_speed, claim_output, spool_of, write_exit, write_launch
-from memprof.launch.plan_marks import REFUSED_STATUS, read_applied, read_refusal
+from memprof.launch.plan_marks import REFUSED_STATUS, read_applied, read_fault, read_refusal
 from memprof.launch.relay import SignalRelay
 from memprof.launch.settings import Settings
 from memprof.launch.target import CannotStartError, NotExecutableError, NotFoundError, Target
 from memprof.launch.upload import upload
-from memprof.launch.verdict import Verdict, add_comparison, describe_missed, describe_nothing, describe_recording
+from memprof.launch.verdict import Verdict, describe_missed, describe_nothing, describe_recording
+from memprof.trace.masking import mask_words
+
+if TYPE_CHECKING:
+    from memprof.analysis.another_plan import PlannedJob
+
+
+#: Signals by which somebody wants all of it to end; the others are the job's own business.
+ENDING = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT})
 
 
 @dataclass(frozen=True)
@@ -37,6 +45,8 @@ class Recorded:
         verdict: What was recorded, or why nothing was.
         refusal: Why the job ended itself because its plan does not fit, "" where it did not.
         missed: Of its plan, what was applied to no model.
+        fault: Name of the policy that raised the error which ended it, "" where none is known to have.
+        was_killed: Whether the kernel killed it for lack of memory.
         signals: Signals that reached memprof while the job ran, or the recording was packed.
     """
 
@@ -45,6 +55,8 @@ class Recorded:
     verdict: Verdict
     refusal: str = ""
     missed: tuple[str, ...] = ()
+    fault: str = ""
+    was_killed: bool = False
     signals: frozenset[int] = frozenset()
 
 
@@ -56,7 +68,8 @@ def record_job(target: Target, settings: Settings) -> int:
         settings: How to record it.
 
     Returns:
-        The job's own exit status, negative for the signal that killed it.
+        The job's own exit status, negative for the signal that killed it; where the job ended well, and it was asked
+        to fail over its budget, that of the budget's verdict.
 
     Raises:
         CannotStartError: The recording cannot be written, or the system starts no process.
@@ -67,16 +80,22 @@ def record_job(target: Target, settings: Settings) -> int:
     if done.refusal:
         # Said even where asked to be quiet: the job has not trained.
         _say(f"memprof: {done.refusal}")
+        if not settings.quiet and settings.plan is not None:
+            _say_refused(target, settings, done)
         return REFUSED_STATUS  # torchrun has a status of its own for a rank that ends with it
-    verdict = done.verdict
-    if not settings.quiet and settings.plan is not None and done.output.is_file():
-        verdict = add_comparison(verdict, settings.plan, settings.plan_path, done.output)
+    verdict = _with_plan_and_budget(target, settings, done)
     address = _deliver(done.output, settings) if settings.address and done.output.is_file() else ""
     if not settings.quiet:
         _say(str(verdict).replace(str(done.output), address) if address else str(verdict))
     for sentence in done.missed:
         _say(f"memprof: {sentence}")
-    return done.returncode
+    if done.returncode or not settings.fail_over_budget:
+        return done.returncode
+    status = InconclusiveError.exit_code if verdict.budget is None else verdict.budget.exit_code
+    if status and settings.quiet:
+        # Said all the same: it is why a job that ended well fails.
+        _say(f"memprof: {verdict.budget_sentence or verdict.sentence}")
+    return status
 
 
 def run_recorded(target: Target, settings: Settings, stdout: int | None = None, stderr: int | None = None) -> Recorded:
@@ -103,16 +122,69 @@ def run_recorded(target: Target, settings: Settings, stdout: int | None = None, 
         shutil.rmtree(spool, ignore_errors=True)
         raise
     refusal = read_refusal(spool) if settings.plan is not None or settings.dry_run else ""
+    fault = read_fault(spool) if settings.plan is not None else ""
     if refusal:
         verdict = _discard(spool, output, target, returncode)
-        return Recorded(output, returncode, verdict, refusal=refusal, signals=signals)
+        return Recorded(output, returncode, verdict, refusal=refusal, fault=fault, signals=signals)
     missed = [] if settings.plan is None else describe_missed(settings.plan, read_applied(spool))
-    ends = tuple(sentence for sentence in (*describe_unrecorded(spool), killer.describe(spool, returncode)) if sentence)
+    killed = killer.describe(spool, returncode)
+    ends = tuple(sentence for sentence in (*describe_unrecorded(spool), killed) if sentence)
     verdict = _pack(spool, output, target, returncode)
     verdict = replace(verdict, post_mortem=(*ends, *verdict.post_mortem))
     if verdict.is_interrupted:
         signals |= {signal.SIGINT}
-    return Recorded(output, returncode, verdict, missed=tuple(missed), signals=signals)
+    return Recorded(
+        output,
+        returncode,
+        verdict,
+        missed=tuple(missed),
+        fault=fault,
+        was_killed=bool(killed),
+        signals=signals,
+    )
+
+
+def _with_plan_and_budget(target: Target, settings: Settings, done: Recorded) -> Verdict:
+    """Returns the verdict with what it says of the job's plan and its budget, where it is read or fails the command."""
+    verdict, budget_bytes = done.verdict, settings.budget_bytes
+    if (settings.plan is None and budget_bytes is None) or (settings.quiet and not settings.fail_over_budget):
+        return verdict
+    from memprof.launch.plan_verdict import Ended, add_budget, add_plan  # at use: it imports what reads recordings
+
+    recording = done.output if done.output.is_file() else None
+    job = _planned_job(target, settings)
+    is_ended = bool(done.signals) or -done.returncode in ENDING
+    ended = Ended(
+        has_failed=bool(done.returncode) and not is_ended,
+        ran_out=bool(verdict.post_mortem) or done.returncode == -signal.SIGKILL,
+        was_killed=done.was_killed,
+        fault=done.fault,
+    )
+    verdict = add_plan(verdict, job, ended, recording)
+    return add_budget(verdict, job, budget_bytes, recording, _words_of(target))
+
+
+def _say_refused(target: Target, settings: Settings, done: Recorded) -> None:
+    from memprof.launch.plan_verdict import describe_refused
+
+    job = _planned_job(target, settings)
+    if job is not None and (verdict := describe_refused(job, done.fault)) is not None:
+        _say(str(verdict))
+
+
+def _planned_job(target: Target, settings: Settings) -> PlannedJob | None:
+    from memprof.analysis.another_plan import PlannedJob
+
+    if settings.plan is None:
+        return None
+    plan = replace(settings.plan, budget_bytes=settings.budget_bytes)
+    return PlannedJob(plan, settings.plan_path, _words_of(target))
+
+
+def _words_of(target: Target) -> str:
+    from memprof.analysis.predict import words_of
+
+    return words_of(mask_words(target.arguments))
 
 
 def leave_like(returncode: int) -> NoReturn:

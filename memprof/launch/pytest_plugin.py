@@ -50,7 +50,7 @@ class Recording:
 
     @property
     def summary(self) -> Summary:
-        """What its steady step comes to, split by category, module, operator and line.
+        """What its fullest step comes to, split by category, module, operator and line.
 
         Raises:
             BadInputError: No training step was recorded.

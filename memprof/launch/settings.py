@@ -34,6 +34,8 @@ class Settings:
         plan: Plan to run the job under, or None.
         plan_path: File the plan or a part of it is in, None where it is made of flags alone.
         keep_arguments: Write the job's command line as it is, with what looks like a secret.
+        budget_bytes: Most bytes that a step may have allocated at once; None where no budget was given.
+        fail_over_budget: End with another status than the job's where it ended well, and not within the budget.
     """
 
     output: Path | None = None
@@ -49,6 +51,8 @@ class Settings:
     plan: Plan | None = None
     plan_path: Path | None = None
     keep_arguments: bool = False
+    budget_bytes: int | None = None
+    fail_over_budget: bool = False
 
 
 @dataclass(frozen=True)
@@ -77,6 +81,8 @@ _KEYS: dict[str, type] = {
     "device": str,
     "plan": str,
     "keep_arguments": bool,
+    "budget": str,
+    "fail_over_budget": bool,
 }
 #: The keys of ``[tool.memprof.dry_run]``, which stands in place of the truth value where dry runs want other steps.
 _DRY_RUN = "dry_run"

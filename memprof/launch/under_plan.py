@@ -15,6 +15,7 @@ import torch
 
 from memprof.errors import MemprofError, PolicyError
 from memprof.launch.apply import apply_to, check_model, find_mismatch
+from memprof.launch.plan_errors import end_at_policy_errors, policy_at_fault
 from memprof.launch.plan_marks import mark_applied, refuse
 from memprof.policies.base import Policy
 from memprof.policies.job import Job
@@ -23,7 +24,8 @@ from memprof.policies.plan import Plan
 from memprof.policies.plan_file import parse_plan
 from memprof.policies.wrappers import unwrapped
 from memprof.recorder.construction import is_within_constructor
-from memprof.recorder.registry import live_objects
+from memprof.recorder.faults import is_from_signal_handler
+from memprof.recorder.live_objects import live_objects
 
 
 class UnderPlan:
@@ -46,7 +48,7 @@ class UnderPlan:
         self._known: dict[int, weakref.ref[torch.nn.Module]] = {}
         self._applied: set[int] = set()
         self._refusal = ""
-        _end_at_policy_errors(spool)
+        end_at_policy_errors(spool)
         plan.start()
 
     def before_call(self, module: torch.nn.Module) -> None:
@@ -54,6 +56,7 @@ class UnderPlan:
 
         Raises:
             SystemExit: The plan does not fit; the job ends here, before its first step.
+            Exception: A signal handler of the job raised it; nothing was applied.
         """
         if self._refusal:
             self.refuse(self._refusal)
@@ -62,29 +65,38 @@ class UnderPlan:
             return
         if is_within_constructor():
             return  # it is met again when it trains, by then with all its modules
+        before = dict(self._known)
         self._know(module)
         if not _is_trained(module) or not _is_outermost():
             return
         try:
             self._apply(module)
         except MemprofError as error:
-            self.refuse(str(error))
-        except Exception as error:  # noqa: BLE001 - a job that was to run under a plan must not run without
+            self.refuse(str(error), policy_at_fault(error))
+        except Exception as error:  # a job that was to run under a plan must not run without
+            if is_from_signal_handler(error):
+                self._known = before  # where the job goes on, the plan is applied with the next call
+                raise
             if os.environ.get("MEMPROF_DEBUG", "") not in ("", "0"):
                 traceback.print_exc()
             self.refuse(
                 f"the plan could not be applied: {type(error).__name__}: {error}. This is a fault of memprof, not of "
-                "your job; MEMPROF_DEBUG=1 shows where it is."
+                "your job; MEMPROF_DEBUG=1 shows where it is.",
+                policy_at_fault(error),
             )
 
-    def refuse(self, sentence: str) -> NoReturn:
+    def refuse(self, sentence: str, policy: str = "") -> NoReturn:
         """Ends the job, and every further try to train.
+
+        Args:
+            sentence: Why.
+            policy: Name of the policy at fault, "" where none is known to be.
 
         Raises:
             SystemExit: Always.
         """
         self._refusal = sentence
-        refuse(sentence, self._spool)
+        refuse(sentence, self._spool, policy)
 
     def _apply(self, module: torch.nn.Module) -> None:
         models = list(_models(module))
@@ -138,22 +150,6 @@ class UnderPlan:
 
     def _know(self, module: torch.nn.Module) -> None:
         self._known[id(module)] = weakref.ref(module)
-
-
-def _end_at_policy_errors(spool: Path) -> None:
-    """Lets a policy that finds out while the job trains that it does not fit end it as one that knew before.
-
-    Accumulate learns that no DataLoader feeds the loop when the first update comes, in-backward that gradients are
-    clipped when they are: their sentence goes through the job's code as an exception, and is heard without a traceback.
-    """
-    before = sys.excepthook
-
-    def hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-        if isinstance(error, PolicyError):
-            refuse(str(error), spool)
-        before(kind, error, trace)
-
-    sys.excepthook = hook
 
 
 def under_plan(text: str, spool: Path) -> UnderPlan:

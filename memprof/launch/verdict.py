@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from memprof.errors import MemprofError
 from memprof.trace.size_limit import describe_fault
 from memprof.units import format_bytes
 
 if TYPE_CHECKING:
+    from memprof.analysis.budget import BudgetVerdict
     from memprof.analysis.moments import Moment
     from memprof.policies.plan import Plan
     from memprof.trace.manifest import Capture
@@ -29,7 +29,9 @@ class Verdict:
     Attributes:
         sentence: What was recorded, or why nothing was.
         next_command: The command to type next, "" where there is nothing to look at.
-        comparison: Predicted against measured, "" where nothing was predicted.
+        comparison: Predicted against measured, or under which plan the job failed; "" where nothing was predicted.
+        budget: The run, compared with its budget; None where it has none.
+        has_failed: The job failed under its plan.
         is_interrupted: Whether somebody ended it before all was said (Ctrl-C).
         post_mortem: Why the job ended, where its memory ran out.
         then: What to type after the next command.
@@ -38,16 +40,28 @@ class Verdict:
     sentence: str
     next_command: str = ""
     comparison: str = ""
+    budget: BudgetVerdict | None = None
+    has_failed: bool = False
     is_interrupted: bool = False
     post_mortem: tuple[str, ...] = ()
     then: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         """Writes the verdict as it stands on the terminal."""
-        lines = [*self.post_mortem, *(line for line in (self.sentence, self.comparison) if line)]
+        lines = [*self.post_mortem, *(line for line in (self.sentence, self.comparison, self.budget_sentence) if line)]
         if self.next_command:
             lines += [f"next: {self.next_command}", *(f"then: {command}" for command in self.then)]
         return "\n".join(f"memprof: {line}" for line in lines)
+
+    @property
+    def budget_sentence(self) -> str:
+        """Whether the run stayed within its budget; "" where it has none.
+
+        Of a job that failed, recorded steps within the budget say nothing.
+        """
+        if self.budget is None or (self.has_failed and self.budget.fits is not False):
+            return ""
+        return self.budget.describe()
 
 
 def describe_recording(result: PackResult, target: str) -> Verdict:
@@ -60,6 +74,7 @@ def describe_recording(result: PackResult, target: str) -> Verdict:
     from memprof.analysis.dry_fit import dry_fit
     from memprof.analysis.light import describe_highest
     from memprof.analysis.ranks import compare_ranks, job_notes
+    from memprof.analysis.steps_in_words import describe_steps
     from memprof.errors import BadInputError
     from memprof.trace.spool import DRY_RUN
     from memprof.trace.store import Trace
@@ -75,7 +90,8 @@ def describe_recording(result: PackResult, target: str) -> Verdict:
     of_worst = f" of rank {trace.rank}" if compared is not None and compared.peak and compared.peak.bytes else ""
     has_operators = True
     try:
-        finding = f": peak {_describe_peak(_find_peak(trace), of_worst)}"
+        steps_differ = describe_steps(trace.step_peaks())
+        finding = f": peak {_describe_peak(_find_peak(trace), of_worst)}{steps_differ and f'; {steps_differ}'}"
     except BadInputError:
         finding, has_operators = " without a single operator", False
     did = f"recorded {what} of {target}{of_ranks}"
@@ -125,30 +141,6 @@ def _with_post_mortem(verdict: Verdict, trace: object) -> Verdict:
         return told
     commands = [command for command, _ in next_steps(found, str(trace.path), trace.manifest)]
     return replace(told, next_command=commands[0], then=tuple(commands[1:]))
-
-
-def add_comparison(verdict: Verdict, plan: Plan, plan_path: Path | None, trace: Path) -> Verdict:
-    """Adds to the verdict on a recording how well its plan's prediction met it; as it was where there is none.
-
-    Args:
-        verdict: What was recorded.
-        plan: The plan the job ran under.
-        plan_path: The file it is in, None where it is in none.
-        trace: The recording.
-    """
-    if plan.prediction is None:
-        return verdict
-    try:
-        from memprof.analysis.verify import describe_short, verify_plan
-        from memprof.trace.store import Trace
-
-        comparison = describe_short(verify_plan(plan, Trace.open(trace)))
-    except MemprofError as error:
-        comparison = f"the prediction cannot be compared: {error}"
-    except Exception as error:  # noqa: BLE001 - the job's own exit status must survive our faults
-        comparison = f"the prediction could not be compared ({type(error).__name__}: {error})"
-    command = f"memprof verify {shlex.quote(str(plan_path))} {shlex.quote(str(trace))}" if plan_path else ""
-    return replace(verdict, comparison=comparison, next_command=command or verdict.next_command)
 
 
 def describe_missed(plan: Plan, applied: set[int]) -> list[str]:
@@ -240,7 +232,7 @@ def _find_peak(trace: object) -> Moment:
     from memprof.trace.store import Trace
 
     assert isinstance(trace, Trace)
-    step = trace.steady_step()
+    step = trace.fullest_step()
     return find_peak(step, find_sources(step.stacks))
 
 

@@ -40,7 +40,8 @@ class Finding:
         schedule_time_us: Duration of its step, waits for copies included; 0 without one.
         bound_us: No schedule that fits makes the step shorter than this; 0 where nothing is known.
         least_bytes: Smallest budget for which the planner would find a schedule; 0 where unknown.
-        plan: The fastest plan that follows from it and fits, with its prediction; None where there is none.
+        plan: The fastest plan that follows from it and fits, with its prediction and the budget; None where there is
+            none.
         predicted: The step under that plan.
         took_s: How long the search took.
     """
@@ -95,7 +96,9 @@ def find_plan(
     found = kind().search(task)
     done = None if found.runs is None else replay(graph, found.runs, found.moves)
     chosen = _plan(step, graph, found, task, planner)
-    plan, predicted = (None, None) if chosen is None else chosen.plan.predict(step)
+    plan, predicted = (None, None)
+    if chosen is not None:
+        plan, predicted = dataclasses.replace(chosen.plan, budget_bytes=budget_bytes).predict(step)
     return Finding(
         planner=planner,
         budget_bytes=budget_bytes,

@@ -71,16 +71,16 @@ def project(bench: Workbench, graph: Graph, found: Found, groups: Sequence[Group
             chosen.append(choice)
     more = [choice for choice in order if choice.is_apart_from(chosen)]
     best = _replayed(bench, chosen)
-    while more and (best is None or best.peak_bytes > budget_bytes):
+    while more and (best is None or bench.needed(best) > budget_bytes):
         chosen.append(more.pop(0))
         more = [choice for choice in more if choice.is_apart_from(chosen)]
         best = _replayed(bench, chosen)
-    if best is None or best.peak_bytes > budget_bytes:
+    if best is None or bench.needed(best) > budget_bytes:
         return None
     for choice in reversed(tuple(chosen)):
         rest = [other for other in chosen if other != choice]
         less = _replayed(bench, rest)
-        if less is not None and less.peak_bytes <= budget_bytes and less.step_time_us < best.step_time_us:
+        if less is not None and bench.needed(less) <= budget_bytes and less.step_time_us < best.step_time_us:
             chosen, best = rest, less
     return best
 

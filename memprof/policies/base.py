@@ -29,6 +29,10 @@ class Policy(ABC):
         flag_example: What may stand behind it: ``'layers.*'``.
         numerics: One of NUMERICS.
         source: One of SOURCES: how its transform knows.
+        guesses: Whether there is something that a recording does not tell; ``transform_at_most`` takes it at its most.
+        errors_seen: By how much measured peaks were below and above predicted ones at most, on jobs that the transform
+            was not made with (docs/benchmarks.md), as shares of what the step makes beside what it finds.
+        errors_combined: The same, in addition, beside a policy that ``handles_saved``.
     """
 
     name: ClassVar[str]
@@ -36,6 +40,9 @@ class Policy(ABC):
     flag_example: ClassVar[str] = ""
     numerics: ClassVar[str] = "none"
     source: ClassVar[str] = "replayed"
+    guesses: ClassVar[bool] = False
+    errors_seen: ClassVar[tuple[float, float]] = (0.0, 0.0)
+    errors_combined: ClassVar[tuple[float, float]] = (0.0, 0.0)
 
     @classmethod
     @abstractmethod
@@ -56,6 +63,32 @@ class Policy(ABC):
         Raises:
             PolicyError: The policy does not fit the step; the sentence says why.
         """
+
+    def transform_at_most(self, step: Step) -> Step:
+        """Rewrites a step like ``transform``, with what a recording does not tell taken at its most.
+
+        Raises:
+            PolicyError: The policy does not fit the step.
+        """
+        return self.transform(step)
+
+    def errors(self, step: Step) -> tuple[float, float]:
+        """Returns ``errors_seen`` for a step, by its operators and where they run.
+
+        Args:
+            step: The step as recorded.
+        """
+        return self.errors_seen
+
+    @property
+    def handles_saved(self) -> bool:
+        """Whether it changes when what forward saves for backward is in memory, or runs operators again."""
+        return False
+
+    @property
+    def held_bytes(self) -> int | None:
+        """The most allocated bytes, where the policy holds the job below them while it runs; None where it does not."""
+        return None
 
     @abstractmethod
     def apply(self, job: Job) -> None:

@@ -80,9 +80,9 @@ class Job:
         """
         if not self.optimizers:
             raise PolicyError(
-                f"{policy} needs an optimizer, and none had been made when the model was first called. Make it "
-                "earlier, hand it over with memprof.apply(plan, model, optimizer), or leave the policy out if the "
-                "script updates the weights itself."
+                f"{policy} needs an optimizer of the model's parameters, and there was none when the model was first "
+                "called. Make one earlier, hand it over with memprof.apply(plan, model, optimizer), or leave "
+                "the policy out if the script updates the weights itself."
             )
 
     def modules_named(self) -> dict[str, torch.nn.Module]:

@@ -1,15 +1,18 @@
-"""A plan: policies in their order, and what they are predicted to lead to."""
+"""A plan: policies in their order, what they are predicted to lead to, and the budget they are for."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from memprof.policies.base import SOURCES, Policy
+from memprof.policies.interval import interval_of
 from memprof.policies.prediction import Prediction
 from memprof.policies.registry import policy_types
+from memprof.policies.several_steps import transform_all
 from memprof.policies.together import require_composable
+from memprof.replay.within import fullest_of
 from memprof.trace.step import Step
 
 if TYPE_CHECKING:
@@ -18,15 +21,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Plan:
-    """Policies, and what they are predicted to lead to.
+    """Policies, what they are predicted to lead to, and the budget they are for.
 
     Attributes:
         policies: The policies in their fixed order (see ``registry.policy_types``), whatever order they were given in.
         prediction: What the step will be, None before anybody predicted it.
+        budget_bytes: Most bytes that a step may have allocated at once under it; None where no budget was given.
     """
 
     policies: tuple[Policy, ...] = ()
     prediction: Prediction | None = None
+    budget_bytes: int | None = None
 
     def __post_init__(self) -> None:
         """Puts the policies in order; those of one kind stay as given."""
@@ -38,7 +43,7 @@ class Plan:
     def with_policies(self, more: Iterable[Policy]) -> Plan:
         """Returns the plan with more policies, and without a prediction where there are any."""
         added = tuple(more)
-        return Plan((*self.policies, *added)) if added else self
+        return Plan((*self.policies, *added), budget_bytes=self.budget_bytes) if added else self
 
     def transform(self, step: Step) -> Step:
         """Rewrites a recorded step through all policies.
@@ -51,22 +56,28 @@ class Plan:
             step = policy.transform(step)
         return step
 
-    def predict(self, step: Step, *, trace: str = "") -> tuple[Plan, Step]:
-        """Predicts the step this plan leads to.
+    def predict(self, step: Step, others: Sequence[Step] = (), *, trace: str = "") -> tuple[Plan, Step]:
+        """Predicts the steps this plan leads to.
 
         Args:
-            step: The recorded step.
+            step: The recorded step; of several, the fullest.
+            others: Other steps of the job.
             trace: What the recording is called.
 
         Returns:
-            The plan with its prediction, and the predicted step.
+            The plan with its prediction, and the fullest of the steps predicted.
 
         Raises:
-            PolicyError: A policy does not fit the step.
+            PolicyError: A policy does not fit the step, or another policy.
         """
-        predicted = self.transform(step)
-        prediction = Prediction.of(step, predicted, trace=trace, how=self.source)
-        return replace(self, prediction=prediction), predicted
+        require_composable(self.policies)
+        recorded: tuple[Step, ...] = (step, *others)
+        predicted = recorded
+        for policy in self.policies:
+            predicted = transform_all(policy, predicted)
+        interval = interval_of(self.policies, recorded, predicted)
+        prediction = Prediction.of_steps(recorded, predicted, interval, trace=trace, how=self.source)
+        return replace(self, prediction=prediction), fullest_of(predicted)
 
     def apply(self, job: Job) -> None:
         """Applies every policy to a job, all or none.

@@ -1,4 +1,4 @@
-"""A plan as a TOML file: one table a policy, and what they are predicted to lead to.
+"""A plan as a TOML file: one table a policy, what they are predicted to lead to, and the budget they are for.
 
 It is read with Python's own parser, so that the job's Python needs nothing more, and written with tomlkit, which keeps
 what somebody wrote by hand. Reading one runs nothing: a table names a policy of ``registry.policy_types``, its keys
@@ -17,6 +17,7 @@ from memprof.policies.base import Policy
 from memprof.policies.place import Place
 from memprof.policies.plan import Plan
 from memprof.policies.plan_tables import (
+    BUDGET,
     NUMERICS_IN_WORDS,
     PREDICTION,
     SOURCES_IN_WORDS,
@@ -26,10 +27,11 @@ from memprof.policies.plan_tables import (
 from memprof.policies.prediction import Prediction
 from memprof.trace.reading import parse_toml, read_text
 from memprof.trace.whole_file import whole_file
+from memprof.units import format_bytes
 
 if TYPE_CHECKING:
     from tomlkit import TOMLDocument
-    from tomlkit.items import Table
+    from tomlkit.items import Integer, Table
 
 
 def read_plan(path: str | os.PathLike[str]) -> Plan:
@@ -72,7 +74,8 @@ def format_plan(plan: Plan, before: str = "") -> str:
 
     Args:
         plan: The plan.
-        before: TOML of the same policies, whose lines and comments are kept; only the prediction is written anew.
+        before: TOML of the same policies, whose lines and comments are kept; only the prediction is written anew, and
+            the budget where it is another.
     """
     import tomlkit
 
@@ -111,6 +114,8 @@ def _document_of(plan: Plan) -> TOMLDocument:
     import tomlkit
 
     document = tomlkit.document()
+    if plan.budget_bytes is not None:
+        document.add(BUDGET, _budget_item(plan.budget_bytes))
     if not plan.policies:
         document.add(tomlkit.comment("a plan without policies: the job as it is"))
     counts: dict[str, int] = {}
@@ -149,15 +154,33 @@ def _document_kept(plan: Plan, before: str) -> TOMLDocument | None:
     from tomlkit.exceptions import TOMLKitError
 
     try:
-        if parse_plan(before).policies != plan.policies:
+        written = parse_plan(before)
+        if written.policies != plan.policies:
             return None
         document = tomlkit.parse(before)
         document.pop(PREDICTION, None)
+        above = ""
+        if plan.budget_bytes != written.budget_bytes:
+            if plan.budget_bytes is None:
+                document.pop(BUDGET)
+            elif BUDGET in document:
+                document[BUDGET] = _budget_item(plan.budget_bytes)
+            else:
+                above = f"{_document_of(Plan(budget_bytes=plan.budget_bytes)).as_string().splitlines()[0]}\n\n"
         # What was left in front of the old prediction would grow by a line each time.
-        kept = tomlkit.dumps(document).rstrip("\n")
+        kept = f"{above}{tomlkit.dumps(document)}".rstrip("\n")
         return tomlkit.parse(f"{kept}\n") if kept else tomlkit.document()
     except (BadInputError, PolicyError, TOMLKitError):
         return None
+
+
+def _budget_item(budget_bytes: int) -> Integer:
+    import tomlkit
+
+    item = tomlkit.item(budget_bytes)
+    item.comment(format_bytes(budget_bytes))
+    item.trivia.comment_ws = "  "
+    return item
 
 
 def _prediction_table(prediction: Prediction) -> Table:

@@ -8,15 +8,18 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from memprof.errors import PolicyError
+from memprof.errors import PolicyError, UsageError
 from memprof.policies.base import Policy
 from memprof.policies.place import Place
 from memprof.policies.plan import Plan
 from memprof.policies.prediction import Prediction
 from memprof.policies.registry import policy_type, policy_types
+from memprof.units import parse_bytes
 
 #: The table that is no policy.
 PREDICTION = "prediction"
+#: The key outside of all tables.
+BUDGET = "budget"
 
 #: What policies do to the numbers of the job, in words; nothing is worth saying of those that leave them alone.
 NUMERICS_IN_WORDS = {
@@ -42,24 +45,27 @@ def plan_from_tables(tables: Mapping[str, Any], place: Place | None = None) -> P
     """
     place = place or Place("the plan", "")
     policies: list[Policy] = []
-    prediction = None
+    prediction, budget_bytes = None, None
     for name, content in tables.items():
         if name == PREDICTION:
             prediction = _read_prediction(content, place)
             continue
+        if name == BUDGET:
+            budget_bytes = _read_budget(content, place)
+            continue
         kind = policy_type(name)
         if kind is None:
-            known = [kind.name for kind in policy_types()] + [PREDICTION]
+            known = [kind.name for kind in policy_types()] + [PREDICTION, BUDGET]
             what = f"policy {name!r}" if isinstance(content, dict | list) else f"key {name!r} outside of its tables"
             raise PolicyError(f"{place.at(name)}: a plan has no {what}; {_nearest(name, known)}")
         for number, settings in enumerate(content if isinstance(content, list) else [content]):
             policies.append(_read_policy(kind, settings, place.inside(name, number)))
-    return Plan(tuple(policies), prediction)
+    return Plan(tuple(policies), prediction, budget_bytes)
 
 
 def plan_to_tables(plan: Plan) -> dict[str, Any]:
     """Returns a plan as plain dicts and lists, the way TOML and JSON hold it."""
-    tables: dict[str, Any] = {}
+    tables: dict[str, Any] = {} if plan.budget_bytes is None else {BUDGET: plan.budget_bytes}
     for policy in plan.policies:
         settings = settings_of(policy)
         if policy.name not in tables:
@@ -75,6 +81,23 @@ def plan_to_tables(plan: Plan) -> dict[str, Any]:
             if name != "machine" or value
         }
     return tables
+
+
+def policy_tables(tables: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Returns the tables of policies alone, of what ``plan_to_tables`` returned; none of no plan."""
+    return {name: content for name, content in (tables or {}).items() if name not in (PREDICTION, BUDGET)}
+
+
+def _read_budget(content: Any, place: Place) -> int:
+    wanted = f'{place.at(BUDGET)}: {BUDGET} must be a size such as "24GiB", or a number of bytes'
+    if isinstance(content, str):
+        try:
+            content = parse_bytes(content)
+        except UsageError as error:
+            raise PolicyError(f"{wanted}: {error}.") from None
+    if type(content) is not int or not 0 < content < 2**63:
+        raise PolicyError(f"{wanted}, not {_shown(content)}.")
+    return content
 
 
 def _read_policy(kind: type[Policy], settings: Any, place: Place) -> Policy:
@@ -93,7 +116,7 @@ def _read_prediction(content: Any, place: Place) -> Prediction:
     if not isinstance(content, dict):
         raise PolicyError(f"{place.at()}: {PREDICTION} is a table: write [{PREDICTION}] and its keys below it.")
     values = _checked(Prediction, content, place, f"[{PREDICTION}]")
-    optional = ("phases", "categories", "machine")
+    optional = ("phases", "categories", "machine", "least_peak_bytes", "most_peak_bytes")
     required = [field.name for field in dataclasses.fields(Prediction) if field.name not in optional]
     missing = [name for name in required if name not in values]
     if missing:
@@ -114,6 +137,8 @@ def _checked(kind: type, settings: Mapping[str, Any], place: Place, title: str) 
     names = [field.name for field in dataclasses.fields(kind)]
     values = {}
     for key, value in settings.items():
+        if key == BUDGET and key not in names:
+            raise PolicyError(f"{place.at(key)}: {key} is no setting of {title}; write it above the first table.")
         if key not in names:
             raise PolicyError(f"{place.at(key)}: {title} has no setting {key!r}; {_nearest(key, names)}")
         try:

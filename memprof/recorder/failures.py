@@ -9,10 +9,11 @@ from typing import Any
 import torch
 
 from memprof.machines.host_limits import HostLimit, nearest_limit
+from memprof.recorder.live_objects import live_objects
 from memprof.recorder.log import RawLog
 from memprof.recorder.optimizer_facts import describe_optimizer
 from memprof.recorder.out_of_memory import describe_failure, listen_to_allocator, place_of_failure
-from memprof.recorder.registry import ModuleRegistry, live_objects
+from memprof.recorder.registry import ModuleRegistry
 from memprof.recorder.rounds import OptimizerRounds
 from memprof.trace.spool import SpoolWriter
 

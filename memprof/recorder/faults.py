@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 import traceback
+from functools import partial
 from pathlib import Path
-from typing import Protocol
+from types import CodeType
+from typing import Any, Protocol
 
+from memprof.recorder.tracebacks import clean_uncaught, remove_own_frames
 from memprof.trace.masking import mask_text
 from memprof.trace.private_file import write_private
 from memprof.trace.size_limit import FileSizeLimitError
@@ -20,6 +24,8 @@ def explain_fault(error: Exception) -> str:
     """Returns what is kept of a fault: a sentence where the user can do something about it, else the traceback."""
     if isinstance(error, FileSizeLimitError):
         return str(error)
+    if is_from_signal_handler(error):
+        return f"a signal handler of the job raised {type(error).__name__} inside the recorder"
     return mask_text("".join(traceback.format_exception(error)))
 
 
@@ -38,3 +44,38 @@ def write_fault(fault: str, observation: _GivesUp | None, folder: Path) -> None:
         observation.give_up(fault)
     else:
         write_private(folder.parent / f"recorder-{os.getpid()}.log", fault)
+
+
+def raise_if_of_job(error: Exception) -> None:
+    """Raises an error again that came up in the recorder, but is the job's own: one of a signal handler of its.
+
+    Python runs such a handler between any two instructions, those of the recorder included.
+
+    Raises:
+        Exception: `error`.
+    """
+    if is_from_signal_handler(error):
+        remove_own_frames(error)
+        clean_uncaught()
+        raise error
+
+
+def is_from_signal_handler(error: BaseException) -> bool:
+    """Whether an error left a function that is set as a signal handler."""
+    handlers = {_code(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code in handlers:
+            return True
+        trace = trace.tb_next
+    return False
+
+
+def _code(handler: Any) -> CodeType | None:
+    """Returns the code of a signal handler written in Python, None of any other."""
+    while isinstance(handler, partial):
+        handler = handler.func
+    if not callable(handler):
+        return None
+    code = getattr(handler, "__code__", None) or getattr(type(handler).__call__, "__code__", None)
+    return code if isinstance(code, CodeType) else None

@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
+from memprof.recorder.live_objects import live_objects
 from memprof.recorder.log import RawLog
-from memprof.recorder.registry import ModuleRegistry, live_objects
+from memprof.recorder.registry import ModuleRegistry
 from memprof.trace.spool import ACTIVATION, BUFFER, GRADIENT, HELD, INPUT, OPTIMIZER_STATE, PARAMETER
 
 _NESTED = (list, tuple)

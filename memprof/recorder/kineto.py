@@ -87,10 +87,10 @@ class Kineto:
             return
         found, given = self._severity.value, os.environ.get(_LEVEL)
         is_first = not self.is_initialized
-        self._severity.value = _SILENT
-        if is_first:  # setting itself up, the library takes its level from the environment
-            os.environ[_LEVEL] = str(_SILENT)
         try:
+            self._severity.value = _SILENT
+            if is_first:  # setting itself up, the library takes its level from the environment
+                os.environ[_LEVEL] = str(_SILENT)
             yield
         finally:
             self._severity.value = found

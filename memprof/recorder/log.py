@@ -8,6 +8,8 @@ from array import array
 from collections.abc import Hashable, Iterable
 from typing import Any
 
+from memprof.phases import MOST_NAMES
+from memprof.recorder.faults import raise_if_of_job
 from memprof.trace.spool import COLUMNS, SpoolWriter
 
 #: Bound now: a job may put one of its own in the place of the builtin, and count.
@@ -15,10 +17,17 @@ _open = open
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
 
+#: What a recording says of a job that names more phases than it holds.
+TOO_MANY_NAMES = f"the job names more than {MOST_NAMES} phases: what runs under further names is told without them"
+
+
 class RawLog:
     """Buffers of raw rows; texts are interned, so that a row is numbers only.
 
     The buffers are plain lists of ints, extended in place by the observers: the cheapest thing Python has.
+
+    Attributes:
+        names_left_out: The job names more phases than a recording holds.
     """
 
     def __init__(self, writer: SpoolWriter) -> None:
@@ -42,6 +51,7 @@ class RawLog:
         self.kernels: list[int] = []
         self.streams: list[int] = []
         self.device_memory: list[int] = []
+        self.names_left_out = False
         self.op_count = 0
         self.time_count = 0
         self.flushed_ns = time.time_ns()
@@ -56,6 +66,14 @@ class RawLog:
             number = known[key] = len(known)
             self._fresh.setdefault(stream, []).append(key if text is None else text)
         return number
+
+    def phase_number(self, name: str) -> int:
+        """Returns the number of a phase that the job names, -1 where it names more than a recording holds."""
+        known = self._interned.setdefault("phases", {})
+        if name not in known and len(known) >= MOST_NAMES:
+            self.names_left_out = True
+            return -1
+        return self.intern("phases", name)
 
     def record(self, stream: str, record: Any) -> None:
         """Writes one record at once, after everything logged before it.
@@ -89,7 +107,8 @@ class RawLog:
         try:
             with _open("/proc/self/statm", "rb") as statm:
                 pages = int(statm.read().split()[1])
-        except OSError:
+        except OSError as error:
+            raise_if_of_job(error)
             return
         self.rss.extend((time.time_ns(), self.op_count, pages * _PAGE_BYTES))
 

@@ -19,6 +19,9 @@ from memprof.version import __version__
 #: Bound now: a job may put one of its own in the place of the builtin, and count.
 _open = open
 
+#: Levels of oneDNN that include fp16.
+_WITH_FP16 = ("AVX512_CORE_FP16", "AVX512_CORE_AMX", "AVX512_CORE_AMX_FP16", "AVX10_1_512", "AVX10_1_512_AMX")
+
 
 def describe_process(window: Window, *, is_late: bool) -> dict[str, Any]:
     """Returns what the manifest tells of the process: versions, machine, rank, command line, window."""
@@ -44,8 +47,28 @@ def describe_process(window: Window, *, is_late: bool) -> dict[str, Any]:
             "memory_bytes": _memory_bytes(),
             "os": _system(),
             "allocator_settings": _allocator_settings(),
+            "short_types": short_types(),
         },
     }
+
+
+def short_types() -> list[str]:
+    """Returns the types shorter than float32 that oneDNN, which torch uses on a CPU, computes in on this processor.
+
+    Torch has operators that tell, but a job's own profilers and modes would see them called. oneDNN's documentation
+    ("CPU Dispatcher Control") names the instructions that it needs, and the variable that holds it to fewer.
+    """
+    told = _told("flags", "Features")
+    if told is None:
+        return ["bfloat16"]
+    limit = (os.environ.get("ONEDNN_MAX_CPU_ISA") or os.environ.get("DNNL_MAX_CPU_ISA") or "").upper()
+    flags = set(told.split())
+    found = []
+    if ("avx512bw" in flags and limit != "AVX" and not limit.startswith(("SSE", "AVX2"))) or "bf16" in flags:
+        found.append("bfloat16")
+    if "avx512_fp16" in flags and limit in ("", "ALL", "DEFAULT", *_WITH_FP16):
+        found.append("float16")
+    return found
 
 
 def _allocator_settings() -> str:
@@ -55,14 +78,19 @@ def _allocator_settings() -> str:
 
 
 def _processor() -> str:
+    return _told("model name") or platform.machine()  # platform.processor() would start a process inside the job
+
+
+def _told(*names: str) -> str | None:
+    """Returns what the system tells of the processor under one of some names; None where it tells nothing."""
     try:
         with _open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
             for line in lines:
-                if line.startswith("model name"):
+                if line.partition(":")[0].strip() in names:
                     return line.partition(":")[2].strip()
     except OSError:
-        return platform.machine()  # platform.processor() would start a process inside the job
-    return platform.machine()  # platform.processor() would start a process inside the job
+        return None
+    return None
 
 
 def _system() -> str:

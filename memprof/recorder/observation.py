@@ -14,7 +14,7 @@ import torch
 
 from memprof.recorder.failures import FailureLog
 from memprof.recorder.inventory import Inventory
-from memprof.recorder.log import RawLog
+from memprof.recorder.log import TOO_MANY_NAMES, RawLog
 from memprof.recorder.machine import describe_process
 from memprof.recorder.operators import OperatorMode
 from memprof.recorder.progress import OpenCall, Progress
@@ -24,6 +24,7 @@ from memprof.recorder.rounds import OptimizerRounds
 from memprof.recorder.sources import MemorySources
 from memprof.recorder.stacks import StackTable
 from memprof.recorder.timed import OperatorTimes, wait_for_device
+from memprof.recorder.training import TrainedModels
 from memprof.recorder.untraced import untraced
 from memprof.recorder.window import Watch, Window
 from memprof.trace.spool import FLAG_CALL_RECOMPUTE, SpoolWriter
@@ -94,6 +95,7 @@ class Observation:
         self.is_paused = False
         self.progress = Progress()
         self._rounds = rounds
+        self._trained = TrainedModels(rounds)
         self._is_late = is_late
         self._log = log = RawLog(SpoolWriter(folder))
         log.record("start", describe_process(window, is_late=is_late))
@@ -149,6 +151,7 @@ class Observation:
         self.watch = watch
         self.is_paused = False
         self.progress.begin_step()
+        self._trained.begin_step()
         self._step_first_op = self._log.op_count
         if self.is_recording:
             if not self._sources.is_open:
@@ -206,6 +209,8 @@ class Observation:
             self.note(sentence)
         for name in sorted(self._mode.not_followed):
             self.note(f"{name}: what this higher-order operator runs was not seen; it is recorded as one operator")
+        if self._log.names_left_out:
+            self.note(TOO_MANY_NAMES)
         self._sources.forget()
         self._failures.note_optimizers()
         self._failures.release()
@@ -266,12 +271,13 @@ class Observation:
         progress = self.progress
         is_backward = torch._C._current_graph_task_id() != -1
         outer = progress.calls[-1] if progress.calls else None
-        if outer is None and not is_backward:
-            if torch.is_grad_enabled():
-                progress.begin_model_call()
-            with torch._C.DisableTorchFunction(), untraced():
-                self._inventory.inputs(args, kwargs)
+        stack = self._stacks.number(sys._getframe(2), outer.stack if outer else -1)
         module_number = self._registry.number(module)
+        if outer is None and not is_backward:
+            with torch._C.DisableTorchFunction(), untraced():
+                is_in_function = self._stacks.is_in_function(stack)
+                self._trained.begin_call(progress, module, module_number, is_in_function=is_in_function)
+                self._inventory.inputs(args, kwargs)
         if self._registry.holders != self._stated_holders:  # made within this step
             self._state_models()
         call = OpenCall(
@@ -280,7 +286,7 @@ class Observation:
             parent=outer.number if outer else -1,
             first_op=self._log.op_count,
             enter_ns=time.time_ns(),
-            stack=self._stacks.number(sys._getframe(2), outer.stack if outer else -1),
+            stack=stack,
             is_recompute=is_backward,
         )
         self._call_count += 1

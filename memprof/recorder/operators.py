@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from memprof.hidden_import import import_hidden
+from memprof.phases import named_phase
 from memprof.recorder import higher_order, repeats
 from memprof.recorder.log import RawLog
 from memprof.recorder.out_of_memory import is_out_of_memory
@@ -25,6 +26,7 @@ from memprof.recorder.wrapped_numbers import with_tensors
 from memprof.trace.spool import (
     FLAG_COLLECTIVE,
     FLAG_COPY,
+    FLAG_EVAL_MODE,
     FLAG_GRAD_ENABLED,
     FLAG_IN_CLOSURE,
     FLAG_MUTATES,
@@ -32,6 +34,7 @@ from memprof.trace.spool import (
     FLAG_RNG,
     FLAG_VIEW,
     MUTATE,
+    NAME_SHIFT,
     OPTIMIZER,
     OTHER_THREAD,
     READ,
@@ -285,6 +288,8 @@ class OperatorMode(SlidingMode):
         phase = progress.phase(node is not None, makes_node and grad_enabled)
         if phase == OPTIMIZER and progress.in_closure:
             flags |= FLAG_IN_CLOSURE
+        if progress.is_eval_mode:
+            flags |= FLAG_EVAL_MODE
         calls = progress.calls
         if calls:
             call = calls[-1]
@@ -295,6 +300,12 @@ class OperatorMode(SlidingMode):
         stack = -1
         if node is None:
             stack = self._stacks.number(frame, outer_stack)
+            storing = self._stacks.storing[stack]
+            if storing >= 0 and phase != OPTIMIZER:
+                phase = storing
+            name = named_phase()
+            if name:
+                flags |= self._log.phase_number(name) + 1 << NAME_SHIFT
         else:
             node_sequence = node._sequence_nr()
             if node_sequence >= _ACCUMULATE:

@@ -15,9 +15,10 @@ from typing import Any
 import torch
 
 from memprof.machines.host_limits import HostLimit, nearest_limit
+from memprof.recorder.storing import storing_phase
 from memprof.trace.masking import mask_text
 from memprof.trace.private_file import write_private
-from memprof.trace.spool import BACKWARD, FORWARD, OPTIMIZER
+from memprof.trace.spool import BACKWARD, FORWARD, LOADING, OPTIMIZER, SAVING
 
 #: What errors of no type of their own say: torch's CPU allocator on Linux, on Windows and macOS, files mapped by data
 #: loaders, Apple's devices, and CUDA outside torch's allocator (c10/core/impl/alloc_cpu.cpp, ATen/MapAllocator.cpp).
@@ -124,7 +125,12 @@ def place_of_failure(error: BaseException) -> dict[str, Any]:
         frame, code = trace.tb_frame, trace.tb_frame.f_code
         if not code.co_filename.startswith(_OWN):
             frames.append(f"{code.co_filename}:{trace.tb_lineno}:{code.co_name}")
-            if code.co_filename.endswith(_MODULE_FILE):
+            storing = storing_phase(code)
+            if phase in (SAVING, LOADING):
+                pass  # what it calls, methods of modules among it, belongs to it
+            elif storing >= 0:
+                phase, module = storing, None
+            elif code.co_filename.endswith(_MODULE_FILE):
                 phase = FORWARD
                 called = frame.f_locals.get("self")
                 module = called if isinstance(called, torch.nn.Module) else module

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from memprof.trace.spool import BACKWARD, FORWARD, OPTIMIZER, OTHER
+from memprof.trace.spool import BACKWARD, EVALUATION, FORWARD, OPTIMIZER, OTHER
 
 
 @dataclass
@@ -37,7 +37,8 @@ class Progress:
     """The job's place in its step, kept by the observers.
 
     A phase lasts: once a model has been called, what follows is forward until backward begins, so that the loss
-    computed outside any module belongs to it.
+    computed outside any module belongs to it. In the same way, what follows the call of a trained model without
+    gradients is evaluation, for as long as gradients are off.
     """
 
     base: int = OTHER
@@ -50,6 +51,8 @@ class Progress:
     in_closure: bool = False
     sequence: int = 0
     saw_model: bool = False
+    is_evaluating: bool = False
+    is_eval_mode: bool = False
     calls: list[OpenCall] = field(default_factory=list)
 
     def begin_step(self) -> None:
@@ -58,15 +61,31 @@ class Progress:
         self.backward_rounds = 0
         self.was_backward = False
         self.base = OTHER
+        self._end_evaluation()
         self.sequence = torch._C._autograd._get_sequence_nr()
 
-    def begin_model_call(self) -> None:
-        """Notes that a model, with gradients on, is called outside backward."""
+    def begin_model_call(self, trains: bool | None = None) -> None:
+        """Notes that a model, with gradients on, is called outside backward.
+
+        Args:
+            trains: Whether a model that the job trains is in training mode; None where it is no such model.
+        """
         self.saw_model = True
         self.leave_backward()
+        self.is_evaluating = False
+        if trains is not None:
+            self.is_eval_mode = not trains
         if self.backward_rounds > self.micro_batch:
             self.micro_batch = self.backward_rounds
         self.base = FORWARD
+
+    def begin_evaluation(self) -> None:
+        """Notes that a model that the job trains is called outside backward, with gradients off."""
+        self.leave_backward()
+        self.is_evaluating = True
+
+    def _end_evaluation(self) -> None:
+        self.is_evaluating = self.is_eval_mode = False
 
     def leave_backward(self) -> None:
         """Notes that backward, if it ran, is over."""
@@ -78,6 +97,7 @@ class Progress:
     def begin_optimizer(self) -> None:
         """Notes that an optimizer's step begins."""
         if self.optimizer_depth == 0:
+            self._end_evaluation()
             self.optimizer_in_backward = torch._C._current_graph_task_id() != -1
             self.optimizer_calls_depth = len(self.calls)
             self.in_closure = False
@@ -116,9 +136,14 @@ class Progress:
             return OPTIMIZER
         if is_backward:
             self.was_backward = True
+            self._end_evaluation()
             return BACKWARD
         if self.was_backward:
             self.leave_backward()
+        if self.is_evaluating and (self.calls or not torch.is_grad_enabled()):
+            return EVALUATION  # inside the call whatever its gradients: autocast casts weights with gradients on
         if makes_node:
             self.base = FORWARD
+        if self.is_evaluating:
+            self.is_evaluating = False
         return self.base

@@ -14,7 +14,9 @@ import torch
 
 from memprof.recorder.aside import StepsAside
 from memprof.recorder.construction import is_within_constructor
-from memprof.recorder.faults import explain_fault, write_fault
+from memprof.recorder.faults import explain_fault, raise_if_of_job, write_fault
+from memprof.recorder.job_end import end_job
+from memprof.recorder.live_objects import live_objects
 from memprof.recorder.modules import ModuleCallObserver
 from memprof.recorder.native import AllocatorTable
 from memprof.recorder.observation import Observation
@@ -22,7 +24,6 @@ from memprof.recorder.operators import OperatorMode, skip_compiling
 from memprof.recorder.out_of_memory import find_out_of_memory, write_unrecorded
 from memprof.recorder.profiler_guard import ProfilerGuard
 from memprof.recorder.progress import OpenCall
-from memprof.recorder.registry import live_objects
 from memprof.recorder.rounds import OptimizerRounds
 from memprof.recorder.sessions import clear_leftovers, is_job_profiling
 from memprof.recorder.tracebacks import clean_uncaught, remove_own_frames
@@ -187,9 +188,9 @@ class Recorder:
 
     def _enter(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OpenCall | None:
         call = None
+        if self._before_call is not None and torch.is_grad_enabled():
+            self._before_call(module)
         try:
-            if self._before_call is not None and torch.is_grad_enabled():
-                self._before_call(module)
             if self._observation is None and not self.failure and self._should_begin():
                 self._begin()
             observation = self._observation
@@ -376,9 +377,12 @@ class Recorder:
         self._updates.remove()
 
     def _fail(self, error: Exception) -> None:
-        """Gives up recording after a fault of its own; the job goes on."""
-        if self.failure:
-            return
+        """Gives up recording after a fault of its own; the job goes on, with an error of its own where it is one."""
+        if not self.failure:
+            self._give_up(error)
+        raise_if_of_job(error)
+
+    def _give_up(self, error: Exception) -> None:
         self.failure = explain_fault(error)
         try:
             write_fault(self.failure, self._observation, self._folder)
@@ -390,7 +394,7 @@ class Recorder:
         """Ends the job after its window, the way `sys.exit` does."""
         if self._stops_job and not self.failure:
             self._stops_job = False
-            raise SystemExit(0)
+            end_job()
 
     def _is_observed(self) -> bool:
         """Whether the recording is open, and this is the thread it observes."""

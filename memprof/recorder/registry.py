@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import gc
 import weakref
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 
+from memprof.recorder.live_objects import live_objects
 from memprof.recorder.log import RawLog
-
-
-def live_objects(kind: type) -> list[Any]:
-    """Lists the objects of a type (or a subclass) that the garbage collector knows.
-
-    Asks for the type, never for `__class__`: lazy proxies answer that by loading what they stand for.
-    """
-    return [thing for thing in gc.get_objects() if issubclass(type(thing), kind)]
 
 
 class ModuleRegistry:

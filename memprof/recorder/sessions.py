@@ -22,6 +22,7 @@ import torch
 from torch._C import _autograd, _profiler
 
 from memprof.recorder.core_library import errors_only
+from memprof.recorder.faults import raise_if_of_job
 from memprof.recorder.kineto import kineto
 
 # As torch has them: the guard puts its own in their place, for the job.
@@ -56,6 +57,7 @@ class ProfilerSession:
         self._task = -1
         self._scope: Any = None
         self._is_lost = False
+        self._is_abandoned = False
 
     def start(self, scope: Any, *, profile_memory: bool, with_device: bool = False) -> bool:
         """Starts, unless the job has a session of its own, or one that warms up, or no file can be opened.
@@ -73,12 +75,13 @@ class ProfilerSession:
             if not may_start() or not can_open_files():
                 return False
             is_first = not kineto().is_initialized
+            # Before it begins: a signal handler of the job may raise at any point, and what has begun must be ended.
+            self._thread, self._task, self._scope = _get_ident(), _graph_task(), scope
+            self.is_running, self._is_lost, self._is_abandoned = True, False, False
+            _running = self
             _begin(scope, profile_memory=profile_memory, with_device=with_device)
             if is_first:
                 kineto().stop_thread()
-            self._thread, self._task, self._scope = _get_ident(), _graph_task(), scope
-            self.is_running, self._is_lost = True, False
-            _running = self
             return True
 
     def stop(self) -> Any:
@@ -87,20 +90,32 @@ class ProfilerSession:
         Returns:
             torch's result; None where the job's profiler has taken over, and what was recorded is lost.
         """
-        global _running  # noqa: PLW0603 - as in start
+        global _running
         if not self.is_running:
             return None
-        self.is_running = False
         with _lock:
             if self._is_lost:
+                self.is_running = False
                 clear_leftovers()
                 return None
-            _running = None
-            with kineto().silence():
-                result = _disable()
+            result = None
+            if _is_enabled():
+                with kineto().silence():
+                    result = _disable()
+            else:
+                _cancel()  # a signal handler of the job raised between the parts of its beginning or end
+            _running, self.is_running = None, False
             if _graph_task() not in (-1, self._task):  # the engine puts it back when backward ends
                 _leftovers[self._thread] = self._scope != _profiler.RecordScope.LITE_INTERPRETER
             return result
+
+    def abandon(self) -> None:
+        """Stops without a result, in the session's thread; inside backward, as soon as that is over.
+
+        There the session may have seen a node begin, and leaving that node writes to the session's memory.
+        """
+        self._is_abandoned = True
+        clear_leftovers()
 
     def _yield_to_job(self, thread: int) -> None:
         """Makes way for a session that the job begins in a thread."""
@@ -116,7 +131,7 @@ class ProfilerSession:
 
 def may_start() -> bool:
     """Whether a session may start in this thread: the job has none, and none of memprof's runs."""
-    return _running is None and not is_job_profiling()
+    return not is_job_profiling() and _running is None
 
 
 def can_open_files() -> bool:
@@ -125,7 +140,8 @@ def can_open_files() -> bool:
         return True
     try:
         os.close(os.open("/proc/self/comm", os.O_RDONLY | os.O_CLOEXEC))
-    except OSError:
+    except OSError as error:
+        raise_if_of_job(error)
         return False
     return True
 
@@ -162,8 +178,17 @@ def way_is_taken() -> None:
 
 
 def clear_leftovers() -> None:
-    """Takes a cancelled session from this thread, if it holds one, and nothing is under way that it would disturb."""
-    if _get_ident() in _leftovers and _graph_task() == -1:
+    """Takes a cancelled session from this thread, if it holds one, and nothing is under way that it would disturb.
+
+    One that was abandoned inside backward ends here, too: where it outlived the process's C++ objects, its end would
+    be a segmentation fault.
+    """
+    if _graph_task() != -1:
+        return
+    abandoned = _running
+    if abandoned is not None and abandoned._is_abandoned and abandoned._thread == _get_ident():
+        abandoned.stop()
+    if _get_ident() in _leftovers:
         with _lock:
             if not _is_enabled():
                 del _leftovers[_get_ident()]

@@ -11,9 +11,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from torch._ops import HigherOrderOperator
+from torch._ops import HigherOrderOperator, OpOverload
 
-_OWN = str(Path(__file__).parent)
+_own = [str(Path(__file__).parent)]
+
+
+def hide_frames_of(folder: Path) -> None:
+    """Counts the code of another folder among the recorder's: that of a policy that runs the job's operators."""
+    if str(folder) not in _own:
+        _own.append(str(folder))
 
 
 def remove_own_frames(error: BaseException) -> None:
@@ -45,8 +51,9 @@ def clean_uncaught() -> None:
 
 def _without_own(trace: TracebackType | None) -> TracebackType | None:
     kept: TracebackType | None = None
-    for here in reversed(_frames(trace)):
-        if not _is_own(here) and not _leads_to_own(here):
+    frames = _frames(trace)
+    for before, here in reversed(list(zip([None, *frames], frames, strict=False))):
+        if not _is_own(here) and not _leads_to_own(here) and not _is_call_of_own(before, here):
             if here.tb_next is not kept:
                 here.tb_next = kept
             kept = here
@@ -67,5 +74,10 @@ def _leads_to_own(trace: TracebackType) -> bool:
     return is_dispatch and trace.tb_next is not None and _is_own(trace.tb_next)
 
 
+def _is_call_of_own(before: TracebackType | None, trace: TracebackType) -> bool:
+    """Whether a frame is torch's call of an operator, which our mode made and torch's own dispatch makes without."""
+    return before is not None and _is_own(before) and trace.tb_frame.f_code is OpOverload.__call__.__code__
+
+
 def _is_own(trace: TracebackType) -> bool:
-    return trace.tb_frame.f_code.co_filename.startswith(_OWN)
+    return trace.tb_frame.f_code.co_filename.startswith(tuple(_own))

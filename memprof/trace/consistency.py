@@ -12,9 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from memprof.phases import MOST_NAMES, is_own_name
 from memprof.trace.columns import Coded
 from memprof.trace.schema import (
     NONE,
+    RANK_TABLES,
     AllocatorEvents,
     Column,
     Memory,
@@ -22,6 +24,7 @@ from memprof.trace.schema import (
     ModulePeaks,
     Modules,
     Ops,
+    OutOfMemory,
     Saved,
     Stacks,
     StepPeaks,
@@ -56,6 +59,8 @@ _TARGETS: dict[str, type[Table]] = {
     "storage_id": Storages,
 }
 _POINTING = (Modules, ModuleCalls, Steps, Ops, Storages, Uses, Saved, Memory, StepPeaks, ModulePeaks)
+#: Of a request that failed, operators and stacks may be those of a part that was not kept.
+_ALSO_POINTING = ((OutOfMemory, "module_id"),)
 
 #: Ids that may not be missing.
 _NEEDED: dict[type[Table], tuple[str, ...]] = {
@@ -171,7 +176,7 @@ class Checker:
         elif column.kind == "float":
             holds = np.isnan(values) | (np.abs(values) <= _MOST_US)
             _require(kind, holds, lambda row: f"{name} is {values[row]:g}")
-        elif name in _TARGETS and kind in _POINTING:
+        elif name in _TARGETS and (kind in _POINTING or (kind, name) in _ALSO_POINTING):
             self._check_ids(kind, name, values)
         elif column.kind in ("id", "int") and name not in _SIGNED:
             lowest = -_MOST_COUNT if kind is Memory else NONE if column.kind == "id" else 0
@@ -218,6 +223,10 @@ def _has_root(parents: Any) -> Any:
 def _check_texts(kind: type[Table], column: Column, texts: Coded) -> None:
     distinct = texts.distinct
     allowed = {*column.values, *(() if column.name in _TOLD.get(kind, ()) else ("",))}
+    own = {text for text in distinct.tolist() if text and text not in allowed} if column.is_open else set()
+    if len(own) > MOST_NAMES and kind not in RANK_TABLES:  # of many ranks, each has its own
+        raise BrokenPromiseError(f"table {kind.table_name}: {column.name} has {len(own):,} names of the job's own")
+    allowed |= {text for text in own if is_own_name(text)}
     wrong = [
         place
         for place, text in enumerate(distinct.tolist())
@@ -228,10 +237,15 @@ def _check_texts(kind: type[Table], column: Column, texts: Coded) -> None:
     rows = np.flatnonzero(np.isin(texts.codes, wrong))
     if len(rows):
         text = str(distinct[texts.codes[rows[0]]])
-        what = (
-            f"{column.name} is a text of {len(text):,} letters" if len(text) > 80 else f"unknown {column.name} {text!r}"
-        )
-        _fail(kind, int(rows[0]), what if text else f"{column.name} is missing")
+        _fail(kind, int(rows[0]), _what_is_wrong(column.name, text))
+
+
+def _what_is_wrong(name: str, text: str) -> str:
+    if not text:
+        return f"{name} is missing"
+    if len(text) > 80:
+        return f"{name} is a text of {len(text):,} letters"
+    return f"unknown {name} {text!r}"
 
 
 def _require_sum(kind: type[Table], name: str, values: Any) -> None:

@@ -78,6 +78,8 @@ class Machine(_Json):
         allocator_settings: ``PYTORCH_ALLOC_CONF`` as the job saw it.
         os: Such as ``Linux 6.8``.
         speed: How fast it is; unknown in recordings of older versions, and in those made inside a ``with`` statement.
+        short_types: Types shorter than float32 that oneDNN computes in on its processor, as torch calls them; in
+            recordings of older versions, those of a processor with AVX-512.
     """
 
     device_name: str = ""
@@ -90,6 +92,7 @@ class Machine(_Json):
     allocator_settings: str = ""
     os: str = ""
     speed: Speed = field(default_factory=Speed)
+    short_types: tuple[str, ...] = ("bfloat16",)
 
 
 @dataclass(frozen=True)

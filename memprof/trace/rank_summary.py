@@ -7,11 +7,12 @@ from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
 
+from memprof.phases import in_order
 from memprof.trace.cut import cut_step
+from memprof.trace.fullest import find_fullest_step
 from memprof.trace.manifest import Manifest
 from memprof.trace.schema import (
     NONE,
-    PHASES,
     RANK_TABLES,
     Bools,
     Floats,
@@ -23,15 +24,15 @@ from memprof.trace.schema import (
     RankParts,
     Ranks,
     Steps,
+    Storages,
     Table,
 )
-from memprof.trace.steady import find_steady_step
 from memprof.trace.step import Step
 
 T = TypeVar("T", bound=Table)
 Tables = Mapping[type[Table], Table]
 
-#: Stretches that the steady step of a rank is cut into.
+#: Stretches that the fullest step of a rank is cut into.
 STRETCHES = 256
 #: Reads a value of the device back to Python: it waits for all that the device was given.
 _READS_BACK = "aten._local_scalar_dense.default"
@@ -59,7 +60,7 @@ def summarise_rank(manifest: Manifest, rank: RankSource) -> dict[type[Table], Ta
     """
     source = _Kept(manifest, rank)
     steps, ops = source.table(Steps), source.table(Ops)
-    number = find_steady_step(steps, ops)
+    number = find_fullest_step(steps, ops, source.table(Storages))
     step = None if number is None else cut_step(source, number)
     highest = np.empty(0, dtype=np.int64) if step is None else _highest(step)
     return {
@@ -146,10 +147,9 @@ def _fullest_device(step: Step) -> str:
 def _moments(rank: int, step: Step, highest: Ints) -> RankMoments:
     ops = step.ops
     found = [("", int(np.argmax(highest)))]
-    for phase in PHASES:
+    for phase in in_order(ops.phase.tolist()):
         rows = np.flatnonzero(ops.phase == phase)
-        if len(rows):
-            found.append((phase, int(rows[np.argmax(highest[rows])])))
+        found.append((phase, int(rows[np.argmax(highest[rows])])))
     at = np.array([op for _, op in found])
     return RankMoments.of(
         rank=[rank] * len(found),

@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
+from memprof.phases import PHASES, TRAINING
+
 if TYPE_CHECKING:
     import numpy.typing as npt
 
@@ -41,7 +43,6 @@ Floats = np.ndarray[tuple[Any, ...], np.dtype[np.float64]]
 Bools = np.ndarray[tuple[Any, ...], np.dtype[np.bool_]]
 Texts = np.ndarray[tuple[Any, ...], np.dtype[np.object_]]
 
-PHASES = ("forward", "backward", "optimizer", "other")
 CATEGORIES = (
     "parameter",
     "buffer",
@@ -81,12 +82,14 @@ class Column:
         kind: ``id``, ``int``, ``float``, ``bool`` or ``text``.
         meaning: One sentence for the format reference.
         values: The allowed strings where the column is an enumeration, else empty.
+        is_open: Beside these, the job's own names of phases are allowed.
     """
 
     name: str
     kind: str
     meaning: str
     values: tuple[str, ...] = ()
+    is_open: bool = False
 
     @property
     def dtype(self) -> npt.DTypeLike:
@@ -99,8 +102,8 @@ class Column:
         return {"id": NONE, "text": "", "float": np.nan}.get(self.kind)
 
 
-def _column(kind: str, meaning: str, values: tuple[str, ...] = ()) -> Any:
-    return field(metadata={"kind": kind, "meaning": meaning, "values": values})
+def _column(kind: str, meaning: str, values: tuple[str, ...] = (), *, is_open: bool = False) -> Any:
+    return field(metadata={"kind": kind, "meaning": meaning, "values": values, "is_open": is_open})
 
 
 def _id(meaning: str) -> Any:
@@ -123,6 +126,10 @@ def _text(meaning: str, values: tuple[str, ...] = ()) -> Any:
     return _column("text", meaning, values)
 
 
+def _phase(meaning: str) -> Any:
+    return _column("text", meaning, PHASES, is_open=True)
+
+
 @dataclass(frozen=True, eq=False)
 class Table:
     """Equally long numpy columns; the base of every table."""
@@ -133,7 +140,7 @@ class Table:
     def columns(cls) -> tuple[Column, ...]:
         """Lists the table's columns in file order."""
         return tuple(
-            Column(f.name, f.metadata["kind"], f.metadata["meaning"], f.metadata["values"])
+            Column(f.name, f.metadata["kind"], f.metadata["meaning"], f.metadata["values"], f.metadata["is_open"])
             for f in dataclasses.fields(cls)
         )
 
@@ -239,7 +246,7 @@ class Ops(Table):
     op_id: Ints = _id("dense id; the order of everything")
     step: Ints = _int("step it ran in")
     micro_batch: Ints = _int("forward+backward round inside the step, 0 first")
-    phase: Texts = _text("part of the step", PHASES)
+    phase: Texts = _phase("part of the step")
     module_id: Ints = _id("innermost module whose forward ran it, or whose forward it is the backward of; null outside")
     name: Texts = _text("operator and overload, such as aten.addmm.default")
     kind: Texts = _text("compute, copy between devices, collective, or allocation (not an operator)", KINDS)
@@ -389,7 +396,7 @@ class StepPeaks(Table):
 
     step: Ints = _int("number of the step in the job, 0 first")
     device: Texts = _text("such as cpu or cuda:0")
-    phase: Texts = _text("where that was: part of the step", PHASES)
+    phase: Texts = _phase("where that was: part of the step")
     module_id: Ints = _id("and the innermost module; null outside")
     allocated_bytes: Ints = _int("highest count seen")
     reserved_bytes: Ints = _id("segments held by the allocator then; null where it has none, as on CPU")
@@ -407,7 +414,7 @@ class ModulePeaks(Table):
     table_name: ClassVar[str] = "module_peaks"
 
     module_id: Ints = _id("innermost module; null outside")
-    phase: Texts = _text("part of the step", PHASES)
+    phase: Texts = _phase("part of the step")
     step: Ints = _int("step it was reached in first")
     device: Texts = _text("such as cpu or cuda:0")
     allocated_bytes: Ints = _int("highest count seen there, of all that was allocated")
@@ -424,7 +431,7 @@ class OutOfMemory(Table):
     step: Ints = _id("step it happened in; null where steps were not told")
     op_id: Ints = _id("operator that asked, or the last one before it; null where none was recorded before")
     name: Texts = _text("operator that asked, such as aten.addmm.default; null outside operators")
-    phase: Texts = _text("part of the step; null where unknown", PHASES)
+    phase: Texts = _phase("part of the step; null where unknown")
     module_id: Ints = _id("innermost module whose forward, or its backward, asked; null outside")
     stack_id: Ints = _id("Python stack of the request; null where not taken")
     requested_bytes: Ints = _id("bytes asked for; null where the error does not tell")
@@ -466,7 +473,7 @@ class Stacks(Table):
 
 @dataclass(frozen=True, eq=False)
 class Ranks(Table):
-    """One row per rank of the file: what tells ranks apart without their tables. Figures are of its steady step."""
+    """One row per rank of the file: what tells ranks apart without their tables. Figures are of its fullest step."""
 
     table_name: ClassVar[str] = "ranks"
 
@@ -474,7 +481,7 @@ class Ranks(Table):
     node: Texts = _text("machine it ran on; null where unknown")
     clock: Texts = _text("whose clock its times are of: ranks of one clock need no alignment; null where unknown")
     device: Texts = _text("device that holds most of its bytes, such as cuda:0")
-    step: Ints = _id("the steady step; null where no operator was recorded")
+    step: Ints = _id("the fullest step; null where no operator was recorded")
     ops: Ints = _int("operators of that step")
     step_time_us: Floats = _float("how long it takes without the recorder; null where unknown")
     peak_bytes: Ints = _id("highest allocated bytes of that step; null where there is none")
@@ -487,22 +494,22 @@ class Ranks(Table):
 
 @dataclass(frozen=True, eq=False)
 class RankMoments(Table):
-    """One row per rank and phase: the fullest moment of the phase in the steady step."""
+    """One row per rank and phase: the fullest moment of the phase in the fullest step."""
 
     table_name: ClassVar[str] = "rank_moments"
 
     rank: Ints = _id("the rank")
-    phase: Texts = _text("part of the step; null for the peak of the whole step", PHASES)
+    phase: Texts = _phase("part of the step; null for the peak of the whole step")
     op_id: Ints = _id("the operator, counted in the step")
     name: Texts = _text("its name")
     module: Texts = _text("qualified name of its module; null outside, and for a model itself")
-    in_phase: Texts = _text("part of the step it is in", PHASES)
+    in_phase: Texts = _phase("part of the step it is in")
     allocated_bytes: Ints = _int("bytes alive while it ran")
 
 
 @dataclass(frozen=True, eq=False)
 class RankParts(Table):
-    """One row per rank and part of what is alive at the peak of its steady step; of a kind they sum to the peak."""
+    """One row per rank and part of what is alive at the peak of its fullest step; of a kind they sum to the peak."""
 
     table_name: ClassVar[str] = "rank_parts"
 
@@ -522,7 +529,7 @@ class RankCollectives(Table):
     step: Ints = _int("step it ran in")
     place: Ints = _int("its place among the collectives of the rank in that step, 0 first")
     name: Texts = _text("operator and overload, such as c10d.allreduce_.default")
-    phase: Texts = _text("part of the step", PHASES)
+    phase: Texts = _phase("part of the step")
     read_bytes: Ints = _int("bytes of the tensors it takes")
     start_us: Floats = _float("when the rank came to it, by its own clock")
     over_us: Floats = _float("when it was over for certain, by the rank's own clock; null where nothing tells")
@@ -530,7 +537,7 @@ class RankCollectives(Table):
 
 @dataclass(frozen=True, eq=False)
 class RankCurve(Table):
-    """One row per rank and stretch of its steady step, cut into equally many operators."""
+    """One row per rank and stretch of its fullest step, cut into equally many operators."""
 
     table_name: ClassVar[str] = "rank_curve"
 
@@ -563,6 +570,12 @@ TABLES: tuple[type[Table], ...] = (
 RANK_TABLES: tuple[type[Table], ...] = (Ranks, RankMoments, RankParts, RankCollectives, RankCurve)
 
 
+def is_beside(phase: Texts) -> Bools:
+    """Returns which operators are beside training, by their phase: neither forward, backward nor an update."""
+    beside: Bools = ~np.isin(phase, TRAINING)
+    return beside
+
+
 def reference() -> str:
     """Renders the format reference as Markdown."""
     lines = [
@@ -586,7 +599,8 @@ def reference() -> str:
             "|---|---|---|",
         ]
         for column in table.columns():
-            values = f" ({', '.join(column.values)})" if column.values else ""
+            more = ", or a name of the job's own" if column.is_open else ""
+            values = f" ({', '.join(column.values)}{more})" if column.values else ""
             lines.append(f"| `{column.name}` | {column.kind} | {column.meaning}{values} |")
     return "\n".join(lines) + "\n"
 

@@ -141,10 +141,13 @@ FLAG_VIEW = 16
 FLAG_COPY = 32
 FLAG_COLLECTIVE = 64
 FLAG_IN_CLOSURE = 128  # within an update, behind a forward that it called, without gradients
+FLAG_EVAL_MODE = 256  # behind a call of a trained model in evaluation mode, with gradients on
+#: From this bit on: 1 and the number, among the texts `phases`, of the job's own name for what it runs; 0 without.
+NAME_SHIFT = 16
 # Flag of the `calls` stream.
 FLAG_CALL_RECOMPUTE = 1
-# Phase codes are positions in schema.PHASES.
-FORWARD, BACKWARD, OPTIMIZER, OTHER = range(4)
+# Phase codes are positions in schema.PHASES; in light recordings, the job's own names (texts `phases`) follow.
+FORWARD, BACKWARD, OPTIMIZER, OTHER, EVALUATION, SAVING, LOADING = range(7)
 # Role codes are positions in schema.ROLES.
 READ, WRITE, MUTATE = range(3)
 # Category codes of the `facts` stream. HELD: a tensor that Python held when the recording began, purpose unknown.

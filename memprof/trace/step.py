@@ -45,6 +45,7 @@ class Step:
         storage_ids: The trace's storage id of each row of ``storages``.
         to_host_bytes_per_us: How fast the device it ran on copies to host memory; 0 where that was not measured.
         from_host_bytes_per_us: The same the other way.
+        short_types: Types shorter than float32 that oneDNN computes in on the processor it ran on.
     """
 
     number: int
@@ -61,6 +62,7 @@ class Step:
     storage_ids: Ints
     to_host_bytes_per_us: float = 0.0
     from_host_bytes_per_us: float = 0.0
+    short_types: tuple[str, ...] = ("bfloat16",)
 
     def bytes_at_start(self) -> int:
         """Returns the allocated bytes alive before the first operator."""

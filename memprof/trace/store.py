@@ -15,12 +15,13 @@ from memprof.trace.archive import unreadable
 from memprof.trace.container import FileRank, MemoryRank, write_trace
 from memprof.trace.cut import cut_step, cuttable_steps
 from memprof.trace.files import read_files
+from memprof.trace.fullest import comparable_steps, find_fullest_step, peak_bytes_by_step
 from memprof.trace.location import located
 from memprof.trace.manifest import Manifest
 from memprof.trace.pack import is_spool_folder, read_spool_folder
 from memprof.trace.rank_summary import join_summaries, summarise_rank
 from memprof.trace.reading import refuse_special
-from memprof.trace.schema import Ops, Steps, Table
+from memprof.trace.schema import NONE, Ints, Ops, Steps, Storages, Table
 from memprof.trace.steady import find_steady_step
 from memprof.trace.step import Step
 
@@ -212,7 +213,7 @@ class Trace:
                 f"{self.path} is damaged: {str(error).removesuffix('.').replace('Step', 'step', 1)}."
             ) from error
         if machine.device_kind == "cpu":  # what was measured there are copies within its memory
-            return step
+            return replace(step, short_types=machine.short_types)
         return replace(
             step,
             to_host_bytes_per_us=machine.speed.to_host_bytes_per_us,
@@ -231,6 +232,48 @@ class Trace:
         if number is None:
             raise BadInputError(f"{self.path} holds no operators: {self._why_empty()}")
         return self.step(number)
+
+    def fullest_step(self, *, is_whole: bool = False) -> Step:
+        """Cuts out the step with the highest peak of all that were recorded; see ``fullest.find_fullest_step``.
+
+        Args:
+            is_whole: Of those seen to their end only, if there are any.
+
+        Raises:
+            BadInputError: The trace has no operators at all.
+        """
+        number = find_fullest_step(self.table(Steps), self.table(Ops), self.table(Storages), is_whole=is_whole)
+        if number is None:
+            raise BadInputError(f"{self.path} holds no operators: {self._why_empty()}")
+        return self.step(number)
+
+    def step_peaks(self) -> dict[int, int]:
+        """Returns the peak in bytes of each step that counts for the peak of the run, by its number, in their order.
+
+        These are the recorded steps, and what was recorded after the last of them; those of the warm-up where no
+        other step was recorded. Empty where the trace has no operators.
+        """
+        steps, ops = self.table(Steps), self.table(Ops)
+        steady = find_steady_step(steps, ops)
+        if steady is None:
+            return {}
+        peaks = peak_bytes_by_step(steps, ops, self.table(Storages))
+        return {number: peaks[number] for number in comparable_steps(steps, ops, steady)}
+
+    def earlier_stacks(self, step: Step) -> Ints:
+        """Returns where storages that a step found alive were made, if that was in an earlier recorded step.
+
+        Args:
+            step: A step as it was cut out of this trace.
+
+        Returns:
+            The stack of the operator that made each storage, NONE where it is not known. Shape (storages,).
+        """
+        storages, ops = self.table(Storages), self.table(Ops)
+        made_by = storages.created_op_id[np.searchsorted(storages.storage_id, step.storage_ids)]
+        rows = np.minimum(np.searchsorted(ops.op_id, made_by), len(ops) - 1)
+        is_earlier = (made_by != NONE) & (made_by < step.first_op_id) & (ops.op_id[rows] == made_by)
+        return np.where(is_earlier, ops.stack_id[rows], NONE)
 
     def _why_empty(self) -> str:
         capture = self.manifest.capture

@@ -147,3 +147,25 @@ def test_the_parts_of_every_split_sum_to_the_live_bytes(job: tuple[list[list[Op]
             for tree in trees:
                 rows = choose_rows(by_module(holding, tree), tree, limit)
                 assert sum(row.bytes for row in rows if row.depth == 0) == during[op_id]
+
+
+def test_what_an_earlier_step_made_has_its_line() -> None:
+    """Memory that stays from step to step is known by where it was made, if that was recorded."""
+    kept = Storage("kept", 512)
+    trace = make_trace(
+        [
+            [Op(makes=("kept",), stack="train.py:9:main"), Op(phase="optimizer", name="aten.add_.Tensor")],
+            [Op(makes=("new",), stack="train.py:5:main"), Op(phase="optimizer", name="aten.add_.Tensor")],
+        ],
+        [kept, Storage("new", 64), Storage("old", 128)],
+    )
+    step = trace.step(1)
+    sources = find_sources(step.stacks)
+    known = by_source(hold_at(step, 1, trace.earlier_stacks(step)), sources)
+    assert {part.key and part.key.place: part.bytes for part in known.parts} == {
+        "train.py:9": 512,
+        "train.py:5": 64,
+        None: 128,
+    }
+    alone = by_source(hold_at(step, 1), sources)
+    assert {part.key and part.key.place: part.bytes for part in alone.parts} == {"train.py:5": 64, None: 640}

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from memprof.analysis.gates import parse_gate
+from memprof.analysis.gates import parse_gate, require_phases
 from memprof.errors import UsageError
 
 MIB = 2**20
@@ -63,7 +63,7 @@ def test_verdict_says_before_after_and_change() -> None:
         ("peak", "'peak[here]'"),
         ("speed>+2%", "'[here]speed>+2%' cannot be read: there is no measure 'speed'"),
         ("layer:x>+2%", "there is no kind 'layer'"),
-        ("phase:sideways>+2%", "'phase:[here]sideways>+2%' cannot be read: there is no phase 'sideways'"),
+        ("phase:side/ways>+2%", "'phase:[here]side/ways>+2%' cannot be read: there is no phase 'side/ways'"),
         ("module:>+2%", "there is no module ''"),
         ("peak>much", "'peak>[here]much'"),
         ("peak>+2%&", "'peak>+2%&[here]'"),
@@ -78,3 +78,12 @@ def test_mistakes_are_pointed_at(text: str, sentence: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse_gate(text)
     assert sentence in str(caught.value)
+
+
+def test_phases_that_a_job_names() -> None:
+    """A misspelled one would never fail, so a recording has to have it; of the recorder, any may be missing."""
+    gates = [parse_gate(f"phase:{name}>1GiB") for name in ("rollout v2", "evaluation", "backward")]
+    assert [gate.name for gate in gates] == ["rollout v2", "evaluation", "backward"]
+    require_phases(gates, ["forward", "rollout v2"])
+    with pytest.raises(UsageError, match="no recording has a phase 'rollout v2'; there are forward, rolout"):
+        require_phases(gates, ["rolout", "forward"])

@@ -9,7 +9,7 @@ from memprof.analysis.moments import find_category_maxima, find_peak, find_phase
 from memprof.analysis.sources import find_sources
 from memprof.replay.live import live_bytes
 from memprof.trace.step import Step
-from tests.building import Op, Storage, make_step, make_trace
+from tests.building import Module, Op, Storage, make_step, make_trace
 from tests.strategies import jobs
 
 
@@ -78,3 +78,12 @@ def test_the_peak_is_the_fullest_of_the_phases(job: tuple[list[list[Op]], list[S
         peak = find_peak(step, sources).allocated_bytes
         assert peak == live_bytes(step).during.max()
         assert peak == max(moment.allocated_bytes for moment in find_phase_peaks(step, sources))
+
+
+def test_phases_stand_in_the_order_of_the_step() -> None:
+    """Those of the job's own, too: by the place of their fullest moments."""
+    phases = ("other", "evaluation", "saving", "rollout 2", "forward", "backward", "optimizer", "other")
+    step = make_step([Op(phase=phase, module="fc") for phase in phases], [Storage("w", 4)], [Module("fc")])
+    peaks = find_phase_peaks(step, find_sources(step.stacks))
+    assert [peak.phase for peak in peaks] == list(phases[:-1])
+    assert peaks[3].describe() == "rollout 2 of fc (aten.mul.Tensor)"

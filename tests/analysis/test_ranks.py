@@ -168,3 +168,15 @@ def test_scrubbing_leaves_no_machine_in_the_summaries() -> None:
     assert set(clean.summary(Ranks).node) == {"…"}
     assert set(clean.summary(Ranks).clock) == {"…"}  # the number of the machine's start; one alone needs none
     assert compare_ranks(clean).worst == 1
+
+
+def test_phases_that_ranks_name() -> None:
+    """Each rank may have phases of its own: they stand behind those of training."""
+    tables = {
+        rank: make_tables([[Op(makes=["a"]), Op(phase=f"rollout {rank}"), Op(phase="other")]], [Storage("a", 4 + rank)])
+        for rank in range(3)
+    }
+    traces = [(Manifest(rank=rank, world_size=3), one) for rank, one in tables.items()]
+    compared = compare_ranks(Trace.of(traces, "run.memprof"))
+    assert [one.name for one in compared.phases] == ["forward", "rollout 0", "rollout 1", "rollout 2", "other"]
+    assert [one.most for one in compared.phases] == [6, 4, 5, 6, 6]

@@ -224,3 +224,12 @@ def test_a_recording_without_texts_is_left_as_it_is() -> None:
     clean = scrubbed(make_trace([[Op(makes=["a"])]], [Storage("a", 8)]))
     assert np.array_equal(clean.table(Storages).allocated_bytes, [8])
     assert len(clean.table(Stacks)) == 0
+
+
+def test_phases_keep_the_recorders_names() -> None:
+    """Whoever is called loading; names that the job gives lose what is a person's."""
+    trace = make_trace([[Op(phase="loading"), Op(phase="rollout of alice")]], [Storage("a", 4)])
+    ops = scrubbed(trace, ["alice", "loading"]).table(Ops)
+    assert ops.phase[0] == "loading"
+    assert ops.phase[1].startswith("rollout of ")
+    assert "alice" not in ops.phase[1]

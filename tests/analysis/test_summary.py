@@ -18,8 +18,9 @@ from memprof.analysis.module_tree import module_tree
 from memprof.analysis.sources import find_sources
 from memprof.analysis.splits import KINDS, NOTHING, Splits
 from memprof.analysis.summary import OTHERS, PEAK, Summary, read_summary, summarise, summarise_step, summary_to_json
-from memprof.analysis.traits import AGAIN, batch_of, rounds_of, traits_of
+from memprof.analysis.traits import AGAIN, rounds_of, traits_of
 from memprof.errors import BadInputError
+from memprof.policies.inputs import input_shapes
 from memprof.trace.store import Trace
 from tests.building import Module, Op, Storage, make_step, make_trace
 from tests.strategies import jobs
@@ -290,7 +291,7 @@ def test_traits_tell_what_a_step_is_like() -> None:
     assert traits.held == {"log.py:9": (1, 70), "m.py:3": (1, 50)}
     assert traits.outside == {"10x10": (1, 400), "1x10": (1, 40)}
     assert traits.growth_bytes == 120
-    assert batch_of(step) == ("1x10",)  # the average is there, but forward does not read it
+    assert input_shapes(step) == ("1x10",)  # the average is there, but forward does not read it
 
 
 def test_a_loss_in_chunks_is_one_micro_batch() -> None:

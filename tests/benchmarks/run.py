@@ -1,6 +1,6 @@
 """Measures every figure memprof promises, prints them, and rewrites their tables in docs/benchmarks.md.
 
-python tests/benchmarks/run.py [--quick] [--only NAME]... [--no-write]
+python tests/benchmarks/run.py [--quick] [--only NAME]... [--no-write] [--unseen FOLDER]
 
 With --only, the other tables of the page stay as they are; each table says when it was measured.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import importlib
+import os
 import sys
 import tempfile
 import time
@@ -46,6 +47,7 @@ NAMES = (
     "planners",
     "optimality",
     "fits",
+    "unseen",
     "rivals",
     "search_time",
     "planted_changes",
@@ -65,7 +67,12 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="few repetitions, to see that everything works")
     parser.add_argument("--only", action="append", choices=NAMES, help="run this one (repeatable)")
     parser.add_argument("--no-write", action="store_true", help="leave docs/benchmarks.md as it is")
+    parser.add_argument(
+        "--unseen", type=Path, metavar="FOLDER", help="checkouts of the scripts by others, as owner+name"
+    )
     args = parser.parse_args()
+    if args.unseen:
+        os.environ["UNSEEN_CHECKOUTS"] = str(args.unseen.resolve())
     console, sections = Console(), []
     console.print(describe_machine())
     with tempfile.TemporaryDirectory(prefix="memprof-benchmarks-") as folder:

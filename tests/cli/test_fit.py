@@ -77,7 +77,7 @@ def test_page_ends_with_what_to_do_next() -> None:
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     plan = read_plan("fits.toml")
-    assert lines[0].startswith("Within ")
+    assert lines[0].startswith("Within the budget, measured: ")
     assert plan.describe() in lines[0]
     assert lines[1].startswith("as it is: peak ")
     rows = [line for line in lines if "within the budget" in line]
@@ -136,6 +136,7 @@ def test_json_of_a_job_that_failed(capfd: pytest.CaptureFixture[str]) -> None:
         "schema",
         "target",
         "budget_bytes",
+        "measured_bytes",
         "fits",
         "fits_as_it_is",
         "recorded_in_dry_run",

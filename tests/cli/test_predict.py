@@ -40,7 +40,8 @@ def test_page_says_what_changes_and_how_it_is_known(capsys: pytest.CaptureFixtur
     assert lines[0].startswith("predicted peak ")
     assert lines[1].startswith("peak recorded:  step 4, forward")
     assert lines[2].startswith("peak predicted: step 4, ")
-    assert lines[3].startswith("step time ")
+    assert lines[3].startswith("expect ")
+    assert lines[4].startswith("step time ")
     for title in ("Policies", "Most bytes in each phase", "Alive at the peak, by category"):
         assert any(line.startswith(title) for line in lines)
     rows = {line.split()[0] for line in lines if line}
@@ -54,8 +55,8 @@ def test_page_says_what_changes_and_how_it_is_known(capsys: pytest.CaptureFixtur
 def test_json_has_stable_keys(capsys: pytest.CaptureFixture[str]) -> None:
     """Bytes and microseconds as numbers; what is predicted is what the replay of the rewritten step gives."""
     told = json.loads(run(capsys, "predict", "run.memprof", "--checkpoint", "layers.*", "--json"))
-    keys = "schema trace step batch how recorded predicted change policies warnings"
-    assert set(told) == set(keys.split())
+    keys = "schema trace step batch how recorded predicted change budget_bytes fits policies warnings"
+    assert set(told) == {*keys.split(), "peak_interval_bytes"}
     before, after = told["recorded"], told["predicted"]
     assert {"peak_allocated_bytes", "peak_phase", "step_time_us", "phases", "categories"} <= set(after)
     assert sum(after["categories"].values()) == after["peak_allocated_bytes"]

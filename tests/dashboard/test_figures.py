@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+
 import numpy as np
 import pytest
 
@@ -12,12 +14,13 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 from plotly import graph_objects as go
 
+from memprof.phases import PHASES
 from memprof.replay.history import History
 from memprof.trace.schema import CATEGORIES, Ints
 from memprof.trace.store import Trace
 from memprof.units import parse_bytes
 from memprof_dashboard.figures.timeline import COLUMNS, Marks, draw, overview, timeline
-from memprof_dashboard.palette import FILLS, THEMES, fill_of
+from memprof_dashboard.palette import FILLS, PHASE_COLOURS, RECOMPUTED_COLOUR, THEMES, fill_of, phase_colours
 from tests.building import Op, Storage, make_trace
 
 KIB = 1024
@@ -203,3 +206,43 @@ def test_recording_is_drawn_as_it_was_counted() -> None:
     history = History(trace)
     memory = trace.table(Memory)
     assert (history.total[memory.op_id] == memory.allocated_bytes).all()
+
+
+#: How people see who lack one of the three cones (Machado, Oliveira and Fernandes 2009, severity 1), on linear RGB.
+VISIONS = {
+    "all": [[1, 0, 0], [0, 1, 0], [0, 0, 1]],
+    "protan": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+    "deutan": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.01182, 0.04294, 0.968881]],
+    "tritan": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.3039]],
+}
+
+
+def _lab(colour: str, vision: list[list[float]]) -> np.ndarray:
+    """CIELAB of a colour as somebody sees it."""
+    rgb = np.array([int(colour[at : at + 2], 16) for at in (1, 3, 5)]) / 255
+    linear = np.clip(vision @ np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4), 0, 1)
+    xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]) @ linear
+    f = np.cbrt(xyz / [0.95047, 1, 1.08883])
+    return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
+
+
+@pytest.mark.parametrize("vision", VISIONS)
+def test_colours_of_phases_are_told_apart(vision: str) -> None:
+    """Also by the colour-blind: 2.3 is a difference just seen; every pair is six times that apart."""
+    phases = phase_colours([*PHASES, *"abcde"])
+    assert len(phases) == len(PHASES) + 5
+    seen = [_lab(colour, VISIONS[vision]) for colour in [*phases.values(), RECOMPUTED_COLOUR]]
+    assert min(float(np.linalg.norm(one - other)) for one, other in combinations(seen, 2)) > 6 * 2.3
+
+
+def test_phases_that_a_job_names_have_colours_in_turn() -> None:
+    """The band knows them by their names; after the last colour comes the first."""
+    names = [f"phase {number}" for number in range(7)]
+    colours = phase_colours(["forward", *names])
+    assert colours["forward"] == PHASE_COLOURS["forward"]
+    assert colours["phase 0"] == colours["phase 5"] != colours["phase 1"]
+    named = History(make_trace([[Op(), Op(phase="rollout"), Op(phase="evaluation")]], [Storage("w", KIB)]))
+    (band,) = (trace for trace in timeline(named, 0, 3, LIGHT).data if trace.type == "heatmap")
+    assert np.asarray(band.text).tolist() == [["forward", "rollout", "evaluation"]]
+    drawn = [band.colorscale[2 * int(code)][1] for code in np.asarray(band.z)[0]]
+    assert drawn == [phase_colours(named.phases)[name] for name in ("forward", "rollout", "evaluation")]

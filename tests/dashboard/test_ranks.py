@@ -245,7 +245,7 @@ def test_very_many_ranks_are_shown_by_their_summaries(monkeypatch: pytest.Monkey
     assert is_done
     assert figure.data[0].z.shape == (70, 4)
     assert float(figure.data[0].z.max()) == 22.0
-    assert "Of 70 ranks the steady step of each is shown" in _text(remark)
+    assert "Of 70 ranks the fullest step of each is shown" in _text(remark)
     # Ranks 6, 13, 20 ... have the largest activation, of 10 KiB.
     assert _text(table).index('"rank 6"') < _text(table).index('"rank 13"') < _text(table).index('"rank 5"')
 

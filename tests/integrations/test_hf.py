@@ -153,7 +153,7 @@ def test_plan_is_applied_and_met(folder: Path, fitted: Trained, capfd: pytest.Ca
     assert Trace.open(folder / "under.memprof").manifest.plan is not None
     assert peak_of(folder / "under.memprof") < 0.8 * fitted.callback.fit.recorded_bytes
     assert under.losses == fitted.losses  # dropout draws the same numbers again
-    predicted, _ = read_plan(path).predict(fitted.callback.fit.step)
+    predicted, _ = fitted.callback.fit.basis.predict(read_plan(path))
     assert predicted.prediction is not None
     # The Trainer's own running sums, of 4 bytes each, are not the same in every step.
     assert predicted.prediction.peak_allocated_bytes == pytest.approx(peak_of(folder / "under.memprof"), abs=16)

@@ -128,7 +128,7 @@ def test_job_fits_and_computes_the_same(options: dict[str, Any], capsys: pytest.
     assert {policy.name for policy in fit.plan.policies} <= set(EXACT)
     said = capsys.readouterr().err
     assert f"make_fit: applied {fit.plan.describe()}" in said
-    assert "measured peak" in said
+    assert "within the budget, measured: " in said
     assert "Nothing is recorded from here on" in said
     # On a CPU nothing counts later steps, and it says so.
     assert "not watched" in said
@@ -179,7 +179,7 @@ def test_modules_that_cannot_run_again_are_left_alone() -> None:
 
 def test_step_above_its_prediction_warns_and_tightens() -> None:
     """A plan under which a step takes more than the budget is taken back, and one with more room tried."""
-    with pytest.warns(UserWarning, match=r"a step under checkpoint .* took .*, predicted were"):
+    with pytest.warns(UserWarning, match=r"OVER the budget by .* under checkpoint .*, predicted were"):
         _, _, fit = fitted("80%", Greedy, steps=16, allow=["checkpoint"])
     assert fit.is_done
     assert fit.plan is not None

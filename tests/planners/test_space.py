@@ -78,7 +78,7 @@ def test_remat_is_the_last_resort() -> None:
     """It is tried where nothing else fits, beside what it can stand with; never where it is not allowed."""
     step = step_named("gpt")
     peak = int(live_bytes(step).during.max())
-    wish = Wish(int(peak * 0.3), forbid=("swap", "precision"))
+    wish = Wish(int(peak * 0.33), forbid=("swap", "precision"))
     found = explore(step, wish)
     assert found.best is not None
     assert found.best.policies[-1].name == "remat"

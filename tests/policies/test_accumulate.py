@@ -30,6 +30,7 @@ from memprof.replay.live import live_bytes
 from memprof.trace.schema import Table
 from memprof.trace.step import Step
 from memprof.trace.store import Trace
+from tests.building import Op, Storage, make_step
 from tests.policies.faces import peaks, record_step, train
 
 
@@ -479,7 +480,7 @@ def test_gradients_that_would_be_mixed_up_are_refused() -> None:
 @pytest.mark.parametrize(
     ("optimizers", "sentence"),
     [
-        ([], "none had been made when the model was first called"),
+        ([], "there was none when the model was first called"),
         ([torch.optim.LBFGS], "calls its closure many times"),
     ],
 )
@@ -557,3 +558,26 @@ def test_loader_that_fetches_a_batch_ahead_is_followed(rounds: int) -> None:
     parted_count, parted = train_under(Plan((Accumulate(2),)))
     assert parted_count == count == 6 // rounds
     torch.testing.assert_close(parted, whole)
+
+
+def test_what_is_beside_training() -> None:
+    """A checkpoint is saved once, however many parts a batch has; a rollout belongs to each of them, as it did."""
+    beside = [Op(phase=phase, makes=[phase], frees=[phase]) for phase in ("saving", "rollout", "evaluation", "other")]
+    train = [
+        Op("aten.mul.Tensor", makes=["a"], reads=["x"], saves=["a"]),
+        Op("aten.mul.Tensor", "backward", makes=["g"], reads=["a"], frees=["a"], forward=len(beside)),
+        Op("aten.add_.Tensor", "optimizer", reads=["g"], frees=["g"]),
+    ]
+    storages = [Storage(name, 64, "temporary", shape="8x2") for name in ("saving", "rollout", "evaluation", "other")]
+    storages += [Storage("x", 64, "input", shape="8x2"), Storage("a", 64, "activation", shape="8x2")]
+    step = Accumulate(4).transform(make_step([*beside, *train], [*storages, Storage("g", 4, "gradient", shape="1")]))
+    counts = {phase: int((step.ops.phase == phase).sum()) for phase in step.ops.phase}
+    assert counts == {
+        "saving": 1,
+        "rollout": 4,
+        "evaluation": 4,
+        "other": 4,
+        "forward": 4,
+        "backward": 4,
+        "optimizer": 1,
+    }

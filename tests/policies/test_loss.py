@@ -19,6 +19,7 @@ from memprof.replay.live import live_bytes
 from memprof.trace.schema import TABLES
 from memprof.trace.step import Step
 from tests.policies.faces import compare, record_step, train
+from tests.recorder.recorded import record
 
 HEADS = {"gpt": "head", "lstm": "predict", "shared": "head"}
 cross_entropy = F.cross_entropy  # as a script would import it, before any plan
@@ -232,3 +233,19 @@ def test_step_without_large_logits_is_refused():
         ChunkedLoss(4).transform(recorded("lstm"))
     with pytest.raises(PolicyError, match="does not make the logits"):
         ChunkedLoss(4, head="layers.0", minimum_bytes=0).transform(recorded("lstm"))
+
+
+def test_a_loss_in_two_calls_is_refused(tmp_path):
+    """Only cross_entropy is replaced: a model that returns log_softmax would train as before, at its old peak."""
+    (tmp_path / "job.py").write_text(
+        "import torch\n"
+        "from torch.nn import functional as F\n"
+        "model = torch.nn.Sequential(torch.nn.Linear(16, 512), torch.nn.LogSoftmax(1))\n"
+        "optimizer = torch.optim.SGD(model.parameters(), 0.1)\n"
+        "for step in range(6):\n"
+        "    F.nll_loss(model(torch.ones(1024, 16)), torch.arange(1024) % 512).backward()\n"
+        "    optimizer.step()\n"
+    )
+    step = record(tmp_path, "job.py").step
+    with pytest.raises(PolicyError, match=r"two calls, log_softmax and then nll_loss; only cross_entropy"):
+        ChunkedLoss(4).transform(step)

@@ -33,7 +33,7 @@ PREDICTION = Prediction(
     peak_module="layers.3",
     step_time_us=35985.21026147271,
     how="modelled",
-    phases={"forward": 17_720_288, "backward": 18_506_716},
+    phases={"forward": 17_720_288, "backward": 18_506_716, "my rollout v1.2": 3},
     categories={"activation": 7_941_892, "workspace": 0},
 )
 PLAN = Plan((Checkpoint(modules=("layers.*",)), Precision(dtype="bf16")), PREDICTION)
@@ -109,7 +109,7 @@ def test_other_policies_are_written_anew() -> None:
         ("[accumulate]\nmicro_batches = 2.5", "must be a whole number, not 2.5."),
         ("[accumulate]\nmicro_batches = 0", "plan.toml, line 1: "),
         ("[[swap]]\nto = 'host'\n[[swap]]\nto = 'tape'", "plan.toml, line 3: "),
-        ("budget = 4", "plan.toml, line 1: a plan has no key 'budget' outside of its tables"),
+        ("memory = 4", "plan.toml, line 1: a plan has no key 'memory' outside of its tables"),
         ("checkpoint = 1", "checkpoint is a table: write [checkpoint]"),
         ("[prediction]\ntrace = 'x'", "plan.toml, line 1: [prediction] lacks model, parameter_bytes"),
         ("[prediction.phases]\nforward = 'x'", "must be a table of whole numbers"),

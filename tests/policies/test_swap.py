@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+import memprof
 from memprof.errors import PolicyError
 from memprof.policies.compress.policy import Compress
 from memprof.policies.job import Job
@@ -23,6 +24,7 @@ from memprof.policies.swap.moves import Moves
 from memprof.policies.swap.policy import DEFAULT_GBPS, Swap
 from memprof.trace.schema import TABLES
 from memprof.trace.step import Step
+from memprof.trace.store import Trace
 from tests.policies.faces import compare, load_job, peaks, record_step, train
 
 LAYERS = {"gpt": "layers.*", "resnet": "stages.*", "lstm": "layers.*", "unet": "down.*", "shared": "mixer"}
@@ -521,3 +523,25 @@ def test_tensors_of_one_storage_with_a_counter_each_keep_their_own_content() -> 
     for distance in (0, 1, 3):
         swapped = gradients(Swap(to="disk", minimum_bytes=1, prefetch=distance))
         assert all(torch.equal(one, other) for one, other in zip(plain, swapped, strict=True))
+
+
+def test_the_history_of_lbfgs_stays(tmp_path):
+    """It is in lists, and in use while the closure runs: both faces refuse with the same words."""
+    model, x = nn.Linear(64, 64), torch.randn(8, 64)
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=2)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = model(x).pow(2).mean()
+        loss.backward()
+        return loss
+
+    policy = Swap(what="optimizer", to="disk", minimum_bytes=1)
+    with pytest.raises(PolicyError, match="history of gradients in lists") as applied:
+        policy.apply(Job(model, [optimizer]))
+    with memprof.record(tmp_path / "run.memprof", skip=1, steps=1):
+        for _ in range(2):
+            optimizer.step(closure)
+    with pytest.raises(PolicyError) as predicted:
+        policy.transform(Trace.open(tmp_path / "run.memprof").fullest_step())
+    assert str(predicted.value) == str(applied.value)

@@ -101,8 +101,14 @@ def test_script_is_recorded_as_it_is(case: Case, folder: Path) -> None:
     assert case.model in report.stdout
 
 
+def training_peak(trace: Trace) -> int:
+    """Returns the peak of training; with micro-batches, an evaluation comes earlier in the window."""
+    steps = [trace.step(number) for number in trace.recorded_steps]
+    return max(int(live_bytes(step).during[step.ops.phase != "evaluation"].max()) for step in steps)
+
+
 def test_plan_is_found_and_met(case: Case, folder: Path, found: Suggestion) -> None:
-    """A plan within the budget is found; trained under it, the script stays within, as was predicted to 5 %."""
+    """A plan within the budget is found; trained under it, the script stays within, and below the upper end."""
     best = found.answer.best
     assert best is not None
     plan = found.predicted(best)
@@ -113,10 +119,13 @@ def test_plan_is_found_and_met(case: Case, folder: Path, found: Suggestion) -> N
     done = run(folder, "record", "--plan", "plan.toml", "-o", "under.memprof", script)
     assert done.returncode == 0, done.stderr
     under = Trace.open(folder / "under.memprof")
-    measured = int(live_bytes(under.steady_step()).during.max())
+    measured = training_peak(under)
     compared = describe_short(verify_plan(read_plan(folder / "plan.toml"), under))
-    assert plan.prediction.peak_allocated_bytes == pytest.approx(measured, rel=0.05), compared
-    assert measured <= 1.05 * found.answer.wish.budget_bytes
+    interval = plan.prediction.interval
+    assert interval is not None
+    assert measured <= interval.most_bytes, compared
+    assert measured >= 0.9 * plan.prediction.peak_allocated_bytes, compared
+    assert measured <= found.answer.wish.budget_bytes
 
 
 @pytest.mark.parametrize("case", [param(CASES[0])], indirect=True)

@@ -19,7 +19,7 @@ from memprof.recorder.out_of_memory import (
     place_of_failure,
 )
 from memprof.trace.schema import Ops, Optimizers, OutOfMemory
-from memprof.trace.spool import FORWARD, OPTIMIZER
+from memprof.trace.spool import FORWARD, LOADING, OPTIMIZER
 from memprof.trace.store import Trace
 
 #: More bytes than any process can address: torch asks the system for them, and is refused.
@@ -205,3 +205,17 @@ def test_error_outside_operators(tmp_path: Path) -> None:
     assert (failures.name.tolist(), failures.is_caught.tolist()) == ([""], [False])
     assert failures.requested_bytes.tolist() == [TOO_MANY]
     assert failures.op_id[0] == len(trace.table(Ops)) - 1
+
+
+def test_place_while_a_checkpoint_is_loaded() -> None:
+    """What `load_state_dict` does is loading, although it is a method of a module."""
+
+    class Greedy(torch.nn.Linear):
+        def _load_from_state_dict(self, *args: object) -> None:
+            raise MemoryError
+
+    model = torch.nn.Sequential(Greedy(2, 2))
+    with pytest.raises(MemoryError) as caught:
+        model.load_state_dict(model.state_dict())
+    place = place_of_failure(caught.value)
+    assert (place["phase"], place["module"]) == (LOADING, None)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from memprof.recorder.registry import ModuleRegistry, live_objects
+from memprof.recorder.live_objects import live_objects
+from memprof.recorder.registry import ModuleRegistry
 from tests.recorder.conftest import Logged
 
 
@@ -154,3 +156,15 @@ def test_proxies_are_not_touched() -> None:
     proxy = Proxy()
     assert gc.is_tracked(proxy)
     assert all(thing is not proxy for thing in live_objects(nn.Module))
+
+
+def test_looking_for_objects_leaves_a_tuple_in_the_making_alone() -> None:
+    """Python ends a tuple that is filled from a generator with a SystemError where anybody else holds it meanwhile."""
+    model = nn.Linear(1, 1)
+
+    def numbers() -> Iterator[int]:
+        yield 0
+        assert any(thing is model for thing in live_objects(nn.Module))
+        yield from range(1, 40)
+
+    assert tuple(numbers()) == tuple(range(40))

@@ -13,7 +13,7 @@ from memprof.trace.schema import Floats, Ints, Texts
 from memprof.units import format_bytes
 from memprof_dashboard.figures.base import escaped, framed, message, unit_of
 from memprof_dashboard.figures.timeline import draw
-from memprof_dashboard.palette import PHASE_COLOURS, Theme
+from memprof_dashboard.palette import Theme, phase_colours
 
 #: Per cent of the step that a phase takes whose name is written on its band.
 _NAMED = 9
@@ -82,8 +82,9 @@ def overlay(base: Curve, other: Curve, theme: Theme, *, budget_bytes: int = 0) -
     figure.add_trace(_line(base, one, unit, unit_bytes, {"color": theme.ink, "width": 1.5, "dash": "dot"}))
     figure.add_trace(_line(other, two, unit, unit_bytes, {"color": theme.accent, "width": 2}))
     strips = [(base, one)] if is_aligned else [(base, one), (other, two)]
+    colours = phase_colours([*base.phases.tolist(), *other.phases.tolist()])
     for row, (curve, x) in enumerate(strips):
-        figure.add_trace(_strip(curve, x, len(strips) - row))
+        figure.add_trace(_strip(curve, x, len(strips) - row, colours))
     framed(figure, theme)
     figure.update_layout(modebar={"bgcolor": "rgba(0,0,0,0)", "color": theme.faint, "activecolor": theme.ink})
     how = "phase by phase" if is_aligned else "their phases differ"
@@ -140,15 +141,15 @@ def _line(curve: Curve, x: Floats, unit: str, unit_bytes: int, line: dict[str, A
     )
 
 
-def _strip(curve: Curve, x: Floats, row: int) -> go.Heatmap:
+def _strip(curve: Curve, x: Floats, row: int, colours: dict[str, str]) -> go.Heatmap:
     """Returns a band of the phases of a step: one cell for each run of operators of a phase."""
-    known = list(PHASE_COLOURS)
     names = curve.phases[curve.starts()].tolist()
-    codes = [known.index(name) if name in known else len(known) - 1 for name in names]
-    count = len(known)
-    scale = [(edge / count, colour) for at, colour in enumerate(PHASE_COLOURS.values()) for edge in (at, at + 1)]
+    rows: list[Any] = [[escaped(name) for name in names]]  # plotly's annotation knows no rows of texts
+    places = {name: place for place, name in enumerate(colours)}
+    count = len(colours)
+    scale = [(edge / count, colour) for at, colour in enumerate(colours.values()) for edge in (at, at + 1)]
     return go.Heatmap(
-        z=np.array([codes], dtype=np.int8),
+        z=np.array([[places[name] for name in names]], dtype=np.int16),
         x=x[curve.edges()].astype(np.float32),
         y=np.array([row - 0.4, row + 0.4], dtype=np.float32),
         yaxis="y2",
@@ -156,7 +157,7 @@ def _strip(curve: Curve, x: Floats, row: int) -> go.Heatmap:
         zmax=count - 0.5,
         colorscale=scale,
         showscale=False,
-        text=[names],
+        text=rows,
         hovertemplate=f"%{{text}}<extra>{escaped(curve.name)}</extra>",
     )
 

@@ -103,7 +103,7 @@ def ranks(compared: Compared, theme: Theme) -> go.Figure:
 
 
 def curves(found: RankCurves, theme: Theme) -> go.Figure:
-    """Draws the steady steps of very many ranks side by side.
+    """Draws the fullest steps of very many ranks side by side.
 
     Args:
         found: The ranks' curves.
@@ -135,7 +135,7 @@ def curves(found: RankCurves, theme: Theme) -> go.Figure:
     figure.update_layout(
         hovermode="closest",
         uirevision="kept",
-        xaxis={"title": {"text": "part of the steady step, %", "standoff": 6}, "showgrid": False},
+        xaxis={"title": {"text": "part of the fullest step, %", "standoff": 6}, "showgrid": False},
         yaxis={"type": "category", "range": [ranks - 0.5, -0.5], "showgrid": False},
     )
     return figure

@@ -13,7 +13,7 @@ from memprof.replay.history import History
 from memprof.trace.schema import Ints
 from memprof.units import format_bytes
 from memprof_dashboard.figures.base import escaped, framed, unit_of
-from memprof_dashboard.palette import PHASE_COLOURS, RECOMPUTED, RECOMPUTED_COLOUR, Fill, Theme, fill_of
+from memprof_dashboard.palette import PHASE_COLOURS, RECOMPUTED, RECOMPUTED_COLOUR, Fill, Theme, fill_of, phase_colours
 
 #: Columns a stretch is drawn in at most. More than a screen has show nothing.
 COLUMNS = 1_000
@@ -207,11 +207,12 @@ def _stairs(values: Ints, unit_bytes: int) -> np.ndarray:
 
 def _phases(history: History, drawn: Drawn) -> go.Heatmap:
     """Returns the band of phases: one row of colours; what is recomputed has its own."""
-    colours = [*(PHASE_COLOURS.get(name, "#BBBBBB") for name in history.phases), RECOMPUTED_COLOUR]
+    known = phase_colours(history.phases)
+    colours = [*(known.get(name, PHASE_COLOURS["other"]) for name in history.phases), RECOMPUTED_COLOUR]
     count = len(colours)
     scale = [(edge / count, colour) for place, colour in enumerate(colours) for edge in (place, place + 1)]
     codes = np.where(history.runs_again[drawn.op_ids], len(history.phases), history.phase[drawn.op_ids])
-    names = np.array([*(name or "other" for name in history.phases), RECOMPUTED], dtype=object)
+    names = np.array([*(escaped(name or "other") for name in history.phases), RECOMPUTED], dtype=object)
     return go.Heatmap(
         z=codes[None, :].astype(np.int8),
         x=np.append(drawn.left, drawn.end).astype(np.int32),

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 from dash import Dash, Input, Output, State, dcc, html, no_update
 
-from memprof.analysis.basis import steady_step
 from memprof.analysis.diff import Change, Diff, Pair
 from memprof.analysis.explain import explain
 from memprof.analysis.summary import NOTHING, PEAK
@@ -260,7 +259,7 @@ def _bars(pair: Pair, kind: str, theme: Any) -> Any:
 
 def _overlay(desk: Desk, view: View, theme: Any) -> Any:
     ranks = _ranks(desk, view)
-    steps = [steady_step(rank.trace, None) for rank in ranks]
+    steps = [rank.trace.fullest_step() for rank in ranks]
     if not all(len(step.ops) for step in steps):
         return message("A step without operators has nothing to draw.", theme_of(theme))
     curves = [

@@ -209,7 +209,8 @@ def _filled_with_many(trace: Trace, theme: Any) -> tuple[Any, Any, Any, bool]:
     """Shows more ranks than are read one by one: what the recording tells of them in sum."""
     compared = side_by_side.compare_ranks(trace)
     remark = parts.note(
-        f"Of {len(trace.ranks):,} ranks the steady step of each is shown, at its own length; go to a rank for the rest."
+        f"Of {len(trace.ranks):,} ranks the fullest step of each is shown, at its own length; go to a rank for "
+        "the rest."
     )
     table = rank_parts.peaks_of_many(compared, _button)
     return curves(side_by_side.read_curves(trace), theme_of(theme)), [remark], table, True

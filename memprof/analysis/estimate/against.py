@@ -103,7 +103,7 @@ def read_told(trace: Trace, model: Model) -> Told:
 
 
 def compare(found: Estimate, trace: Trace) -> tuple[Compared, ...]:
-    """Sets an estimate beside the steady step of a recording.
+    """Sets an estimate beside the fullest step of a recording.
 
     Args:
         found: The estimate.

@@ -31,8 +31,8 @@ MEANINGS = {
 _PREFIXES = {"MALLOC_": "how malloc works: changes resident memory, not torch's counts"}
 
 #: What memprof itself reads; the first ones are also keys of [tool.memprof].
-_SETTINGS = ("OUTPUT", "FORCE", "QUIET", "SKIP", "STEPS", "STOP", "LIGHT", "DRY_RUN", "DEVICE", "PLAN")
-_OWN = tuple(f"MEMPROF_{name}" for name in (*_SETTINGS, "KEEP_ARGUMENTS", "DEBUG"))
+_SETTINGS = ("OUTPUT", "FORCE", "QUIET", "SKIP", "STEPS", "STOP", "LIGHT", "DRY_RUN", "DEVICE", "PLAN", "BUDGET")
+_OWN = tuple(f"MEMPROF_{name}" for name in (*_SETTINGS, "FAIL_OVER_BUDGET", "KEEP_ARGUMENTS", "DEBUG"))
 #: What a recording gives its job: there while doctor runs inside of one.
 _OF_A_JOB = ("MEMPROF_SPOOL", "MEMPROF_SETTINGS", "MEMPROF_PACKAGE")
 #: What tests and continuous integration set.

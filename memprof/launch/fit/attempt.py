@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from memprof.analysis.basis import steady_step
+from memprof.analysis.basis import require_whole_step
 from memprof.analysis.predict import has_untouched_step
 from memprof.policies.plan import Plan
-from memprof.replay.live import live_bytes
 from memprof.trace.store import Trace
 
 #: How a run under a plan ended: within the budget, above it, the plan did not fit the job, the job failed under it; or
@@ -22,7 +21,7 @@ class Measured:
 
     Attributes:
         peak_bytes: Most bytes that any rank had allocated in any recorded step.
-        step_time_us: Duration of the steady step of the rank that had; NaN where no step ran without the recorder.
+        step_time_us: Duration of a step of the rank that had; NaN where no step ran without the recorder.
         rank: That rank.
     """
 
@@ -65,12 +64,9 @@ def measure(trace: Trace) -> Measured:
         InconclusiveError: No step was recorded to its end: a peak may be still to come.
     """
     ranks = [trace.rank_trace(rank) for rank in trace.ranks]
-    peaks = [max((_peak_of(rank, number) for number in rank.recorded_steps), default=0) for rank in ranks]
+    peaks = [max(rank.step_peaks().values(), default=0) for rank in ranks]
     fullest = ranks[peaks.index(max(peaks))]
-    step = steady_step(fullest, None)
+    require_whole_step(fullest)
+    step = fullest.fullest_step()
     time_us = step.duration_us if has_untouched_step(fullest) else math.nan
     return Measured(peak_bytes=max(peaks), step_time_us=time_us, rank=fullest.rank)
-
-
-def _peak_of(trace: Trace, number: int) -> int:
-    return int(live_bytes(trace.step(number)).during.max(initial=0))

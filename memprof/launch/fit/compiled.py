@@ -33,7 +33,7 @@ def compiled_plans(found: Fit) -> Iterator[Plan]:
     if found.best is not None:
         others = tuple(policy for policy in found.best.plan.policies if isinstance(policy, Precision | ChunkedLoss))
     for budget in _BUDGETS:
-        yield Plan((*others, Compile(activation_budget=budget)))
+        yield Plan((*others, Compile(activation_budget=budget)), budget_bytes=found.budget_bytes)
         if is_settled(found.attempts[-1]):
             return
 
@@ -50,8 +50,8 @@ def measured_plan(plan: Plan, first: Suggestion, head: Trace, path: Path) -> Pla
     policies = tuple(
         replace(policy, measured=str(path)) if isinstance(policy, Compile) else policy for policy in plan.policies
     )
-    prediction = Prediction.of(first.basis.step, head.steady_step(), trace=first.trace, how="measured")
-    return Plan(policies, prediction)
+    prediction = Prediction.measured(first.basis.step, head.fullest_step(), trace=first.trace)
+    return Plan(policies, prediction, plan.budget_bytes)
 
 
 def is_settled(attempt: Attempt) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from memprof.analysis.suggest import Suggestion
 from memprof.errors import BadInputError, InconclusiveError
-from memprof.launch.dry_job import ENDING, EndedError, dry_run, find_recorded_device
+from memprof.launch.dry_job import EndedError, dry_run, find_recorded_device
 from memprof.launch.fit.attempt import Attempt, measure
 from memprof.launch.fit.candidates import Candidates
 from memprof.launch.fit.compiled import compiled_plans, measured_plan
@@ -29,7 +29,7 @@ from memprof.launch.fit.sentences import (
     describe_failure_under_plan,
     why_none,
 )
-from memprof.launch.parent import Recorded, run_recorded
+from memprof.launch.parent import ENDING, Recorded, run_recorded
 from memprof.launch.settings import Settings
 from memprof.launch.target import CannotStartError
 from memprof.planners.space.explore import Wish
@@ -96,11 +96,6 @@ def _fit(found: Fit, search: Search, say: Callable[[str], None]) -> None:
         found.reason = describe_dry_fit(found)
         return
     first = _searched(search, trace, wish)
-    # What other steps need beyond the one that plans are made from, they are taken to need under a plan as well.
-    excess = max(0, found.recorded.peak_bytes - first.answer.recorded.peak_bytes)
-    if excess:
-        wish = dataclasses.replace(wish, budget_bytes=max(1, wish.budget_bytes - excess))
-        first = _searched(search, trace, wish)
     found.warnings = first.warnings
     candidates = Candidates(first.answer, lambda tighter: _searched(search, trace, tighter).answer)
     _try_plans(found, candidates, first, say)
@@ -151,7 +146,7 @@ def _try_plans(found: Fit, candidates: Candidates, first: Suggestion, say: Calla
         one = candidates.next()
         if one is None:
             return
-        plan = first.predicted(one)
+        plan = dataclasses.replace(first.predicted(one), budget_bytes=found.budget_bytes)
         say(announce(plan, one))
         dry_bytes = rehearsal.peak_under(plan)
         if dry_bytes is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from memprof.analysis.budget import BudgetVerdict
 from memprof.analysis.checked import describe_difference
 from memprof.analysis.suggest import Suggestion, describe_least
 from memprof.launch.fit.attempt import Attempt
@@ -61,8 +62,9 @@ def describe_attempt(attempt: Attempt) -> str:
     """Says what came of a run under a plan."""
     if attempt.measured is None:
         return f"{attempt.outcome}: {attempt.reason}"
-    measured = format_bytes(attempt.measured.peak_bytes)
-    return f"measured peak {measured}: {'within' if attempt.outcome == 'fits' else 'above'} the budget"
+    if attempt.plan.budget_bytes is None:
+        return f"measured peak {format_bytes(attempt.measured.peak_bytes)}"
+    return BudgetVerdict(attempt.plan.budget_bytes, attempt.measured.peak_bytes).describe()
 
 
 def why_none(found: Fit, first: Suggestion) -> str:

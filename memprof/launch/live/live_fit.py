@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import atexit
+import dataclasses
 import os
 import sys
 import warnings
 
 import torch
 
-from memprof.analysis.basis import steady_step
+from memprof.analysis.basis import Basis, basis_of_steps
 from memprof.errors import InconclusiveError, MemprofError, PolicyError, UsageError
 from memprof.launch import child
 from memprof.launch.apply import apply_to
@@ -25,8 +26,6 @@ from memprof.planners.space.explore import Answer, Wish, explore
 from memprof.planners.space.tried import Tried
 from memprof.policies.job import Job
 from memprof.policies.plan import Plan
-from memprof.replay.live import live_bytes
-from memprof.trace.step import Step
 
 #: Plans that are applied and measured before the job is left as it is.
 _MOST_ATTEMPTS = 4
@@ -80,7 +79,7 @@ class LiveFit:
         self._process = os.getpid()
         self._observed: Observed | None = None
         self._step_ends = StepEnds(model, optimizers, self._after_step)
-        self._step: Step | None = None
+        self._basis: Basis | None = None
         self._recorded_bytes = 0
         self._budget_bytes = 0
         self._candidates: Candidates | None = None
@@ -139,31 +138,29 @@ class LiveFit:
         if not self._observed.is_over:
             return
         trace = self._observed.read()
-        step, measured = steady_step(trace, None), measure(trace)
+        basis, measured = basis_of_steps(trace), measure(trace)
         self._observed.discard()
         self._observed = None
-        if self._step is None:
-            self._begin(step, measured)
+        if self._basis is None:
+            self._begin(basis, measured)
         else:
             self._compare(measured)
 
     # -- planning -----------------------------------------------------------------------------------------------
 
-    def _begin(self, step: Step, measured: Measured) -> None:
+    def _begin(self, basis: Basis, measured: Measured) -> None:
         """Plans from the job's own steps, and applies the plan."""
         device = _device_of(self._model)
-        if device.type != "cpu" and not step.is_on_device():
+        if device.type != "cpu" and not basis.step.is_on_device():
             raise InconclusiveError(f"what is allocated on {device.type} is not recorded yet.")
         self._recorded_bytes = self.measured_bytes = measured.peak_bytes
         self._budget_bytes = parse_budget(self._budget, measured.peak_bytes)
         if measured.peak_bytes <= self._budget_bytes:
             self._end(sentences.job_fits(measured.peak_bytes, self._budget_bytes, device.type))
             return
-        self._step = step
-        # What the other steps need beyond the one that plans are made from, they need under a plan as well.
-        excess = max(0, measured.peak_bytes - int(live_bytes(step).during.max(initial=0)))
+        self._basis = basis
         wish = Wish(
-            budget_bytes=max(1, self._budget_bytes - excess),
+            budget_bytes=self._budget_bytes,
             allow=self._policies,
             most_slowdown=self._most_slowdown,
             time_limit_s=self._time_limit_s,
@@ -174,15 +171,15 @@ class LiveFit:
         self._apply_next()
 
     def _search(self, wish: Wish) -> Answer:
-        assert self._step is not None  # planning begins with it
-        answer = explore(self._step, wish)
+        assert self._basis is not None  # planning begins with it
+        answer = explore(self._basis.step, wish, others=self._basis.others)
         if answer.was_interrupted:
             raise KeyboardInterrupt  # a search takes it for its own end; here it is meant for the training
         return answer
 
     def _apply_next(self) -> None:
         """Applies the fastest plan that is left and fits the model, and begins to measure; or ends."""
-        assert self._step is not None  # plans are made from it
+        assert self._basis is not None  # plans are made from it
         assert self._candidates is not None
         while self._attempts < _MOST_ATTEMPTS:
             one = self._candidates.next()
@@ -190,7 +187,8 @@ class LiveFit:
                 break
             job = Job(self._model, self._optimizers)
             try:
-                plan = plan_for(one.plan, type(self._model).__name__, job.modules_named())
+                wanted = dataclasses.replace(one.plan, budget_bytes=self._budget_bytes)
+                plan = plan_for(wanted, type(self._model).__name__, job.modules_named())
                 apply_to(plan, plan, job)
             except PolicyError:
                 self._candidates.note_refused(one)  # the next one may fit
@@ -198,7 +196,8 @@ class LiveFit:
             self._attempts += 1
             self.plan, self.job, self._chosen = plan, job, one
             self.predicted_bytes = one.peak_bytes
-            self._say(sentences.plan_applied(one, self._budget_bytes, self._recorded_bytes, self._step.duration_us))
+            recorded_us = self._basis.step.duration_us
+            self._say(sentences.plan_applied(one, self._budget_bytes, self._recorded_bytes, recorded_us))
             self._observed = Observed()
             return
         self._give_up(sentences.nothing_fits(self._budget_bytes, self._recorded_bytes, self._least, self._policies))
@@ -262,7 +261,7 @@ class LiveFit:
         global _at_work  # noqa: PLW0603 - one recorder a process
         if self._observed is not None:
             self._observed.discard()
-        self._observed = self._step = self._candidates = None
+        self._observed = self._basis = self._candidates = None
         self.is_done = True
         atexit.unregister(self._at_exit)
         if _at_work is self:

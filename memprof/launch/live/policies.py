@@ -63,7 +63,8 @@ def plan_for(plan: Plan, model_type: str, names: Iterable[str]) -> Plan:
     """
     known = list(names)
     inside = fitted(plan, set(known))
-    return Plan(tuple(_policy_for(policy, model_type, known) for policy in inside.policies))
+    policies = tuple(_policy_for(policy, model_type, known) for policy in inside.policies)
+    return Plan(policies, budget_bytes=plan.budget_bytes)
 
 
 def _policy_for(policy: Policy, model_type: str, names: list[str]) -> Policy:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from memprof.analysis.budget import BudgetVerdict
 from memprof.planners.space.tried import Tried
 from memprof.units import format_bytes
 
@@ -38,19 +39,19 @@ def plan_applied(one: Tried, budget_bytes: int, recorded_bytes: int, recorded_us
 
 def plan_held(measured_bytes: int, predicted_bytes: int, budget_bytes: int, device_type: str) -> str:
     """Says that the job fits under the plan in force."""
-    peak, predicted, budget = map(format_bytes, (measured_bytes, predicted_bytes, budget_bytes))
+    within = BudgetVerdict(budget_bytes, measured_bytes).describe()
     return (
-        f"make_fit: measured peak {peak}, predicted {predicted}, within {budget}. Nothing is recorded from here on."
+        f"make_fit: {within} Predicted were {format_bytes(predicted_bytes)}. Nothing is recorded from here on."
         f"{_what_is_watched(device_type)}"
     )
 
 
 def plan_did_not_hold(one: Tried, measured_bytes: int, budget_bytes: int) -> str:
     """Says that the job needs more than the budget under the plan in force."""
-    peak, predicted, budget = map(format_bytes, (measured_bytes, one.peak_bytes, budget_bytes))
+    over = BudgetVerdict(budget_bytes, measured_bytes).describe()
     return (
-        f"make_fit: a step under {one.plan.describe()} took {peak}, predicted were {predicted}, and the budget is "
-        f"{budget}; trying another plan."
+        f"make_fit: {over} That was under {one.plan.describe()}, predicted were {format_bytes(one.peak_bytes)}; trying "
+        "another plan."
     )
 
 

@@ -9,7 +9,7 @@ from difflib import SequenceMatcher
 import numpy as np
 
 from memprof.errors import InconclusiveError
-from memprof.trace.schema import NONE, Bools, Ints
+from memprof.trace.schema import NONE, Bools, Ints, is_beside
 from memprof.trace.step import Step
 
 #: Loading of more operators than this, multiplied, is matched from its ends alone.
@@ -74,7 +74,7 @@ def _matched_ops(first: Step, second: Step, names: Sequence[str]) -> Ints:
 
 
 def _is_loading(step: Step) -> Bools:
-    loading: Bools = (step.ops.phase == "other") & (step.ops.module_id == NONE)
+    loading: Bools = is_beside(step.ops.phase) & (step.ops.module_id == NONE)
     return loading
 
 

@@ -20,6 +20,7 @@ from memprof.planners.space.tried import Tried
 from memprof.planners.space.workbench import Workbench, allowed_names, rank
 from memprof.policies.base import Policy
 from memprof.policies.compile.policy import Compile
+from memprof.policies.interval import OVER_HELD
 from memprof.policies.remat.policy import Remat
 from memprof.trace.step import Step
 
@@ -44,6 +45,8 @@ class Wish:
         planner: Whose schedule the modules that run again are chosen by; ``auto`` searches by itself.
         link_bytes_per_us: Bandwidth to where swapped values go, for planners that move them.
         measured: Plans that were run already, such as compiled ones, of which only a run tells.
+        is_checked: Whether a plan is run, or dry-run, before it is trusted: then its predicted peak has to be within
+            the budget, and not the upper end of its interval.
     """
 
     budget_bytes: int
@@ -55,6 +58,7 @@ class Wish:
     planner: str = "auto"
     link_bytes_per_us: float = 0.0
     measured: tuple[tuple[Policy, ...], ...] = ()
+    is_checked: bool = False
 
 
 @dataclass(frozen=True)
@@ -106,32 +110,40 @@ class Answer:
     was_interrupted: bool = False
     schedule: Scheduled | None = None
 
+    def needed(self, one: Tried) -> int:
+        """Returns the bytes that a plan has to fit with: the upper end of its interval, unless plans are checked."""
+        return one.peak_bytes if self.wish.is_checked else one.interval.most_bytes
+
     @property
     def best(self) -> Tried | None:
         """The fastest plan that fits."""
         return self.fitting[0] if self.fitting else None
 
 
-def explore(step: Step, wish: Wish, report: Callable[[Tried], None] = lambda _: None) -> Answer:
+def explore(
+    step: Step, wish: Wish, report: Callable[[Tried], None] = lambda _: None, others: tuple[Step, ...] = ()
+) -> Answer:
     """Searches for the fastest plans whose peak is within a budget.
 
-    Every plan is replayed as a whole on the recorded step; savings are never added up. Combinations of the policies
+    Every plan is replayed as a whole on the recorded steps; savings are never added up. Combinations of the policies
     that change sizes are taken up by the time they lead to; beside each, modules are chosen until it fits. A
     combination that is slower by itself than the best plan so far is left out: what runs again only adds to it.
 
     An interruption (Ctrl-C) ends the search with the best so far.
 
     Args:
-        step: A recorded step.
+        step: The recorded step that modules are chosen on.
         wish: What is asked for.
         report: Called with each plan that was replayed.
+        others: Other recorded steps, whose peaks under a plan count as well.
 
     Raises:
         PolicyError: A policy is named that there is not.
     """
     started = time.monotonic()
     allowed = allowed_names(wish.allow, wish.forbid, DEFAULT_POLICIES)
-    bench = Workbench(step, deadline=started + wish.time_limit_s, report=report)
+    deadline = started + wish.time_limit_s
+    bench = Workbench(step, deadline=deadline, report=report, others=others, is_checked=wish.is_checked)
     recorded = bench.try_plan()
     assert recorded is not None  # no policy, no refusal
     schedule, was_interrupted = None, False
@@ -169,7 +181,7 @@ def _search(bench: Workbench, allowed: set[str], wish: Wish) -> list[tuple[Polic
         if base is None:
             continue
         best = next(iter(bench.fitting(wish.budget_bytes)), None)
-        if base.peak_bytes > wish.budget_bytes and (best is None or base.step_time_us < best.step_time_us):
+        if bench.needed(base) > wish.budget_bytes and (best is None or base.step_time_us < best.step_time_us):
             selection.choose(frame)
     return frames
 
@@ -177,8 +189,13 @@ def _search(bench: Workbench, allowed: set[str], wish: Wish) -> list[tuple[Polic
 def _follow_exactly(bench: Workbench, policy: Remat | None, wish: Wish) -> None:
     """Tries the schedule's own saved tensors, and holds the budget besides where it would pass it."""
     found = None if policy is None else bench.try_plan(policy)
-    if policy is not None and found is not None and found.peak_bytes > wish.budget_bytes:
-        bench.try_plan(dataclasses.replace(policy, budget=str(wish.budget_bytes)))
+    if policy is not None and found is not None and bench.needed(found) > wish.budget_bytes:
+        bench.try_plan(dataclasses.replace(policy, budget=_to_hold(wish)))
+
+
+def _to_hold(wish: Wish) -> str:
+    """Returns the budget for remat, with room for what jobs were seen above it."""
+    return str(int(wish.budget_bytes / (1 + OVER_HELD)))
 
 
 def _may_rematerialise(bench: Workbench, wish: Wish) -> bool:
@@ -192,7 +209,7 @@ def _hold(bench: Workbench, frames: list[tuple[Policy, ...]], wish: Wish) -> Non
     """Holds the budget by making saved tensors again one by one, beside the fastest combinations it can stand with."""
     held = 0
     for frame in frames:
-        found = bench.try_plan(*frame, Remat(budget=str(wish.budget_bytes)))
+        found = bench.try_plan(*frame, Remat(budget=_to_hold(wish)))
         held += found is not None
         if held == _MOST_HELD or bench.is_late():
             break
@@ -227,7 +244,7 @@ def _answer(bench: Workbench, wish: Wish, recorded: Tried, took_s: float) -> Ans
     inside = set(map(id, fits))
     others = sorted(
         (one for one in bench.archive.values() if id(one) not in inside and one.policies),
-        key=lambda one: (max(0, one.peak_bytes - wish.budget_bytes), *rank(one)),
+        key=lambda one: (max(0, bench.needed(one) - wish.budget_bytes), *rank(one)),
     )
     return Answer(
         wish=wish,
@@ -238,7 +255,7 @@ def _answer(bench: Workbench, wish: Wish, recorded: Tried, took_s: float) -> Ans
             (", ".join(policy.describe() for policy in policies), sentence)
             for policies, sentence in bench.refused.items()
         ),
-        least=min(bench.archive.values(), key=lambda one: (one.peak_bytes, *rank(one))),
+        least=min(bench.archive.values(), key=lambda one: (bench.needed(one), *rank(one))),
         was_stopped=bench.was_stopped,
         tried=len(bench.archive),
         took_s=took_s,

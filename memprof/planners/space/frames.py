@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import numpy as np
 
+from memprof.errors import PolicyError
 from memprof.planners.space.workbench import Workbench
+from memprof.policies.accumulate.batch import find_batch
 from memprof.policies.accumulate.policy import Accumulate
 from memprof.policies.base import Policy
 from memprof.policies.loss.policy import ChunkedLoss
@@ -78,14 +81,22 @@ def _precisions(step: Step) -> tuple[Policy, ...]:
 
 def _accumulations(bench: Workbench) -> tuple[Policy, ...]:
     """Returns micro-batches where the job takes its batches from a DataLoader, so that they can be split for it."""
-    options = tuple(Accumulate(count) for count in _MICRO_BATCHES)
+    options = tuple(Accumulate(count) for count in _MICRO_BATCHES if count <= _batch_size(bench.step))
     if any(_DATA_LOADER in str(frames) for frames in bench.step.stacks.frames):
         return options
-    bench.refused[options[:1]] = (
+    bench.refused[(Accumulate(_MICRO_BATCHES[0]),)] = (
         "No DataLoader was seen to feed the job, so its batches cannot be split for it. Write 'for part in "
         "memprof.micro_batches(batch, 2):' in the training loop, and predict that with --accumulate 2."
     )
     return ()
+
+
+def _batch_size(step: Step) -> float:
+    """Returns how many samples there are to divide; no limit where prediction will say that it cannot be told."""
+    try:
+        return find_batch(step).size
+    except PolicyError:
+        return math.inf
 
 
 def _losses(step: Step) -> tuple[Policy, ...]:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-from memprof.errors import InconclusiveError, PolicyError
+from memprof.errors import InconclusiveError
 from memprof.planners.scaling.rule import scale_by_shape
 from memprof.planners.scaling.sized import SizedStep, scale_between
 from memprof.planners.space.explore import Answer, Wish, explore
-from memprof.planners.space.tried import Tried, tried
+from memprof.planners.space.tried import Tried
+from memprof.planners.space.workbench import Workbench
 from memprof.policies.base import Policy
 from memprof.trace.step import Step
 
@@ -167,12 +169,12 @@ def _at_size(
         if one is not None:
             report(one)
             replayed.append(one)
-            if one.peak_bytes <= wish.budget_bytes and _is_fast(one, step, wish):
-                return AtSize(size, one, one.peak_bytes)
+            if one.interval.most_bytes <= wish.budget_bytes and _is_fast(one, step, wish):
+                return AtSize(size, one, one.interval.most_bytes)
     left = min(wish.time_limit_s / 4, max(1.0, deadline - time.monotonic()))
     answer = explore(step, dataclasses.replace(wish, time_limit_s=left), report)
-    least = min([answer.least, *replayed], key=lambda one: one.peak_bytes)
-    return AtSize(size, answer.best, least.peak_bytes)
+    least = min([answer.least, *replayed], key=lambda one: one.interval.most_bytes)
+    return AtSize(size, answer.best, least.interval.most_bytes)
 
 
 def _is_fast(one: Tried, step: Step, wish: Wish) -> bool:
@@ -180,12 +182,8 @@ def _is_fast(one: Tried, step: Step, wish: Wish) -> bool:
 
 
 def _replayed(step: Step, policies: tuple[Policy, ...]) -> Tried | None:
-    try:
-        for policy in policies:
-            step = policy.transform(step)
-    except PolicyError:
-        return None
-    return tried(policies, step)
+    bench = Workbench(step, deadline=math.inf)
+    return bench.try_plan(*policies)
 
 
 def _input_shapes(step: Step) -> list[tuple[int, ...]]:

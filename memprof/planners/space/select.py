@@ -59,7 +59,7 @@ class Selection:
             self._join(frame, done)
 
     def _fits(self, one: Tried | None) -> bool:
-        return one is not None and one.peak_bytes <= self._budget
+        return one is not None and self._bench.needed(one) <= self._budget
 
     def _try(self, frame: tuple[Policy, ...], maker: Maker, group: Group) -> Tried | None:
         return self._bench.try_plan(*frame, maker(group.chosen(len(group.members))))

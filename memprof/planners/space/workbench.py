@@ -1,4 +1,4 @@
-"""Replays plans on one recorded step, and remembers every one."""
+"""Replays plans on the steps of a recording, and remembers every one."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from memprof.planners.space.tried import Tried, tried
 from memprof.policies.base import Policy
 from memprof.policies.plan import Plan
 from memprof.policies.registry import policy_types
+from memprof.policies.several_steps import transform_all
 from memprof.trace.step import Step
 
 #: Steps under a part of a plan that are kept, so that plans that begin alike share the work.
@@ -19,15 +20,18 @@ _MOST_STEPS = 64
 
 @dataclass(eq=False)
 class Workbench:
-    """Replays plans on a recorded step.
+    """Replays plans on recorded steps.
 
     Attributes:
-        step: The recorded step.
+        step: The recorded step that plans are chosen on.
         deadline: Moment of ``time.monotonic`` from which on nothing new is tried.
         report: Called with every plan that was replayed.
         archive: Every plan replayed so far, by its policies.
         refused: Plans that do not fit the step, with the sentence that says why.
         was_stopped: Whether the search was ended before it was through.
+        others: Other steps of the job, which a plan has to fit as well.
+        is_checked: Whether plans are run before they are trusted: then their predicted peaks count, and not the upper
+            ends of their intervals.
     """
 
     step: Step
@@ -36,7 +40,9 @@ class Workbench:
     archive: dict[tuple[Policy, ...], Tried] = field(default_factory=dict)
     refused: dict[tuple[Policy, ...], str] = field(default_factory=dict)
     was_stopped: bool = False
-    _steps: dict[tuple[Policy, ...], Step] = field(default_factory=dict)
+    others: tuple[Step, ...] = ()
+    is_checked: bool = False
+    _steps: dict[tuple[tuple[Policy, ...], bool], tuple[Step, ...]] = field(default_factory=dict)
 
     def is_late(self) -> bool:
         """Tells whether the time is up."""
@@ -45,7 +51,7 @@ class Workbench:
         return self.was_stopped
 
     def try_plan(self, *policies: Policy) -> Tried | None:
-        """Replays a plan, once.
+        """Replays a plan on every step, once.
 
         Returns:
             What came of it; None where a policy does not fit, or the time is up.
@@ -55,36 +61,42 @@ class Workbench:
         if known is not None or key in self.refused or (key and self.is_late()):
             return known
         try:
-            step = self.step_under(key)
+            steps = self._steps_under(key)
+            fullest = self._steps_under(key, at_most=True) if any(policy.guesses for policy in key) else steps
         except PolicyError as error:
             self.refused[key] = str(error)
             return None
         except InvariantError as error:  # one plan that goes wrong must not take all others with it
             self.refused[key] = f"memprof cannot predict this plan, which is a fault of memprof: {error}"
             return None
-        self.archive[key] = found = tried(key, step)
+        self.archive[key] = found = tried(key, (self.step, *self.others), steps, fullest)
         self.report(found)
         return found
 
-    def step_under(self, policies: tuple[Policy, ...]) -> Step:
-        """Returns the step a plan leads to.
+    def _steps_under(self, policies: tuple[Policy, ...], *, at_most: bool = False) -> tuple[Step, ...]:
+        """Returns the steps that a plan leads to, the one it is chosen on first.
 
         Raises:
-            PolicyError: A policy does not fit.
+            PolicyError: A policy does not fit ``step``.
         """
         if not policies:
-            return self.step
-        known = self._steps.pop(policies, None)
+            return (self.step, *self.others)
+        at_most = at_most and any(policy.guesses for policy in policies)
+        known = self._steps.pop((policies, at_most), None)
         if known is None:
-            known = policies[-1].transform(self.step_under(policies[:-1]))
-        self._steps[policies] = known  # the one used last stands last
+            known = transform_all(policies[-1], self._steps_under(policies[:-1], at_most=at_most), at_most=at_most)
+        self._steps[policies, at_most] = known  # those used last stand last
         if len(self._steps) > _MOST_STEPS:
             self._steps.pop(next(iter(self._steps)))
         return known
 
+    def needed(self, one: Tried) -> int:
+        """Returns the bytes that a plan has to fit with."""
+        return one.peak_bytes if self.is_checked else one.interval.most_bytes
+
     def fitting(self, budget_bytes: int) -> list[Tried]:
         """Lists the plans within a budget, the fastest first; of equally fast ones the one with fewest policies."""
-        inside = [one for one in self.archive.values() if one.peak_bytes <= budget_bytes]
+        inside = [one for one in self.archive.values() if self.needed(one) <= budget_bytes]
         return sorted(inside, key=rank)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 import weakref
 from collections import deque
@@ -16,6 +15,7 @@ from torch.utils.data import dataloader
 
 from memprof.policies.accumulate.round import Round
 from memprof.policies.accumulate.split import Part, split_batch
+from memprof.recorder.live_objects import live_objects
 
 _ITERATOR = dataloader._BaseDataLoaderIter
 
@@ -81,7 +81,7 @@ class BatchFeed:
         if not waiting:
             batch = before(iterator)
             if not (torch.is_grad_enabled() if (model := self._model()) is None else model.training):
-                self.round.reason = "the model was in evaluation mode when the DataLoader handed them out"
+                self.round.evaluate(lambda: (model := self._model()) is None or not model.training)
                 return batch, _nothing
             expected = _expected_size(iterator)
             parts = split_batch(batch, self.round.micro_batches, expected)
@@ -134,5 +134,4 @@ def take_prepared(micro_batches: int) -> BatchFeed | None:
 
 def is_batch_in_hand() -> bool:
     """Whether some DataLoader has handed out a batch already: the loop is running, its first batch came whole."""
-    # By type(), as isinstance() asks proxies for their class, which may fail.
-    return any(issubclass(type(each), _ITERATOR) and each._num_yielded > 0 for each in gc.get_objects())
+    return any(each._num_yielded > 0 for each in live_objects(_ITERATOR))

@@ -164,9 +164,9 @@ class OptimizerGate:
             PolicyError: It is not; the sentence says why and what to do.
         """
         current = self._round
-        if current.split:
+        if current.split and not current.trains_in_evaluation():
             return
-        if self._whole_allowed:
+        if self._whole_allowed and not current.split:
             self._whole_allowed -= 1
             return
         if current.handed or current.reason:

@@ -30,6 +30,7 @@ class Accumulate(Policy):
     flag_example: ClassVar[str] = "4"
     numerics: ClassVar[str] = "rounding"
     source: ClassVar[str] = "modelled"
+    errors_seen: ClassVar[tuple[float, float]] = (0.05, 0.01)
 
     micro_batches: int = 2
 
@@ -44,6 +45,11 @@ class Accumulate(Policy):
                 f"accumulate cannot split a batch into {self.micro_batches!r} micro-batches; "
                 "write a whole number of 2 or more: micro_batches = 4."
             )
+
+    @property
+    def handles_saved(self) -> bool:
+        """It does."""
+        return True
 
     @classmethod
     def from_flag(cls, text: str) -> Self:

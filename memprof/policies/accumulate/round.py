@@ -40,6 +40,8 @@ class Round:
         self._on_abandoned: list[Callable[[], None]] = []
         self._on_next: list[Callable[[], None]] = []
         self._tensor: Callable[[], torch.Tensor | None] = lambda: None
+        self._still_evaluates: Callable[[], bool] = lambda: False
+        self._backwards_before = 0
 
     @staticmethod
     def active() -> list[Round]:
@@ -89,10 +91,23 @@ class Round:
         self.number, self.count, self.weight = number, count, weight
         self.handed += 1
         self.split += number == 0 and count > 1
-        self.reason = ""
+        self.reason, self._still_evaluates = "", lambda: False
         # Weakly: a batch must not live longer for being remembered.
         tensor = _first_tensor(batch)
         self._tensor = weakref.ref(tensor) if tensor is not None else lambda: None
+
+    def evaluate(self, still_evaluates: Callable[[], bool]) -> None:
+        """Notes that the loop gets a whole batch because the model is in evaluation mode.
+
+        Args:
+            still_evaluates: Tells whether the model is in evaluation mode.
+        """
+        self.reason = "the model was in evaluation mode when the DataLoader handed them out"
+        self._still_evaluates, self._backwards_before = still_evaluates, self.backwards
+
+    def trains_in_evaluation(self) -> bool:
+        """Whether the loop has run backward on such a batch, with the model in evaluation mode to this moment."""
+        return self.backwards > self._backwards_before and self._still_evaluates()
 
     def leave_whole(self, batch: Any, reason: str) -> None:
         """Notes that the loop gets a whole batch."""

@@ -10,7 +10,7 @@ import numpy as np
 from memprof.errors import PolicyError
 from memprof.policies.accumulate.batch import find_batch, part_sizes
 from memprof.policies.accumulate.scale import Scaled, scale_step
-from memprof.trace.schema import NONE, Bools, Ints, Memory, ModuleCalls, Saved, Storages, Uses
+from memprof.trace.schema import NONE, Bools, Ints, Memory, ModuleCalls, Saved, Storages, Uses, is_beside
 from memprof.trace.step import Step
 
 if TYPE_CHECKING:
@@ -58,11 +58,23 @@ def _repeated(step: Step, first_forward: int) -> Bools:
     frames = step.stacks.frames
     is_held = np.array([any(place in text for place in _HELD) for text in frames] + [False], dtype=np.bool_)
     fetches = np.array([any(place in text for place in _FETCHES) for text in frames] + [False], dtype=np.bool_)
-    is_other = ops.phase == "other"
+    is_other = is_beside(ops.phase)
     before = np.arange(len(ops)) < first_forward
-    once = (ops.phase == "optimizer") | (is_other & is_held[ops.stack_id]) | (is_other & before & fetches[ops.stack_id])
+    once = np.isin(ops.phase, ("optimizer", "saving", "loading"))
+    has_own = _evaluates_own_batches(step)
+    once |= is_other & (is_held[ops.stack_id] | ((before | has_own) & fetches[ops.stack_id]))
+    once |= has_own & (ops.phase == "evaluation")
     repeated: Bools = ~once
     return repeated
+
+
+def _evaluates_own_batches(step: Step) -> bool:
+    """Tells whether the step evaluates batches other than those it trains on: they stay whole, and are seen once."""
+    uses = step.uses
+    phase = step.ops.phase[uses.op_id]
+    is_input = (step.storages.category == "input")[uses.storage_id]
+    trained, evaluated = (np.unique(uses.storage_id[is_input & (phase == name)]) for name in ("forward", "evaluation"))
+    return len(evaluated) > 0 and not np.isin(evaluated, trained).any()
 
 
 class _Repetition:
@@ -73,7 +85,7 @@ class _Repetition:
         self.parts = len(scaled.share)
         ops = len(step.ops)
         # What runs once does so before the first micro-batch or after the last.
-        home = np.where(np.arange(ops) < first_forward, 0, self.parts - 1)
+        self.home = home = np.where(np.arange(ops) < first_forward, 0, self.parts - 1)
         micro = np.arange(self.parts)[:, None]
         exists = repeats[None, :] | (home[None, :] == micro)
         self.op_micro, self.old_op = np.nonzero(exists)
@@ -141,7 +153,10 @@ class _Repetition:
         # Older than the step: dropped in the first micro-batch. Made once, before: the last use of it drops it. And a
         # gradient holds the sum of all of them, until the update has used it.
         ends_with_its_part = is_repeated[row] & ~is_gradient[row]
-        end = np.where(ends_with_its_part, micro, np.where(is_older[row], 0, self.parts - 1))
+        # What is made once and dropped by what runs once, as all of an evaluation, is dropped where that runs.
+        is_short = (freed[row] != NONE) & ~self.repeats[freed[row]]
+        end_of_once = np.where(is_short, self.home[freed[row]], self.parts - 1)
+        end = np.where(ends_with_its_part, micro, np.where(is_older[row], 0, end_of_once))
         new_freed = np.where(freed[row] == NONE, NONE, self.at_or_before[end, freed[row]])
         is_kept_on = (carried[row] != NONE) & (micro < self.parts - 1)
         dropped_at = self.at_or_before[np.minimum(micro + 1, self.parts - 1), freed[carried[row]]]

@@ -59,6 +59,11 @@ class Checkpoint(Policy):
             raise PolicyError("checkpoint needs modules, such as 'layers.*', or segments, such as segments=4.")
         check_kinds(self.keep)
 
+    @property
+    def handles_saved(self) -> bool:
+        """It does."""
+        return True
+
     @classmethod
     def from_flag(cls, text: str) -> Self:
         """Reads ``layers.*``, ``layers.*,head keep=matmul,attention``, ``segments=4`` or ``stages segments=2``.

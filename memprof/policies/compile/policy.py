@@ -35,6 +35,7 @@ class Compile(Policy):
     flag_example: ClassVar[str] = "'layers.*@0.5'"
     numerics: ClassVar[str] = "rounding"
     source: ClassVar[str] = "measured"
+    errors_seen: ClassVar[tuple[float, float]] = (0.01, 0.01)
 
     modules: tuple[str, ...] = ("",)
     activation_budget: float = 1.0

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def transform_compile(step: Step, policy: Compile) -> Step:
-    """Returns the steady step of the measured run.
+    """Returns the fullest step of the measured run.
 
     Nothing is calculated: what a compiler fuses, keeps and computes again is its own affair, and the peak does not
     even fall evenly with the budget. The measured run is one of the whole plan, so what the policies before did to
@@ -33,7 +33,7 @@ def transform_compile(step: Step, policy: Compile) -> Step:
         )
     if not Path(policy.measured).exists():
         raise PolicyError(f"The measured run {policy.measured} is not there; write the path of a recording.")
-    measured = Trace.open(Path(policy.measured)).steady_step()
+    measured = Trace.open(Path(policy.measured)).fullest_step()
     expected, found = (int(one.modules.parameter_bytes.sum()) for one in (step, measured))
     if expected != found:
         raise PolicyError(

@@ -37,6 +37,7 @@ class Compress(Policy):
     flag_example: ClassVar[str] = "'layers.*'"
     numerics: ClassVar[str] = "approximate"
     source: ClassVar[str] = "modelled"
+    errors_seen: ClassVar[tuple[float, float]] = (0.01, 0.01)
 
     modules: tuple[str, ...] = (".",)
     minimum_bytes: int = 1 << 12
@@ -49,6 +50,11 @@ class Compress(Policy):
             raise PolicyError(
                 f"compress cannot pack storages of {self.minimum_bytes} bytes; write minimum_bytes = 4096."
             )
+
+    @property
+    def handles_saved(self) -> bool:
+        """It does."""
+        return True
 
     @classmethod
     def from_flag(cls, text: str) -> Self:

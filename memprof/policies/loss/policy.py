@@ -31,6 +31,7 @@ class ChunkedLoss(Policy):
     flag_example: ClassVar[str] = "8,head"
     numerics: ClassVar[str] = "rounding"
     source: ClassVar[str] = "modelled"
+    errors_seen: ClassVar[tuple[float, float]] = (0.01, 0.01)
 
     chunks: int = 8
     head: str = ""

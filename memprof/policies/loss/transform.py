@@ -97,12 +97,18 @@ def transform_loss(step: Step, policy: ChunkedLoss) -> Step:
     Raises:
         PolicyError: There is none, or the head does not make the logits of any.
     """
-    found = [
+    large = [
         one
         for likelihood in np.flatnonzero(np.isin(step.ops.name, _NLL) & (step.ops.phase == "forward"))
         if (one := _cross_entropy(step, int(likelihood))) is not None
         and step.storages.allocated_bytes[one.logits] >= policy.minimum_bytes
     ]
+    found = [one for one in large if _is_one_call(step, one)]
+    if large and not found:
+        raise PolicyError(
+            "The job computes its loss in two calls, log_softmax and then nll_loss; only cross_entropy, which does "
+            "both, can be computed in chunks. Return the logits from the model, and call cross_entropy on them."
+        )
     if not found:
         raise PolicyError(
             f"The step has no cross-entropy on logits of {policy.minimum_bytes:,} bytes or more that is differentiated "
@@ -118,6 +124,12 @@ def transform_loss(step: Step, policy: ChunkedLoss) -> Step:
     for one, head in zip(found, heads, strict=True):
         _rewrite(draft, step, policy, one, head)
     return draft.build()
+
+
+def _is_one_call(step: Step, one: CrossEntropy) -> bool:
+    """Tells whether one function of torch, cross_entropy, took both the softmax and the likelihood."""
+    softmax, likelihood = step.ops.stack_id[[one.log_softmax, one.likelihood]].tolist()
+    return bool(softmax == likelihood or NONE in (softmax, likelihood))
 
 
 def _rewrite(draft: Draft, step: Step, policy: ChunkedLoss, one: CrossEntropy, head: Head | None) -> None:

@@ -14,8 +14,10 @@ from torch.utils import _pytree as pytree
 
 from memprof.errors import PolicyError
 from memprof.policies.own_types import is_in_transform
+from memprof.policies.precision.misfits import require_recurrent
 from memprof.policies.precision.pure import shorten_weights
 from memprof.policies.precision.scaling import LossScaling
+from memprof.recorder.machine import short_types
 
 if TYPE_CHECKING:
     from memprof.policies.job import Job
@@ -40,7 +42,7 @@ def apply_precision(job: Job, policy: Precision) -> None:
         job.wrap_forward(job.model, root.wrap)
         for module in job.model.modules():
             if module is not job.model and any(True for _ in module.parameters(recurse=False)):
-                job.wrap_forward(module, root.wrap_part)
+                job.wrap_forward(module, functools.partial(root.wrap_part, module))
         job.notes.append(
             "precision: parameters, gradients and optimizer state are bfloat16; updates smaller than 1/256 of a weight "
             "are rounded away, so compare the loss curve."
@@ -70,11 +72,12 @@ def _refuse(job: Job, policy: Precision) -> None:
     # Before Ampere torch emulates it: slower than fp32, and with workspaces that no prediction knows.
     if device == "cuda" and policy.dtype == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False):
         raise PolicyError("precision: this GPU does not compute in bf16; write dtype = 'fp16'.")
+    # Of the others torch has kernels of its own in bf16.
+    recurrent = torch.nn.RNNBase if policy.dtype == "fp16" else torch.nn.LSTM
+    if device == "cpu" and any(isinstance(module, recurrent) for module in job.model.modules()):
+        require_recurrent(policy, short_types())
     if policy.dtype != "fp16":
         return
-    if device == "cpu" and any(isinstance(module, torch.nn.RNNBase) for module in job.model.modules()):
-        # oneDNN has no fp16 training primitive for them on common CPUs, and torch has no other path in autocast.
-        raise PolicyError("precision: torch cannot train recurrent layers in fp16 on a CPU; write dtype = 'bf16'.")
     if any(isinstance(optimizer, torch.optim.LBFGS) for optimizer in job.optimizers):
         raise PolicyError(
             "precision: LBFGS runs the model several times a step, which loss scaling for fp16 does not allow; "
@@ -124,19 +127,29 @@ class _PureRoot:
 
         return in_pure
 
-    def wrap_part(self, forward: Forward) -> Forward:
+    def wrap_part(self, module: torch.nn.Module, forward: Forward) -> Forward:
         """Wraps that of a module inside, which a script may call past the model."""
+        is_taken_long = False
 
         @functools.wraps(forward)
         def in_part(*args: Any, **kwargs: Any) -> Any:
-            # What checkpointing runs again is called past the model, too, with what it was called with inside.
+            nonlocal is_taken_long
             is_long = any(
                 isinstance(each, torch.Tensor) and each.dtype == torch.float32
                 for each in pytree.tree_leaves((args, kwargs))
             )
-            if getattr(self._of_thread, "is_inside", False) or not is_long:
+            if not is_long:
                 return forward(*args, **kwargs)
-            return self._run(forward, args, kwargs)
+            if getattr(self._of_thread, "is_inside", False):
+                if any(each.dtype == torch.float32 for each in module.parameters(recurse=False)):
+                    return forward(*args, **kwargs)
+                # The model got them from an object that pytree does not open, or cast them to float32 itself.
+                is_taken_long = True
+            elif not is_taken_long:
+                return self._run(forward, args, kwargs)
+            # What checkpointing runs again is called past the model, too, with what it was called with inside.
+            args, kwargs = map_tensors(self._shorten, (args, kwargs))
+            return forward(*args, **kwargs)
 
         return in_part
 
@@ -148,6 +161,13 @@ class _PureRoot:
             if not is_plain:
                 args, kwargs = map_tensors(self._shorten, (args, kwargs))
             outputs = forward(*args, **kwargs)
+        except RuntimeError as error:
+            if "BFloat16" not in str(error) or before:
+                raise
+            raise PolicyError(
+                f"precision: {type(self._model).__name__} does not run in bfloat16: {str(error).splitlines()[0]}; "
+                "cast the tensors that meet there to one type, or write bf16 instead of pure-bf16."
+            ) from error
         finally:
             self._of_thread.is_inside = before
         return outputs if is_plain else map_tensors(_to_float32, outputs)

@@ -276,5 +276,5 @@ def _let_go(casts: Casts, storages_changed: Ints, is_recast: Bools, is_redirecte
     is_forward = types.forward[uses.op_id] == NONE
     np.maximum.at(forward_read, uses.storage_id[is_forward], uses.op_id[is_forward])
     rows = np.flatnonzero(is_candidate & (forward_read != NONE))
-    ends = nodes.python_end(storages.created_op_id[rows], forward_read[rows])
+    ends = nodes.python_end(rows, forward_read[rows])
     casts.free(rows, np.minimum(casts.freed[rows], np.maximum(ends, kept[rows])))

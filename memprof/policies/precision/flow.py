@@ -13,6 +13,7 @@ from memprof.errors import PolicyError
 from memprof.policies.precision.operators import (
     FIRST,
     FLOAT32,
+    OFTEN_FLOAT32,
     SHORT,
     SIDE_RESULTS,
     VIEW,
@@ -66,8 +67,14 @@ class Types:
     attention: Ints
 
 
-def follow_types(step: Step, *, is_pure: bool) -> Types:
+def follow_types(step: Step, *, is_pure: bool, has_own_casts: bool = False) -> Types:
     """Follows the short type through every forward of the root module.
+
+    Args:
+        step: The recorded step.
+        is_pure: Whether the weights are short, too.
+        has_own_casts: Whether the job casts to float32 itself what such jobs cast now and then. In a step that is
+            recorded in float32 such a cast does nothing, and nothing is recorded of it.
 
     Raises:
         PolicyError: The step has no call of a module with parameters, or nothing in float32.
@@ -82,6 +89,8 @@ def follow_types(step: Step, *, is_pure: bool) -> Types:
         rule = np.where(np.isin(rule, (VIEW, FIRST)), rule, WIDEST)
     else:
         rule = np.where(_is_bias(step, names, region), SHORT, rule)
+    if has_own_casts:
+        rule = np.where((rule == WIDEST) & is_one_of(names, OFTEN_FLOAT32), FLOAT32, rule)
     attention = _attention(step, names)
     # torch computes attention that it has no kernel for in float32, and hands the result on in the type it got.
     rule = np.where((attention != NONE) & (rule != VIEW), FLOAT32, rule)

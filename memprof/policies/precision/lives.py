@@ -6,12 +6,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memprof.policies.precision.operators import VIEW
-from memprof.trace.schema import NONE, Ints
+from memprof.policies.precision.operators import VIEW, is_one_of
+from memprof.trace.columns import Coded
+from memprof.trace.schema import NONE, Bools, Ints
 
 if TYPE_CHECKING:
     from memprof.policies.precision.flow import Types
     from memprof.trace.step import Step
+
+#: Modules that pass each result on at once, under one name.
+CHAINS = ("Sequential",)
 
 
 class Nodes:
@@ -54,26 +58,42 @@ class Nodes:
             if calls.first_op_id[row] != NONE and calls.last_op_id[row] != NONE:
                 innermost[calls.first_op_id[row] : calls.last_op_id[row] + 1] = row
         self._innermost = innermost
+        self._storages = step.storages
+        is_chain = is_one_of(step.modules.type, CHAINS)
+        self._is_chain: Bools = is_chain[calls.module_id] if len(calls) else np.zeros(0, dtype=np.bool_)
 
-    def python_end(self, created: Ints, last_read: Ints) -> Ints:
+    def python_end(self, rows: Ints, last_read: Ints) -> Ints:
         """Tells when Python lets go of a storage that is not saved.
 
         What is passed to a module is held by the caller until the call returns, so it goes with the outermost call
-        that reads it last and began after it was made; without one, with its last read.
+        that reads it last and began after it was made; without one, with its last read. The caller's own variable
+        holds it longer: until it is given something else, which is taken to be the next tensor of the same shape, or
+        until the caller returns. (``x = norm(x); y = head(x); loss = f(y)``: x lives until the end.)
 
         Args:
-            created: Operators that made the storages; NONE where they came from outside.
+            rows: The storages.
             last_read: Their last forward readers.
 
         Returns:
-            Operators after which they are freed, as long as ``created``.
+            Operators after which they are freed, as long as ``rows``.
         """
+        created = self._storages.created_op_id[rows]
         end = last_read.copy()
         call = self._innermost[last_read]
         while np.any(call != NONE):
             is_after = (call != NONE) & (self._calls.first_op_id[call] > created)
             end = np.where(is_after, np.maximum(end, self._calls.last_op_id[call]), end)
-            call = np.where(is_after, self._calls.parent_call_id[call], NONE)
+            if not is_after.any():
+                break
+            call = np.where(is_after, self._calls.parent_call_id[call], call)
+        is_local = (call != NONE) & (created != NONE)
+        is_local[is_local] = ~self._is_chain[call[is_local]]
+        shapes = Coded.of(self._storages.shape).codes
+        for place in np.flatnonzero(is_local).tolist():
+            last = int(self._calls.last_op_id[call[place]])
+            made = self._storages.created_op_id[shapes == shapes[rows[place]]]
+            made = made[(made > end[place]) & (made <= last)]
+            end[place] = made.min(initial=last)
         return end
 
 

@@ -11,12 +11,18 @@ from memprof.policies.precision.operators import is_one_of
 from memprof.trace.schema import NONE
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from memprof.policies.precision.flow import Types
     from memprof.policies.precision.policy import Precision
     from memprof.trace.step import Step
 
 #: Operators that want all floating point operands in one type, and that autocast casts on no device.
 ONE_TYPE = ("index_add", "index_add_", "index_put_", "index_copy_", "scatter_add_", "masked_scatter_", "lerp_")
+#: What a product does with its operands.
+_OPERANDS = ("read", "write")
+#: Modules with recurrent layers.
+RECURRENT = ("LSTM", "GRU", "RNN")
 #: What the trace calls the types of autocast.
 SHORT_TYPES = {"bf16": "bfloat16", "fp16": "float16"}
 
@@ -62,4 +68,59 @@ def refuse_mixed_types(step: Step, types: Types) -> None:
         raise PolicyError(
             f"precision: {types.names[mixed[0]]}{place} would be given float32 and short tensors together, which "
             "torch's autocast refuses; cast one of them in the model (.to(other.dtype)), or leave the policy out."
+        )
+
+
+def refuse_sparse(step: Step, types: Types) -> None:
+    """Refuses products with sparse tensors: what their short copies take, indices and values, is not in a recording.
+
+    Raises:
+        PolicyError: There is such a product: it reads one matrix alone, and its result is not that of a matrix with
+            itself.
+    """
+    uses, shapes = step.uses, step.storages.shape
+    for op in np.flatnonzero((types.names == "mm") & (types.region != NONE) & (types.forward == NONE)).tolist():
+        rows = slice(*np.searchsorted(uses.op_id, [op, op + 1]))
+        read, made = ([str(shapes[i]) for i in uses.storage_id[rows][uses.role[rows] == role]] for role in _OPERANDS)
+        if len(read) != 1 or len(made) != 1:
+            continue
+        high, _, wide = read[0].partition("x")
+        if made[0] not in (f"{high}x{high}", f"{wide}x{wide}"):
+            raise PolicyError(
+                "precision: aten.mm multiplies with a sparse tensor, of which the recording does not tell what a short "
+                "copy takes; leave the policy out."
+            )
+
+
+def refuse_recurrent(step: Step, types: Types, policy: Precision) -> None:
+    """Refuses recurrent layers on a processor for which oneDNN has none in the short type that can be trained.
+
+    Raises:
+        PolicyError: There are such layers.
+    """
+    is_inside = types.region != NONE
+    has_recurrent = bool(np.any(is_inside & (types.names == "mkldnn_rnn_layer")))
+    if policy.dtype == "fp16":
+        called = np.unique(step.ops.module_id[is_inside & (step.ops.module_id != NONE)])
+        has_recurrent |= bool(np.any(is_one_of(step.modules.type[called], RECURRENT)))
+    if types.device == "cpu" and has_recurrent:
+        require_recurrent(policy, step.short_types)
+
+
+def require_recurrent(policy: Precision, short_types: Sequence[str]) -> None:
+    """Refuses to train recurrent layers on a CPU in a short type that oneDNN has none in.
+
+    Args:
+        policy: The policy.
+        short_types: What oneDNN computes in on the processor.
+
+    Raises:
+        PolicyError: The type is fp16, or not among those.
+    """
+    if policy.dtype == "fp16":  # oneDNN has no such training primitive, and torch no other path in autocast
+        raise PolicyError("precision: torch cannot train recurrent layers in fp16 on a CPU; write dtype = 'bf16'.")
+    if SHORT_TYPES[policy.dtype] not in short_types:
+        raise PolicyError(
+            f"precision: torch cannot train recurrent layers in {policy.dtype} on this processor (oneDNN has none for "
+            "it); leave the policy out."
         )

@@ -173,6 +173,9 @@ FLOAT32_CUDA = [
     "upsample_bicubic2d",
 ]
 
+#: What models and losses often cast to float32 themselves: ``softmax(x, dtype=torch.float32)``, ``logits.float()``.
+OFTEN_FLOAT32 = ["_softmax", "_log_softmax", "logsumexp"]
+
 PROMOTE_CPU = ["stack", "cat", "index_copy"]
 PROMOTE_CUDA = [
     "addcdiv",

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memprof.trace.schema import NONE
+from memprof.trace.schema import NONE, Bools, Ints
 
 if TYPE_CHECKING:
     from memprof.policies.precision.casts import Casts
 
 
 def cast_outputs(casts: Casts) -> None:
-    """Casts to float32 what leaves the root module short and is read outside of it."""
+    """Casts to float32 what leaves the root module short: what is read outside of it, and what is only held there."""
     step, types, nodes = casts.step, casts.types, casts.nodes
     uses, storages, saved = step.uses, step.storages, step.saved
     created = storages.created_op_id
@@ -25,9 +25,10 @@ def cast_outputs(casts: Casts) -> None:
     is_outside_read = is_out[uses.storage_id] & (types.region[of_op] == NONE)
     is_outside_read &= uses.op_id > types.region_end[np.maximum(made_in[uses.storage_id], 0)]
     rows = np.flatnonzero(is_outside_read)
-    if not len(rows):
+    read, cast_of = np.unique(uses.storage_id[rows], return_inverse=True)
+    sources = np.union1d(read, _held(casts, is_out, made_in))
+    if not len(sources):
         return
-    sources, cast_of = np.unique(uses.storage_id[rows], return_inverse=True)
     ends = types.region_end[made_in[sources]]
     freed = storages.freed_op_id[sources]
     ops, made = casts.insert(
@@ -37,7 +38,7 @@ def cast_outputs(casts: Casts) -> None:
     lives = casts.draft.storages.freed_op_id.copy()
     lives[made[freed == NONE]] = NONE
     casts.draft.storages = casts.draft.storages.replace(freed_op_id=lives)
-    casts.redirect(rows, made[cast_of])
+    casts.redirect(rows, made[np.searchsorted(sources, read)][cast_of])
     outside = types.region[saved.forward_op_id] == NONE
     place = np.minimum(np.searchsorted(sources, saved.storage_id), len(sources) - 1)
     is_moved = outside & (sources[place] == saved.storage_id)
@@ -53,3 +54,18 @@ def cast_outputs(casts: Casts) -> None:
     is_left &= uses.op_id > types.region_end[np.maximum(made_in[uses.storage_id], 0)]
     np.maximum.at(kept, uses.storage_id[is_left], nodes.end[uses.op_id[is_left]])
     casts.free(sources, np.where(kept[sources] == NONE, ops, kept[sources]))
+
+
+def _held(casts: Casts, is_out: Bools, made_in: Ints) -> Ints:
+    """Finds what the root module made, nothing saved, and somebody holds when its call is over: it was returned.
+
+    Such are logits beside a loss that the module computes itself, and the keys and values of a cache.
+    """
+    storages, region_end = casts.step.storages, casts.types.region_end
+    freed = storages.freed_op_id
+    is_held = is_out & ((freed == NONE) | (freed > region_end[np.maximum(made_in, 0)]))
+    is_held[casts.step.saved.storage_id] = False
+    # What backward reads was kept for it, by a node that does not say so.
+    forward = casts.types.forward
+    is_held[casts.step.uses.storage_id[forward[casts.step.uses.op_id] != NONE]] = False
+    return np.flatnonzero(is_held)

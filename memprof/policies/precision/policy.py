@@ -32,6 +32,8 @@ class Precision(Policy):
     flag_example: ClassVar[str] = "bf16"
     numerics: ClassVar[str] = "rounding"
     source: ClassVar[str] = "modelled"
+    guesses: ClassVar[bool] = True
+    errors_combined: ClassVar[tuple[float, float]] = (0.02, 0.10)
 
     dtype: str = "bf16"
     weights: str = "fp32"
@@ -71,6 +73,18 @@ class Precision(Policy):
         from memprof.policies.precision.transform import transform_precision
 
         return transform_precision(step, self)
+
+    def transform_at_most(self, step: Step) -> Step:
+        """Takes the job to cast to float32 itself what such jobs do now and then: a recording tells nothing of it."""
+        from memprof.policies.precision.transform import transform_precision
+
+        return transform_precision(step, self, has_own_casts=True)
+
+    def errors(self, step: Step) -> tuple[float, float]:
+        """Returns what was seen, by the kernels that the step runs."""
+        from memprof.policies.precision.errors_seen import errors_of
+
+        return errors_of(step, self)
 
     def apply(self, job: Job) -> None:
         """Runs the root module in the shorter type from now on."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from memprof.policies.job import Job
 
 
-def shorten_weights(job: Job, dtype: torch.dtype) -> list[Any]:
+def shorten_weights(job: Job, dtype: torch.dtype) -> list[Callable[[], None]]:
     """Makes parameters, buffers, gradients and optimizer state short, each parameter staying the same object.
 
     Returns:
@@ -28,8 +29,10 @@ def shorten_weights(job: Job, dtype: torch.dtype) -> list[Any]:
             "Parameters are divided over ranks and stay in the type they have; write bf16 instead of pure-bf16, or "
             "cast the model in the script."
         )
+    views = _own_views(model)
     tensors = [t for t in (*model.parameters(), *model.buffers()) if t.dtype == torch.float32]
-    originals: list[Any] = [(tensor, tensor.data) for tensor in tensors]
+    originals: list[Callable[[], None]] = [partial(setattr, tensor, "data", tensor.data) for tensor in tensors]
+    originals += views
 
     def convert(wanted: torch.dtype, given: torch.dtype) -> None:
         for tensor in tensors:
@@ -45,13 +48,29 @@ def shorten_weights(job: Job, dtype: torch.dtype) -> list[Any]:
 
     def restore() -> None:
         convert(torch.float32, dtype)
-        for tensor, data in originals:
-            tensor.data = data
+        for put_back in originals:
+            put_back()
 
     convert(dtype, torch.float32)
     job.on_undo(restore)
     _lengthen_copies(job, tensors, dtype)
     return originals
+
+
+def _own_views(model: torch.nn.Module) -> list[Callable[[], None]]:
+    """Gives buffers that are views memory of their own, as ``Module.to`` does: a view keeps all that it is a view of.
+
+    Returns:
+        What puts the views back.
+    """
+    owned: dict[torch.Tensor, torch.Tensor] = {}
+    views: list[Callable[[], None]] = []
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None and buffer.dtype == torch.float32 and buffer._is_view():
+                views.append(partial(module._buffers.__setitem__, name, buffer))
+                module._buffers[name] = owned.setdefault(buffer, buffer.detach().clone())
+    return views
 
 
 def _lengthen_copies(job: Job, tensors: list[torch.Tensor], dtype: torch.dtype) -> None:

@@ -101,11 +101,12 @@ class LossScaling:
     def _unscale(self, gradient: torch.Tensor) -> torch.Tensor | None:
         return gradient * self.inverse if self._is_scaled else None
 
-    def _differentiate(self, before: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
-        """Looks at what is differentiated, before it is."""
+    def _differentiate(self, before: Any, *args: Any, **kwargs: Any) -> Any:
+        """Looks at what is differentiated, before it is: ``tensors`` of ``backward``, ``outputs`` of ``grad``."""
+        roots = args[0] if args else kwargs.get("tensors", kwargs.get("outputs", ()))
         if torch._C._current_graph_task_id() == -1:
-            self._require_outputs([tensors] if isinstance(tensors, torch.Tensor) else list(tensors))
-        return before(tensors, *args, **kwargs)
+            self._require_outputs([roots] if isinstance(roots, torch.Tensor) else list(roots))
+        return before(*args, **kwargs)
 
     def _require_outputs(self, roots: list[torch.Tensor]) -> None:
         """Makes sure that a loss reaches parameters through the model's outputs alone, where its gradient is scaled.

@@ -11,7 +11,13 @@ from memprof.policies.precision.backward import cast_gradients, made_whole, shor
 from memprof.policies.precision.casts import Casts, cast_inputs, cast_reads
 from memprof.policies.precision.flow import LASTING, Types, follow_types
 from memprof.policies.precision.lives import Nodes
-from memprof.policies.precision.misfits import refuse_mixed_types, refuse_own_autocast
+from memprof.policies.precision.misfits import (
+    SHORT_TYPES,
+    refuse_mixed_types,
+    refuse_own_autocast,
+    refuse_recurrent,
+    refuse_sparse,
+)
 from memprof.policies.precision.operators import is_one_of
 from memprof.policies.precision.outputs import cast_outputs
 from memprof.policies.precision.roots import of_trained_models
@@ -24,25 +30,29 @@ if TYPE_CHECKING:
     from memprof.policies.precision.policy import Precision
     from memprof.trace.step import Step
 
-#: What the trace calls the short types.
-DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
 
-
-def transform_precision(step: Step, policy: Precision) -> Step:
+def transform_precision(step: Step, policy: Precision, *, has_own_casts: bool = False) -> Step:
     """Rewrites a recorded float32 step into the one that runs in a shorter type.
 
     Forward is followed operator by operator along autocast's lists; what is saved, the gradients and the temporaries
     take the types that follow from it; casts become operators with storages of their own.
 
+    Args:
+        step: The recorded step.
+        policy: The policy.
+        has_own_casts: Whether the job is taken to cast to float32 itself what such jobs cast now and then.
+
     Raises:
         PolicyError: The step has no model in float32, or one that a shorter type does not fit.
     """
     refuse_own_autocast(step, policy)
-    types = follow_types(step, is_pure=policy.is_pure)
+    types = follow_types(step, is_pure=policy.is_pure, has_own_casts=has_own_casts)
     refuse_mixed_types(step, types)
+    refuse_recurrent(step, types, policy)
+    refuse_sparse(step, types)
     nodes = Nodes(step, types)
     draft = Draft(step)
-    casts = Casts(step, types, nodes, draft, DTYPES[policy.dtype], Rates(step, types))
+    casts = Casts(step, types, nodes, draft, SHORT_TYPES[policy.dtype], Rates(step, types))
     if policy.is_pure:
         cast_inputs(casts)
     cast_reads(casts)
@@ -52,7 +62,7 @@ def transform_precision(step: Step, policy: Precision) -> Step:
         is_short |= _lasting(step, types) & ~made_whole(casts)
     cast_gradients(casts, is_short, is_pure=policy.is_pure, is_scaled=policy.dtype == "fp16")
     casts.settle()
-    _shorten(draft, is_short, DTYPES[policy.dtype])
+    _shorten(draft, is_short, SHORT_TYPES[policy.dtype])
     short_workspaces(draft, step, types, is_short, policy.dtype)
     retime(draft, step, types, is_short, policy.dtype)
     return draft.build()

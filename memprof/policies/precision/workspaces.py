@@ -1,8 +1,8 @@
 """Temporaries inside operators in a shorter type.
 
 On CUDA the libraries' workspaces are the same for both types and are left as recorded. On a CPU they follow oneDNN,
-which was measured with torch 2.13 on a machine with AVX-512 (AMD EPYC) and is stated at each rule; other CPUs may
-differ.
+which was measured with torch 2.13 on a machine with AVX-512 (AMD EPYC), with oneDNN held to AVX2 and AVX-512 without
+bf16 as well, and is stated at each rule. Where oneDNN has no kernels in the short type, torch's own run.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from memprof.policies.precision.misfits import SHORT_TYPES
 from memprof.policies.precision.operators import WIDEST, is_one_of
 from memprof.trace.columns import Coded
 from memprof.trace.schema import NONE, Bools, Ints
@@ -48,8 +49,9 @@ def short_workspaces(draft: Draft, step: Step, types: Types, is_short: Bools, dt
     is_copied = is_mixed[uses.op_id] & (uses.role == "read") & is_short[uses.storage_id]
     np.add.at(own, uses.op_id[is_copied], storages.requested_bytes[uses.storage_id[is_copied]])
     runs_short = is_inside & types.is_short_out[of_op]
-    _convolutions(own, step, types, of_op, runs_short, dtype)
-    if dtype == "bf16":
+    has_kernels = SHORT_TYPES[dtype] in step.short_types
+    _convolutions(own, step, types, of_op, runs_short, has_kernels=has_kernels)
+    if has_kernels:
         _products(own, step, types, of_op, runs_short)
     draft.ops = draft.ops.replace(workspace_bytes=workspace)
     _means(draft, step, types, runs_short)
@@ -149,8 +151,8 @@ def _products(own: Ints, step: Step, types: Types, of_op: Ints, runs_short: Bool
     own[rows] = np.where(high * depth * wide > SMALLEST_PRODUCT, np.rint(workspace), 0).astype(np.int64)
 
 
-def _convolutions(own: Ints, step: Step, types: Types, of_op: Ints, runs_short: Bools, dtype: str) -> None:
-    """Gives convolutions their temporaries: oneDNN's layouts in bf16, unfolded columns in fp16."""
+def _convolutions(own: Ints, step: Step, types: Types, of_op: Ints, runs_short: Bools, *, has_kernels: bool) -> None:
+    """Gives convolutions their temporaries: oneDNN's layouts, or unfolded columns where it has no kernels."""
     names = types.names
     convolutions = np.flatnonzero(runs_short & is_one_of(names, ("convolution", "convolution_backward")))
     if not len(convolutions):
@@ -169,8 +171,8 @@ def _convolutions(own: Ints, step: Step, types: Types, of_op: Ints, runs_short: 
             continue
         weight, given, made = shapes
         kernel = int(np.prod(weight[2:]))
-        if dtype == "fp16":
-            # No fp16 convolution in oneDNN on this CPU: torch unfolds the input into columns.
+        if not has_kernels:
+            # Torch unfolds the input into columns.
             is_transposed = given[1] == weight[0] and made[1] != weight[0]
             places = int(np.prod((given if is_transposed else made)[2:]))
             width = made[1] if is_transposed else given[1]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import weakref
 from functools import partial
 from typing import Any, Protocol
@@ -11,6 +10,7 @@ import torch
 
 from memprof.errors import PolicyError
 from memprof.recorder.light.count import AllocatorCount
+from memprof.recorder.live_objects import live_objects
 from memprof.recorder.native import AllocatorTable
 
 _NO_COUNT = "remat needs the allocator's own count of bytes, which this build of torch does not tell."
@@ -94,8 +94,8 @@ class ProcessorCounter:
 def _live_storages() -> list[torch.UntypedStorage]:
     """Lists the storages in host memory that Python's objects hold."""
     found: dict[int, torch.UntypedStorage] = {}
-    for value in gc.get_objects():
-        if not issubclass(type(value), torch.Tensor) or type(value).__module__.partition(".")[0] != "torch":
+    for value in live_objects(torch.Tensor):
+        if type(value).__module__.partition(".")[0] != "torch":
             continue
         for tensor in (value, value.grad if value.is_leaf else None):
             if tensor is not None and tensor.layout is torch.strided and tensor.device.type == "cpu":

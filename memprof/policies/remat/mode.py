@@ -7,6 +7,7 @@ import time
 import weakref
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from memprof.policies.remat.remaking import Remaking
 from memprof.recorder.higher_order import follow, is_traced, run_below, tensors_in
 from memprof.recorder.out_of_memory import is_out_of_memory
 from memprof.recorder.sliding import SlidingMode, leaves_operators
+from memprof.recorder.tracebacks import clean_uncaught, hide_frames_of
 from memprof.recorder.untraced import traced_inside, untraced
 from memprof.recorder.wrapped_numbers import with_tensors
 
@@ -38,6 +40,8 @@ _current_node = torch._C._current_autograd_node
 _get_mode = torch._C._get_dispatch_mode
 _tracing_state = torch._C._get_tracing_state
 _FAKE = torch._C._TorchDispatchModeKey.FAKE
+
+hide_frames_of(Path(__file__).parent)
 
 
 class _NotPlainError(Exception):
@@ -61,9 +65,10 @@ class RematMode(SlidingMode):
         """Runs one operator."""
         try:
             return self._dispatch(func, types, args, kwargs)
-        except RuntimeError:
-            given = with_tensors(func, args)
+        except BaseException as error:
+            given = with_tensors(func, args) if isinstance(error, RuntimeError) else None
             if given is None:
+                clean_uncaught()
                 raise
         return self._dispatch(func, types, given, kwargs)
 

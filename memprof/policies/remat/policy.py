@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from memprof.errors import PolicyError, UsageError
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 HEURISTICS = ("eq-class", "msps")
 SWAPS = ("", "host", "disk")
+
+#: Share of the budget by which the least that the runtime can hold was seen above what its prediction holds.
+ROOM = 0.05
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,8 @@ class Remat(Policy):
     flag_example: ClassVar[str] = "8GiB"
     numerics: ClassVar[str] = "none"
     source: ClassVar[str] = "modelled"
+    guesses: ClassVar[bool] = True
+    errors_seen: ClassVar[tuple[float, float]] = (0.01, 0.01)
 
     budget: str = ""
     recompute: tuple[str, ...] = ()
@@ -77,6 +82,16 @@ class Remat(Policy):
         except UsageError as error:
             raise PolicyError(f"remat cannot read its budget: {error}.") from None
 
+    @property
+    def held_bytes(self) -> int | None:
+        """The budget, which the runtime keeps whatever the prediction."""
+        return self.budget_bytes or None
+
+    @property
+    def handles_saved(self) -> bool:
+        """It does."""
+        return True
+
     @classmethod
     def from_flag(cls, text: str) -> Self:
         """Reads ``8GiB``, with ``:host`` or ``:disk`` behind it.
@@ -96,6 +111,13 @@ class Remat(Policy):
         from memprof.policies.remat.transform import transform_remat
 
         return transform_remat(step, self)
+
+    def transform_at_most(self, step: Step) -> Step:
+        """Holds somewhat less: where that cannot be, the runtime might have to end the job."""
+        from memprof.policies.remat.transform import transform_remat
+
+        tighter = replace(self, budget=str(int(self.budget_bytes * (1 - ROOM)))) if self.budget else self
+        return transform_remat(step, tighter)
 
     def start(self) -> None:
         """Begins to count allocated bytes before the job makes its first tensor."""

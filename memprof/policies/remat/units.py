@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import connected_components
 
 from memprof.replay.time import op_cost_us
 from memprof.trace.schema import NONE, Bools, Floats, Ints
@@ -70,6 +72,8 @@ def units_of(step: Step) -> Units:
         for storage, made_by in makers.items()
     }
 
+    is_own &= ~_cannot_be_remade(sources, np.where(freed == NONE, total, freed))
+
     last = _last_of_nodes(step)
     saved = step.saved
     by_node = last[saved.forward_op_id] != NONE
@@ -80,6 +84,29 @@ def units_of(step: Step) -> Units:
     lives = np.where(freed == NONE, total, freed)
     held = np.where(lives > kept_until, lives, held)
     return Units(is_own & (kept_until != NONE) & (held < lives), is_own, held, makers, sources, op_cost_us(step))
+
+
+def _cannot_be_remade(sources: dict[int, list[int]], lives: Ints) -> Bools:
+    """Tells what is made from contents that are gone, ``(storages,)``.
+
+    A table that is filled from itself, row by row, and what is between: its earlier contents are nowhere. Then what
+    is made from such a table and outlives it.
+
+    Args:
+        sources: What each storage is made from.
+        lives: Operators after which the storages are freed, ``(storages,)``.
+    """
+    pairs = [(storage, source) for storage, needed in sources.items() for source in needed]
+    storages, needed = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
+    graph = csr_array((np.ones(len(pairs), dtype=np.int8), (storages, needed)), shape=(len(lives), len(lives)))
+    _, label = connected_components(graph, directed=True, connection="strong")
+    is_lost: Bools = np.bincount(label, minlength=1)[label] > 1
+    is_outlived = lives[needed] < lives[storages]
+    while True:
+        heirs = storages[is_outlived & is_lost[needed] & ~is_lost[storages]]
+        if not len(heirs):
+            return is_lost
+        is_lost[heirs] = True
 
 
 def _last_of_nodes(step: Step) -> Ints:

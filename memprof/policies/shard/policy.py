@@ -41,6 +41,7 @@ class Shard(Policy):
     flag_example: ClassVar[str] = "fsdp:8"
     numerics: ClassVar[str] = "rounding"
     source: ClassVar[str] = "modelled"
+    errors_seen: ClassVar[tuple[float, float]] = (0.03, 0.03)
 
     stage: int = 3
     world_size: int = 1

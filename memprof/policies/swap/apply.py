@@ -5,6 +5,8 @@ from __future__ import annotations
 import tempfile
 from typing import TYPE_CHECKING
 
+import torch
+
 from memprof.errors import PolicyError
 from memprof.policies.job import Job
 from memprof.policies.own_types import is_dry_run
@@ -13,6 +15,7 @@ from memprof.policies.swap.device import HostCarrier
 from memprof.policies.swap.disk import DiskCarrier, is_in_memory
 from memprof.policies.swap.dry import DryCarrier
 from memprof.policies.swap.moves import Moves
+from memprof.policies.swap.owned_transform import NO_HISTORY
 from memprof.policies.swap.packing import SavedTensors
 
 if TYPE_CHECKING:
@@ -41,6 +44,8 @@ def apply_swap(job: Job, policy: Swap) -> None:
     names = match_modules(policy.modules, job.modules_named())
     if policy.what != "activations":
         job.require_optimizer(f"swap of {'optimizer state' if policy.what == 'optimizer' else policy.what}")
+    if policy.what == "optimizer" and any(isinstance(each, torch.optim.LBFGS) for each in job.optimizers):
+        raise PolicyError(NO_HISTORY)
     carrier = _carrier(job, policy)
     job.on_undo(carrier.close)
     if policy.what == "optimizer":

@@ -17,6 +17,13 @@ from memprof.trace.step import Step
 if TYPE_CHECKING:
     from memprof.policies.swap.policy import Swap
 
+#: Where LBFGS updates, in the stacks of its operators.
+HISTORY = "torch/optim/lbfgs.py"
+NO_HISTORY = (
+    "swap cannot move LBFGS' state: it is a history of gradients in lists, in use while the closure runs. Lower its "
+    "history_size, or leave swap of the optimizer out."
+)
+
 
 def transform_state(step: Step, policy: Swap) -> Step:
     """Lets optimizer state be there during its update only.
@@ -25,6 +32,9 @@ def transform_state(step: Step, policy: Swap) -> Step:
         PolicyError: The step has no update, or no state of that size.
     """
     storages = step.storages
+    updates = np.unique(step.ops.stack_id[(step.ops.phase == "optimizer") & (step.ops.stack_id != NONE)])
+    if any(HISTORY in str(frames) for frames in step.stacks.frames[updates]):
+        raise PolicyError(NO_HISTORY)
     is_there = (storages.created_op_id == NONE) & (storages.freed_op_id == NONE)
     is_large = storages.requested_bytes >= max(policy.minimum_bytes, 1)
     moved = np.flatnonzero((storages.category == "optimizer_state") & is_there & is_large)

@@ -46,6 +46,7 @@ class Swap(Policy):
     flag_example: ClassVar[str] = "'layers.[0-3]:disk'"
     numerics: ClassVar[str] = "none"
     source: ClassVar[str] = "modelled"
+    errors_seen: ClassVar[tuple[float, float]] = (0.001, 0.002)
 
     modules: tuple[str, ...] = (".",)
     what: str = "activations"
@@ -71,6 +72,11 @@ class Swap(Policy):
             raise PolicyError(f"swap cannot copy at {self.gbps} GB/s; write gbps = {DEFAULT_GBPS[self.to]}, or 0.")
         if self.folder and self.to != "disk":
             raise PolicyError("swap uses a folder only on disk; write to = 'disk' or leave folder out.")
+
+    @property
+    def handles_saved(self) -> bool:
+        """Whether activations are moved."""
+        return self.what == "activations"
 
     @classmethod
     def from_flag(cls, text: str) -> Self:

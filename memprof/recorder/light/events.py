@@ -91,5 +91,5 @@ class LightEvents:
         return (len(events) - before) // 4 - 1
 
     def abandon(self) -> None:
-        """Drops the session without reading it out."""
-        self._session.stop()
+        """Drops the session without reading it out, inside backward as soon as that is over."""
+        self._session.abandon()

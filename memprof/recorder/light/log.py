@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from memprof.recorder.faults import raise_if_of_job
 from memprof.recorder.log import RawLog
 from memprof.trace.spool import LIGHT_FOLDER, RING_PREFIX, RING_STREAMS, SpoolWriter
 
@@ -50,7 +51,7 @@ class LightLog(RawLog):
         if self._ring is not None:
             self._ring.close()
         if self._turns >= _KEPT:
-            shutil.rmtree(self._folder / f"{RING_PREFIX}{self._turns - _KEPT}", ignore_errors=True)
+            shutil.rmtree(self._folder / f"{RING_PREFIX}{self._turns - _KEPT}", onerror=_leave_it)
         self._ring = SpoolWriter(self._folder / f"{RING_PREFIX}{self._turns}")
         self._turns += 1
 
@@ -85,3 +86,8 @@ class LightLog(RawLog):
         super().close(records)
         if self._ring is not None:
             self._ring.close()
+
+
+def _leave_it(_function: Any, _path: Any, error: Any) -> None:
+    """Leaves a file that cannot be removed where it is."""
+    raise_if_of_job(error[1])

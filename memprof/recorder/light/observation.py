@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from memprof.phases import PHASES, named_phase
 from memprof.recorder.failures import FailureLog
 from memprof.recorder.inventory import Inventory, owned_span
 from memprof.recorder.light.budget import Budget
@@ -18,14 +19,16 @@ from memprof.recorder.light.device import CudaHistory
 from memprof.recorder.light.events import LightEvents
 from memprof.recorder.light.log import LightLog
 from memprof.recorder.light.peaks import HEARD_ALL, TOLD, Peaks
+from memprof.recorder.log import TOO_MANY_NAMES
 from memprof.recorder.machine import describe_process
 from memprof.recorder.out_of_memory import listen_to_allocator
 from memprof.recorder.registry import ModuleRegistry
 from memprof.recorder.remarks import RemarkReader
 from memprof.recorder.rounds import OptimizerRounds
+from memprof.recorder.training import TrainedModels
 from memprof.recorder.untraced import untraced
 from memprof.recorder.window import Window
-from memprof.trace.spool import BACKWARD, FLAG_CALL_RECOMPUTE, FORWARD, OPTIMIZER, OTHER
+from memprof.trace.spool import BACKWARD, EVALUATION, FLAG_CALL_RECOMPUTE, FORWARD, OPTIMIZER, OTHER
 
 _FLUSH_NS = 1_000_000_000
 #: Steps of a stretch: the second one begins as most do, with the gradients of the one before.
@@ -74,6 +77,7 @@ class LightObservation:
         self.thread = threading.get_ident()
         self.failed_at: tuple[int, int] | None = None
         self._rounds = rounds
+        self._trained = TrainedModels(rounds)
         self._count = count
         self._can_hear = can_hear and LightEvents.is_available()
         self._log = log = LightLog(folder)
@@ -90,7 +94,9 @@ class LightObservation:
         self._peaks = Peaks(log)
         self._calls: list[LightCall] = []
         self._call_count = 0
+        self._base = OTHER  # the phase without the name that the job may have for it
         self._phase, self._module = OTHER, -1
+        self._is_evaluating = False
         self._step_start_ns = 0
         self._step_first_call = 0
         self._stretch_left = 0
@@ -134,7 +140,9 @@ class LightObservation:
             self._device = CudaHistory.start(self._log)
         self._peaks.begin_step(step)
         self._step_first_call = self._call_count
-        self._phase, self._module = OTHER, -1
+        self._is_evaluating = False
+        self._trained.begin_step()
+        self._place(OTHER, -1)
         if self._events.is_running:
             self._state_models()
         elif self._device is None and self._can_hear and self._budget.may_listen():
@@ -184,6 +192,8 @@ class LightObservation:
             self._sample()
             self._write(_time_ns(), is_complete=False)
         self._failures.note_optimizers()
+        if self._log.names_left_out:
+            self._log.record("notes", TOO_MANY_NAMES)
         end = {"reason": reason, "time_ns": _time_ns(), "failed_at": self.failed_at}
         self._log.close([*self._remarks.fresh(), ("end", end)])
 
@@ -198,7 +208,7 @@ class LightObservation:
 
     def abandon(self) -> None:
         """Drops the session: the recording failed, or this is a forked child."""
-        if self.is_mine() and _graph_task() == -1:
+        if self.is_mine():
             self._events.abandon()
 
     def step_aside(self) -> None:
@@ -212,10 +222,7 @@ class LightObservation:
     def enter(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LightCall:
         """Notes that a module is called."""
         number = self._registry.number(module)
-        if _graph_task() != -1:
-            phase = BACKWARD
-        else:
-            phase = FORWARD if torch.is_grad_enabled() or not self._rounds.has_optimizers else OTHER
+        phase = self._phase_of(module, number)
         if not self._calls:
             self.failed_at = None
             if self._events.is_running and phase != BACKWARD:
@@ -254,12 +261,18 @@ class LightObservation:
 
     def begin_update(self, optimizer: Any) -> None:
         """Notes that an optimizer is about to update; backward is over by then, or the update is part of it."""
-        if self._phase == FORWARD:
-            self._phase, self._module = BACKWARD, -1
+        if self._base == FORWARD:
+            self._place(BACKWARD, -1)
+        self._is_evaluating = False
         self._move(OPTIMIZER, -1)
         if self._events.is_running:
             with torch._C.DisableTorchFunction(), untraced():
                 self._inventory.gradients(optimizer)
+
+    def change_name(self) -> None:
+        """Notes that the job begins or ends a phase that it names."""
+        if _graph_task() == -1:
+            self._move(self._base, self._module)
 
     def end_update(self) -> None:
         """Notes that an optimizer has updated."""
@@ -270,8 +283,27 @@ class LightObservation:
     def _move(self, phase: int, module: int) -> None:
         """Counts for the place that the job leaves, and notes the one it comes to."""
         self._sample()
-        self._phase, self._module = phase, module
+        self._place(phase, module)
         self._mark()
+
+    def _place(self, phase: int, module: int) -> None:
+        """Notes where the job is, under its own name for what is beside training."""
+        self._base, self._phase, self._module = phase, phase, module
+        if phase in (OTHER, EVALUATION) and (name := named_phase()) and (number := self._log.phase_number(name)) >= 0:
+            self._phase = len(PHASES) + number
+
+    def _phase_of(self, module: torch.nn.Module, number: int) -> int:
+        """Returns the phase of a module call that begins."""
+        if _graph_task() != -1:
+            return BACKWARD
+        if torch.is_grad_enabled():
+            self._is_evaluating = False
+            return FORWARD
+        if not self._rounds.has_optimizers:
+            return OTHER if named_phase() else FORWARD
+        with torch._C.DisableTorchFunction(), untraced():
+            self._is_evaluating |= not self._calls and self._trained.is_trained(module, number)
+        return EVALUATION if self._is_evaluating else OTHER
 
     def _sample(self) -> None:
         if self._device is None:

@@ -12,16 +12,17 @@ from typing import Any
 
 import torch
 
-from memprof.recorder.faults import explain_fault, write_fault
+from memprof.phases import follow, unfollow
+from memprof.recorder.faults import explain_fault, raise_if_of_job, write_fault
 from memprof.recorder.light.count import AllocatorCount
 from memprof.recorder.light.observation import LightCall, LightObservation
 from memprof.recorder.light.thread_end import ThreadEnd
+from memprof.recorder.live_objects import live_objects
 from memprof.recorder.modules import ModuleCallObserver
 from memprof.recorder.native import AllocatorTable
 from memprof.recorder.operators import skip_compiling
 from memprof.recorder.out_of_memory import find_out_of_memory, write_unrecorded
 from memprof.recorder.profiler_guard import ProfilerGuard
-from memprof.recorder.registry import live_objects
 from memprof.recorder.rounds import OptimizerRounds
 from memprof.recorder.sessions import clear_leftovers
 from memprof.recorder.tracebacks import remove_own_frames
@@ -84,6 +85,7 @@ class LightRecorder:
         self._calls.install()
         self._guard.install()
         self._updates.install()
+        follow(self._follow_name)
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=partial(_abandon, weakref.ref(self)))
 
@@ -143,9 +145,9 @@ class LightRecorder:
     # -- what the job does --------------------------------------------------------------------------------------
 
     def _enter(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LightCall | None:
+        if self._before_call is not None and torch.is_grad_enabled():
+            self._before_call(module)
         try:
-            if self._before_call is not None and torch.is_grad_enabled():
-                self._before_call(module)
             if self._observation is None:
                 self._begin_if_due()
             observation = self._observation
@@ -160,6 +162,11 @@ class LightRecorder:
         except Exception as error:  # noqa: BLE001 - nothing in here may reach the job
             self._fail(error)
             return None
+
+    def _follow_name(self) -> None:
+        observation = self._observation
+        if observation is not None and self._is_observed():
+            self._guarded(observation.change_name)
 
     def _leave(self, call: LightCall, error: BaseException | None) -> None:
         try:
@@ -267,11 +274,15 @@ class LightRecorder:
         self._guard.remove()
         self._table.switch_off()
         self._updates.remove()
+        unfollow(self._follow_name)
 
     def _fail(self, error: Exception) -> None:
-        """Gives up recording after a fault of its own; the job goes on."""
-        if self.failure:
-            return
+        """Gives up recording after a fault of its own; the job goes on, with an error of its own where it is one."""
+        if not self.failure:
+            self._give_up(error)
+        raise_if_of_job(error)
+
+    def _give_up(self, error: Exception) -> None:
         self.failure = explain_fault(error)
         self._is_over = True
         try:

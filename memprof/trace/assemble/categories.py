@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from memprof.trace.schema import NONE, Bools, Ints, Ops, Texts, Uses
+from memprof.trace.schema import NONE, Bools, Ints, Ops, Texts, Uses, is_beside
 from memprof.trace.spool import ACTIVATION, BUFFER, GRADIENT, HELD, INPUT, OPTIMIZER_STATE, PARAMETER
 
 #: fully_shard's copies of a buffer into a unit's whole parameters, and of its gradients into one.
@@ -130,7 +130,7 @@ def categorize(facts: Facts, lives: Lifetimes) -> Texts:
     phase = lives.phase
     is_forward = (phase == "forward") & ~lives.is_recompute
     is_backward = phase == "backward"
-    is_other = phase == "other"
+    is_other = is_beside(phase)
     is_older = lives.created_op == NONE
     made_in_forward = lives.made_by(is_forward)
     made_again = lives.made_by(lives.is_recompute)

@@ -83,6 +83,7 @@ def _machine(recording: Recording, speed: Speed) -> Machine:
         cuda=f"ROCm {device['cuda']}" if kind == "rocm" else device.get("cuda", ""),
         os=host["os"],
         allocator_settings=host.get("allocator_settings", ""),
+        short_types=tuple(host.get("short_types", Machine.short_types)),
         speed=speed,
     )
 

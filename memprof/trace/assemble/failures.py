@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from memprof.phases import PHASES
 from memprof.trace.assemble import texts
 from memprof.trace.assemble.recording import Recording
-from memprof.trace.schema import NONE, PHASES, Ints, Ops, OutOfMemory, Stacks, Storages
+from memprof.trace.schema import NONE, Ints, Ops, OutOfMemory, Stacks, Storages
 from memprof.trace.spool import Spool
 
 _SIZES = (

@@ -9,13 +9,13 @@ import numpy as np
 from memprof.trace.assemble import links, texts
 from memprof.trace.assemble.heard import CPU
 from memprof.trace.assemble.kernels import has_kernels, on_device, streams_of
+from memprof.trace.assemble.phases import operator_phases
 from memprof.trace.assemble.recording import Recording
 from memprof.trace.assemble.times import Partners, corrected_durations, find_partners, packet
-from memprof.trace.schema import NONE, PHASES, Bools, Floats, Ints, ModuleCalls, Modules, Ops, Texts
+from memprof.trace.schema import NONE, Floats, Ints, ModuleCalls, Modules, Ops, Texts
 from memprof.trace.spool import (
     FLAG_CALL_RECOMPUTE,
     FLAG_COLLECTIVE,
-    FLAG_IN_CLOSURE,
     FLAG_MUTATES,
     FLAG_RECOMPUTE,
     FLAG_RNG,
@@ -94,9 +94,7 @@ def operator_table(recording: Recording, modules: Modules, calls: Calls, stack_r
     module[linked] = raw["module"][forward[linked]]
     unplaced = (forward != NONE) & (stack == NONE)
     stack[unplaced] = stack[forward[unplaced]]
-    phase = np.array(PHASES, dtype=np.object_)[raw["phase"]]
-    _name_closures(phase, recording.raw_step, (flags & FLAG_IN_CLOSURE) != 0)
-    _name_inference(phase, recording.raw_step, raw["call"])
+    phase = operator_phases(recording, forward)
     kind = np.where((flags & FLAG_COLLECTIVE) != 0, "collective", "compute").astype(np.object_)
     module_id = recording.spread(module, NONE)
     name = recording.spread(names, "").astype(np.object_)
@@ -180,27 +178,6 @@ def durations(recording: Recording, partners: dict[int, Partners]) -> tuple[Floa
         own_us = on_device(recording, own_us, row)
         source = f"{source}, on the device" if has_kernels(recording) else "none: work on the device was not timed"
     return recording.spread(own_us, np.nan), source
-
-
-def _name_closures(phase: Texts, step: Ints, is_in_closure: Bools) -> None:
-    """Calls forward what a closure runs without gradients, such as logging, where it goes on with backward.
-
-    Otherwise the closure is over, and it is the update itself that runs without gradients.
-    """
-    rows, others = np.flatnonzero(is_in_closure), np.flatnonzero(~is_in_closure)
-    place = np.searchsorted(others, rows)
-    rows, place = rows[place < len(others)], place[place < len(others)]
-    following = others[place]
-    goes_on = np.isin(phase[following], ("forward", "backward")) & (step[following] == step[rows])
-    phase[rows[goes_on]] = "forward"
-
-
-def _name_inference(phase: Texts, step: Ints, call: Ints) -> None:
-    """Calls a step without gradients forward where a model runs: there is nothing else in it."""
-    for number in np.unique(step):
-        inside = step == number
-        if (phase[inside] == "other").all():
-            phase[inside & (call >= 0)] = "forward"
 
 
 def _place_between(recording: Recording, modules: Modules, calls: Calls) -> tuple[Ints, Texts]:

@@ -65,7 +65,9 @@ INTERPRETERS = [
     shell("a name without a suffix", "cp surroundings.py noend && {run} noend look"),
     shell(
         "a name that is no text",
-        "cp surroundings.py \"$(printf 'b\\377.py')\" && {run} \"$(printf 'b\\377.py')\" look",
+        # Strict as in most locales: in C's, what is no text is printed. Not its path, whose length differs.
+        "cp surroundings.py \"$(printf 'b\\377.py')\" && "
+        "PYTHONIOENCODING=utf-8:strict {run} \"$(printf 'b\\377.py')\" arguments",
         1,
     ),
     shell(

@@ -23,6 +23,7 @@ class OddJob:
         status: The exit status of a plain run, negative for a signal.
         has_window: Recorded in the window of every conformance test; else all its steps are.
         counts_operators: Prints how many operators ran, or how many tensors there are: a plan has some of its own.
+        is_killed_late: It is killed after its training: a dry run has ended in order by then, with its window.
     """
 
     name: str
@@ -30,6 +31,7 @@ class OddJob:
     status: int = 0
     has_window: bool = True
     counts_operators: bool = False
+    is_killed_late: bool = False
 
     def options(self, mode: str) -> tuple[str, ...]:
         """Returns the options of ``memprof record`` for a mode."""
@@ -42,6 +44,11 @@ class OddJob:
 def counting(jobs: Iterable[OddJob]) -> list[OddJob]:
     """Marks jobs that print how many operators ran, or how many tensors there are."""
     return [replace(each, counts_operators=True) for each in jobs]
+
+
+def killed_late(jobs: Iterable[OddJob]) -> list[OddJob]:
+    """Marks jobs that are killed after their training."""
+    return [replace(each, is_killed_late=True) for each in jobs]
 
 
 def odd(program: str, names: str, /, **statuses: int) -> list[OddJob]:

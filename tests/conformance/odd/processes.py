@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from tests.conformance.odd.jobs import odd
+from tests.conformance.odd.jobs import killed_late, odd
 
 PROCESSES = [
     *odd(
@@ -44,8 +44,8 @@ PROCESSES = [
         leaves_in_step=22,
         aborts_in_step=-signal.SIGABRT,
         hook_with_training=1,
-        killed_by_child=-signal.SIGTERM,
     ),
+    *killed_late(odd("exits", "", killed_by_child=-signal.SIGTERM)),
     *odd(
         "children",
         "forks daemonises leaves_orphan execs_itself execs_after_training execs_in_training empty_environment "

@@ -19,7 +19,8 @@ SURROUNDINGS = [
         executes=1,
     ),
     shell("code that is typed", "printf 'x + 1\\nraise SystemExit(4)\\n' | {run} surroundings.py interacts", 4),
-    shell("memprof in the job", "OWN=. {run} surroundings.py uses_memprof && rm own.memprof"),
+    # Inside memprof record it writes none.
+    shell("memprof in the job", "OWN=. {run} surroundings.py uses_memprof && rm -f own.memprof"),
     # Streams.
     shell("stdin closed", "{run} surroundings.py streams <&-"),
     shell("stdout closed", "{run} surroundings.py streams >&-"),
@@ -55,7 +56,8 @@ SURROUNDINGS = [
     shell("sitecustomize that is a package", f"PYTHONPATH=site_package {_LOOK}"),
     shell(
         "usercustomize",
-        "site=$(PYTHONUSERBASE=base {python} -m site --user-site) && mkdir -p $site && cp user_site/* $site && "
+        # In a virtual environment, which reads none, that ends with status 1.
+        "site=$(PYTHONUSERBASE=base {python} -m site --user-site); mkdir -p $site && cp user_site/* $site && "
         f"PYTHONUSERBASE=base {_LOOK}",
     ),
     # Limits.

@@ -47,7 +47,7 @@ def test_a_plan_is_searched_chosen_and_downloaded(show: Show, serve: Serve, tmp_
     shown.page.mouse.move(*at)
     shown.page.mouse.click(*at)
     shown.page.wait_for_function(
-        "before => document.querySelector('#whatif-detail h3')?.innerText !== before", arg=before
+        "before => (document.querySelector('#whatif-detail h3')?.innerText || before) !== before", arg=before
     )
     chosen = shown.page.inner_text("#whatif-detail h3")
     with shown.page.expect_download() as waiting:

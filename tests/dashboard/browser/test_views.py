@@ -348,7 +348,7 @@ def test_choosing_the_other_recording(look: Show, two: Served) -> None:
     shown.page.get_by_role("option", name="resnet").click()
     shown.wait_view(trace=1)
     rank = two.desk.rank(1, -1)
-    shown.wait_drawn(*rank.step_range(rank.steady_number()))
+    shown.wait_drawn(*rank.step_range(rank.fullest_number()))
     shown.wait_text("#facts", format_bytes(int(rank.history.total.max())))
 
 

@@ -58,6 +58,7 @@ REFUSALS: dict[str, dict[str, str]] = {
         "another_kind_of_optimizer_in_the_middle": r"Another optimizer is stepped than the one made last",
         "lbfgs": r"LBFGS computes the loss again inside its step|LBFGS has no",
     },
+    "swap optimizer": {"lbfgs": r"swap cannot move LBFGS' state"},
     "optimizer": {"lbfgs": r"LBFGS has no (loop|foreach|fused) form; leave the loop out"},
 }
 

@@ -70,6 +70,7 @@ def _one_row(kind: type[Table]) -> Table:
     row = {}
     for place, column in enumerate(kind.columns()):
         text = column.values[-1] if column.values else f"{column.name} text"
+        text = "other" if column.is_open else text  # written when it was the last phase
         row[column.name] = [values.get(column.kind, 1000 + place if column.kind == "int" else text)]
     return kind.of(**row)
 

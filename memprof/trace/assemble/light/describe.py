@@ -85,6 +85,7 @@ def light_manifest(
             capacity_bytes=int(machine.get("capacity_bytes", machine["memory_bytes"])),
             os=machine["os"],
             allocator_settings=machine.get("allocator_settings", ""),
+            short_types=tuple(machine.get("short_types", Machine.short_types)),
             speed=read_speed(folder, exit_record),
         ),
         rank=start["rank"],

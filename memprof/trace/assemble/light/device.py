@@ -9,12 +9,13 @@ from pathlib import Path
 import numpy as np
 
 from memprof.errors import BadInputError
+from memprof.trace.assemble.phases import phase_names
 from memprof.trace.importers.columns import Annotation
 from memprof.trace.importers.device import DeviceHistory
 from memprof.trace.importers.phases import tell_phases
 from memprof.trace.importers.snapshot import parse_snapshot
 from memprof.trace.importers.snapshot_tables import device_tables
-from memprof.trace.schema import NONE, PHASES, Ops, Steps, Table
+from memprof.trace.schema import NONE, Ops, Steps, Table, Texts
 from memprof.trace.spool import RING_PREFIX, SNAPSHOT_AT_END, SNAPSHOT_AT_FAILURE, Spool, read_spool
 
 
@@ -61,7 +62,7 @@ def assemble_device(path: Path, folder: Path, main: Spool) -> tuple[dict[type[Ta
         if len(np.unique(named)) == len(named):
             ops = ops.replace(step=named[ops.step])
             steps = steps.replace(step=named)
-    tables |= {Ops: _with_modules(ops, folder), Steps: steps}
+    tables |= {Ops: _with_modules(ops, folder, phase_names(main)), Steps: steps}
     return tables, device.name
 
 
@@ -72,7 +73,7 @@ def _annotations(device: DeviceHistory, starts_us: Sequence[float]) -> list[Anno
     return sorted([*own, *steps], key=lambda one: one.time_us) if len(steps) > 1 else list(device.annotations)
 
 
-def _with_modules(ops: Ops, folder: Path) -> Ops:
+def _with_modules(ops: Ops, folder: Path, names: Texts) -> Ops:
     """Gives each allocation the module that was called innermost when it happened, by the clock both share."""
     rings = sorted(folder.glob(f"{RING_PREFIX}*"), key=lambda path: int(path.name.removeprefix(RING_PREFIX)))
     parts = [read_spool(path).rows["marks"] for path in rings]
@@ -84,7 +85,7 @@ def _with_modules(ops: Ops, folder: Path) -> Ops:
     is_known = (place >= 0) & ~np.isnan(ops.start_us)
     is_known[0] = False  # the beginning is no allocation
     place = np.maximum(place, 0)
-    told = np.array(PHASES, dtype=np.object_)[phase[place]]
+    told = names[phase[place]]
     # Stacks know backward, which runs in threads of its own while no module is called.
     is_here = is_known & (module[place] != NONE) & (ops.phase != "backward")
     phases = ops.phase.copy()

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from memprof.trace.schema import NONE, Ints
-from memprof.trace.spool import BACKWARD, FORWARD, OPTIMIZER, OTHER, Spool
+from memprof.trace.spool import BACKWARD, FORWARD, LOADING, OPTIMIZER, OTHER, Spool
 
 _MARK, _NODE_BEGINS, _NODE_ENDS = range(3)
 
@@ -85,7 +85,7 @@ def cut_regions(spool: Spool, end_ns: int) -> list[Region]:
             elif running:
                 phase, is_recompute = BACKWARD, True
             elif is_after_node:
-                phase = OTHER
+                phase = phase if phase > LOADING else OTHER  # a name of the job's own goes on
                 if kind == _NODE_BEGINS:  # autograd's own work on what the node returned
                     module, phase = last, BACKWARD
             regions.append(Region(since, moment, phase, module, call, name, is_recompute))

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from memprof.trace.schema import NONE, PEAK_SOURCES, PHASES, Bools, Ints, ModulePeaks, Modules, StepPeaks, Steps
+from memprof.trace.assemble.phases import phase_names
+from memprof.trace.schema import NONE, PEAK_SOURCES, Bools, Ints, ModulePeaks, Modules, StepPeaks, Steps, Texts
 from memprof.trace.spool import Spool
 
 
@@ -17,10 +18,12 @@ class Run:
     Attributes:
         columns: The last row of each step, by column of the ``step_peaks`` stream. Shape (steps,).
         device: The device that was counted.
+        phases: Name of each phase code.
     """
 
     columns: dict[str, Ints]
     device: str
+    phases: Texts
 
     def __len__(self) -> int:
         """Returns the number of steps."""
@@ -48,7 +51,7 @@ class Run:
         return StepPeaks.of(
             step=columns["step"],
             device=np.full(len(self), self.device, dtype=np.object_),
-            phase=np.array(PHASES, dtype=np.object_)[columns["phase"]],
+            phase=self.phases[columns["phase"]],
             module_id=columns["module"],
             allocated_bytes=columns["allocated_bytes"],
             reserved_bytes=columns["reserved_bytes"],
@@ -61,7 +64,7 @@ class Run:
             return ""
         phase, module = failed_at or (int(self.columns["phase_now"][-1]), int(self.columns["module_now"][-1]))
         where = f" of {modules.name[module] or modules.type[module]}" if module != NONE else ""
-        return f"step {int(self.columns['step'][-1])}, {PHASES[phase]}{where}"
+        return f"step {int(self.columns['step'][-1])}, {self.phases[phase]}{where}"
 
 
 def read_run(main: Spool, device: str) -> Run:
@@ -70,7 +73,7 @@ def read_run(main: Spool, device: str) -> Run:
     # Of several rows of a step the last one counts.
     is_last = np.ones(len(columns["step"]), dtype=np.bool_)
     is_last[:-1] = columns["step"][1:] != columns["step"][:-1]
-    return Run({name: values[is_last] for name, values in columns.items()}, device)
+    return Run({name: values[is_last] for name, values in columns.items()}, device, phase_names(main))
 
 
 def module_peaks(main: Spool, device: str) -> ModulePeaks:
@@ -83,7 +86,7 @@ def module_peaks(main: Spool, device: str) -> ModulePeaks:
     kept = {name: values[is_first] for name, values in ordered.items()}
     return ModulePeaks.of(
         module_id=kept["module"],
-        phase=np.array(PHASES, dtype=np.object_)[kept["phase"]],
+        phase=phase_names(main)[kept["phase"]],
         step=kept["step"],
         device=np.full(len(kept["step"]), device, dtype=np.object_),
         allocated_bytes=kept["allocated_bytes"],

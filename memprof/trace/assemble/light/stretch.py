@@ -13,7 +13,19 @@ from memprof.trace.schema import NONE, Ints
 from memprof.trace.spool import COLUMNS, FLAG_RECOMPUTE, RING_PREFIX, Spool, read_spool
 
 #: Streams of records that are the whole run's and go with the stretch as they are.
-_KEPT = ("modules", "names", "tensors", "stacks", "notes", "plan", "out_of_memory", "optimizers", "fatal", "faults")
+_KEPT = (
+    "modules",
+    "names",
+    "phases",
+    "tensors",
+    "stacks",
+    "notes",
+    "plan",
+    "out_of_memory",
+    "optimizers",
+    "fatal",
+    "faults",
+)
 
 
 def choose_stretch(folder: Path) -> Spool | None:

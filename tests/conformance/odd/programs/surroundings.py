@@ -26,6 +26,10 @@ def look():
     print(sys.stdin and sys.stdin.encoding, sys.stdout and sys.stdout.encoding, sys.getfilesystemencoding())
 
 
+def arguments():
+    print(*sys.argv)
+
+
 def streams():
     """Says on a file what it finds of its streams."""
     with open("streams.txt", "w") as file:
@@ -373,7 +377,7 @@ def torch_again():
     kept = sys.modules.pop("torch")
     sys.modules["torch"] = kept
     print(importlib.import_module("torch") is torch)
-    del sys.modules["torch.nn.functional"]
+    del sys.modules["torch.nn.utils.rnn"]
     trains()
 
 
@@ -452,4 +456,6 @@ def nested_record():
 
 if __name__ == "__main__":
     for name in sys.argv[1:]:
+        if name == "--":  # the rest is arguments
+            break
         globals()[name]()

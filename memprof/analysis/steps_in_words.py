@@ -1,0 +1,50 @@
+"""Says in words how the recorded steps of a job differ."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from memprof.units import format_bytes, format_bytes_alike
+
+#: Steps are said to differ where the least peak is below the highest by more than this share of it.
+_NOTICED = 0.005
+#: Steps that are told one by one.
+_MOST_TOLD = 8
+
+
+def describe_steps(peaks: Mapping[int, int]) -> str:
+    """Says how the peaks of the recorded steps differ: ``steps 2 to 4: 84.2, 30.7, 10.0 MiB``.
+
+    Args:
+        peaks: Peak in bytes of each step, by its number, in their order.
+
+    Returns:
+        The words, "" where all peaks are nearly the same.
+    """
+    sizes = describe_peaks(list(peaks.values()))
+    return f"steps {_range(list(peaks))}: {sizes}" if sizes else ""
+
+
+def describe_peaks(sizes: Sequence[int]) -> str:
+    """Says how the peaks of steps differ: ``84.16, 30.72, 9.95 MiB``; of many steps, between what they lie.
+
+    Args:
+        sizes: Peak in bytes of each step, in their order.
+
+    Returns:
+        The words, "" where all peaks are nearly the same.
+    """
+    if len(sizes) < 2 or min(sizes) >= max(sizes) * (1 - _NOTICED):
+        return ""
+    if len(sizes) <= _MOST_TOLD:
+        return format_bytes_alike(sizes)
+    middle = sorted(sizes)[(len(sizes) - 1) // 2]
+    return f"{format_bytes(min(sizes))} to {format_bytes(max(sizes))}, half of them at most {format_bytes(middle)}"
+
+
+def _range(numbers: Sequence[int]) -> str:
+    if numbers[-1] - numbers[0] == len(numbers) - 1:
+        return f"{numbers[0]} {'and' if len(numbers) == 2 else 'to'} {numbers[-1]}"
+    if len(numbers) > _MOST_TOLD:
+        return f"{numbers[0]} to {numbers[-1]} ({len(numbers)} of them)"
+    return f"{', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"

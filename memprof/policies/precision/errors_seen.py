@@ -1,0 +1,45 @@
+"""How far predictions of a shorter type were off, on jobs that its rules were not made with.
+
+Measured over the jobs of docs/benchmarks.md ("Jobs nobody tuned for") on a processor with AVX-512 (AMD EPYC), and on
+the samples with oneDNN held to AVX2. What is left are workspaces of the processor's kernels. On a GPU the libraries'
+workspaces do not depend on the type; there, the bars of the samples stand in until unseen jobs were measured.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from memprof.policies.precision.misfits import SHORT_TYPES
+from memprof.policies.precision.operators import plain_names
+
+if TYPE_CHECKING:
+    from memprof.policies.precision.policy import Precision
+    from memprof.trace.step import Step
+
+#: Shares below and above the prediction, of steps that run some operators; each adds to what holds for all.
+ON_CPU = {
+    (): (0.02, 0.015),
+    ("convolution",): (0.01, 0.09),
+    ("mkldnn_rnn_layer", "gru", "lstm"): (0.02, 0.01),
+    ("embedding_bag", "_embedding_bag"): (0.18, 0.02),
+    ("stft", "_fft_r2c", "_ctc_loss"): (0.10, 0.02),
+}
+ON_GPU = (0.03, 0.03)
+#: Where oneDNN computes in fp16, no prediction could be compared with a measured peak.
+UNTRIED = (0.10, 0.10)
+
+
+def errors_of(step: Step, policy: Precision) -> tuple[float, float]:
+    """Returns by how much a measured peak may be below and above the predicted one.
+
+    Args:
+        step: The step as recorded.
+        policy: The policy.
+    """
+    if step.is_on_device():
+        return ON_GPU
+    names = set(plain_names(step.ops.name).tolist())
+    known = [shares for kinds, shares in ON_CPU.items() if not kinds or not names.isdisjoint(kinds)]
+    if policy.dtype == "fp16" and SHORT_TYPES["fp16"] in step.short_types:
+        known.append(UNTRIED)
+    return sum(below for below, _ in known), sum(above for _, above in known)

@@ -1,0 +1,72 @@
+"""Rewrites several steps of one job, which a plan has to fit all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from memprof.errors import PolicyError
+from memprof.policies.base import Policy
+from memprof.trace.schema import NONE, Memory
+from memprof.trace.step import Step
+
+#: What lies there between two updates, and what policies take away from there.
+_KEPT = ("gradient", "optimizer_state")
+
+
+def transform_all(policy: Policy, steps: Sequence[Step], *, at_most: bool = False) -> tuple[Step, ...]:
+    """Rewrites several steps of a job through one policy.
+
+    Args:
+        policy: The policy.
+        steps: The steps; the first is the one that the plan was chosen on.
+        at_most: Take what a recording does not tell at its most.
+
+    Raises:
+        PolicyError: The policy does not fit the first step.
+    """
+    lead, *others = steps
+    transform = policy.transform_at_most if at_most else policy.transform
+    made = transform(lead)
+    return (made, *(transform_beside(transform, step, lead, made) for step in others))
+
+
+def transform_beside(transform: Callable[[Step], Step], step: Step, lead: Step, made: Step) -> Step:
+    """Rewrites a step that is not the one a plan was chosen on.
+
+    A policy that finds nothing to change there leaves it as it is, like a loss on logits that are small in this step,
+    or checkpointing in a step that evaluates only: as applied, it would not change it either. Where the step does not
+    train, gradients and optimizer state that the policy takes away after an update are gone in it too.
+
+    Args:
+        transform: The policy's.
+        step: Another step of the same job.
+        lead: The step that the plan was chosen on, before the policy.
+        made: What the policy makes of that.
+    """
+    try:
+        return transform(step)
+    except PolicyError:
+        trains = np.isin(step.ops.phase, ("backward", "optimizer")).any()
+        return step if trains else _without(step, _bytes_at_end(lead) - _bytes_at_end(made))
+
+
+def _bytes_at_end(step: Step) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """Returns what a step leaves of each of _KEPT, in bytes."""
+    storages = step.storages
+    stays = storages.freed_op_id == NONE
+    return np.array([storages.allocated_bytes[stays & (storages.category == name)].sum() for name in _KEPT], np.int64)
+
+
+def _without(step: Step, sizes: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Step:
+    """Returns a step that finds so many bytes less of each of _KEPT when it begins."""
+    storages = step.storages
+    kept = storages.allocated_bytes.copy()
+    for name, size in zip(_KEPT, sizes.tolist(), strict=True):
+        rows = np.flatnonzero((storages.category == name) & (storages.created_op_id == NONE))
+        rows = rows[np.argsort(-kept[rows], kind="stable")]
+        before = np.cumsum(kept[rows]) - kept[rows]
+        kept[rows] -= np.clip(max(size, 0) - before, 0, kept[rows])
+    return replace(step, storages=storages.replace(allocated_bytes=kept), memory=Memory.empty())

@@ -1,0 +1,96 @@
+"""Finds the step that needs the most memory of all that were recorded."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from memprof.phases import TRAINING
+from memprof.trace.cut import cuttable_steps
+from memprof.trace.schema import NONE, Bools, Ints, Ops, Steps, Storages
+from memprof.trace.steady import find_steady_step
+from memprof.trace.step import sum_at
+
+
+def peak_bytes_by_step(steps: Steps, ops: Ops, storages: Storages) -> dict[int, int]:
+    """Returns the most bytes allocated at once in each step that can be cut out, by its number, in their order.
+
+    The figures are those of ``replay.live.live_bytes`` on each step, without cutting it out.
+
+    Args:
+        steps: Every step seen.
+        ops: The operators recorded.
+        storages: The storages recorded.
+    """
+    peaks = {}
+    for row in np.flatnonzero(cuttable_steps(steps))[np.argsort(steps.step[cuttable_steps(steps)], kind="stable")]:
+        first, last = int(steps.first_op_id[row]), int(steps.last_op_id[row])
+        inside = ops.take((ops.op_id >= first) & (ops.op_id <= last))
+        born, freed, sizes = storages.created_op_id, storages.freed_op_id, storages.allocated_bytes
+        at_start = sizes[(born < first) & ((freed == NONE) | (freed >= first))].sum()
+        taken = np.cumsum(sum_at(_within(born, first, last), sizes, len(inside)))
+        given_back = sum_at(_within(freed, first, last), sizes, len(inside))
+        during = at_start + taken - (np.cumsum(given_back) - given_back) + inside.workspace_bytes
+        peaks[int(steps.step[row])] = int(during.max(initial=0))
+    return peaks
+
+
+def find_fullest_step(steps: Steps, ops: Ops, storages: Storages, *, is_whole: bool = False) -> int | None:
+    """Finds the step with the highest peak; among equals the steady one where it is among them, else the last.
+
+    Recorded steps go before the warm-up, and those that were seen to their end before those in which the recording
+    ends; of the latter those count that ran neither backward nor an update, such as an evaluation after the last one.
+
+    Args:
+        steps: Every step seen.
+        ops: The operators recorded.
+        storages: The storages recorded.
+        is_whole: Of those seen to their end only, if there are any.
+
+    Returns:
+        The step's number in the job; None where no step has operators.
+    """
+    steady = find_steady_step(steps, ops)
+    if steady is None:
+        return None
+    peaks = peak_bytes_by_step(steps, ops, storages)
+    numbers = comparable_steps(steps, ops, steady)
+    if is_whole:
+        whole = set(steps.step[steps.is_complete].tolist())
+        numbers = [number for number in numbers if number in whole] or numbers
+    highest = max(peaks[number] for number in numbers)
+    fullest = [number for number in numbers if peaks[number] == highest]
+    return steady if steady in fullest else fullest[-1]
+
+
+def comparable_steps(steps: Steps, ops: Ops, steady: int) -> list[int]:
+    """Returns the numbers of the steps whose peaks count like that of the steady one, in their order.
+
+    Of a job that evaluated before a step was recorded whole, and then ended, they are those of its warm-up too.
+
+    Args:
+        steps: Every step seen.
+        ops: The operators recorded.
+        steady: Number of the steady step.
+    """
+    kept = np.flatnonzero(steps.step == steady)[0]
+    is_cuttable = cuttable_steps(steps)
+    counts = is_cuttable & (steps.kind == steps.kind[kept])
+    if steps.is_complete[kept]:
+        counts &= steps.is_complete | ~_runs(steps, ops, ("backward", "optimizer"))
+    elif not _runs(steps, ops, TRAINING)[kept]:
+        counts |= is_cuttable & steps.is_complete
+    return sorted(int(steps.step[row]) for row in np.flatnonzero(counts))
+
+
+def _runs(steps: Steps, ops: Ops, phases: tuple[str, ...]) -> Bools:
+    """Returns which steps run operators of any of some phases, shape ``(steps,)``."""
+    training = ops.op_id[np.isin(ops.phase, phases)]
+    found: Bools = np.searchsorted(training, steps.first_op_id) < np.searchsorted(
+        training, steps.last_op_id, side="right"
+    )
+    return found
+
+
+def _within(ids: Ints, first: int, last: int) -> Ints:
+    """Counts ids from ``first`` on; those outside the step become NONE."""
+    return np.where((ids >= first) & (ids <= last), ids - first, NONE)

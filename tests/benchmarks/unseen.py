@@ -1,0 +1,185 @@
+"""Do suggested plans fit jobs that nobody tuned memprof for: scripts by others, of as many kinds as could be found?"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from memprof.errors import MemprofError
+from memprof.trace.schema import Memory
+from memprof.trace.store import Trace
+from tests.benchmarks.section import Section, verdict
+from tests.benchmarks.unseen_jobs import CHECKOUTS, Job, Prepared, losses_of, prepare, read_jobs
+
+SHARES = (80, 60, 40)
+SEARCH_S = 20
+#: The environment variable that names some of the jobs, separated by commas.
+CHOSEN = "UNSEEN_JOBS"
+COLUMNS = (
+    "job",
+    "kind",
+    "budget",
+    "plan",
+    "predicted",
+    "dry run",
+    "measured",
+    "of the budget",
+    "within",
+    "printed",
+)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a job at a budget; bytes are 0 where there are none.
+
+    Attributes:
+        job: Its name.
+        kind: What sort of job it is.
+        share: The budget, per cent of the recorded peak.
+        plan: The plan, or why there is none.
+        budget_bytes: The budget.
+        predicted_bytes: The plan's predicted peak.
+        dry_bytes: The peak of a dry run under the plan.
+        measured_bytes: The fullest recorded step of the run under the plan.
+        printed: How what it printed compares with the plain run.
+        failure: Why the run under the plan, or the recording, failed.
+    """
+
+    job: str
+    kind: str
+    share: int
+    plan: str
+    budget_bytes: int = 0
+    predicted_bytes: int = 0
+    dry_bytes: int = 0
+    measured_bytes: int = 0
+    printed: str = ""
+    failure: str = ""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the run was over its budget."""
+        return self.measured_bytes > self.budget_bytes > 0
+
+    def row(self) -> tuple[str, ...]:
+        """Returns the cells of COLUMNS."""
+        sizes = (f"{size:,}" if size else "" for size in (self.predicted_bytes, self.dry_bytes, self.measured_bytes))
+        ran = bool(self.measured_bytes)
+        of_budget = f"{self.measured_bytes / self.budget_bytes:.1%}" if ran else ""
+        within = self.failure or (("no" if self.is_over else "yes") if ran else "")
+        return (self.job, self.kind, f"{self.share} %", self.plan, *sizes, of_budget, within, self.printed)
+
+
+def measure(folder: Path, *, quick: bool) -> Section:
+    """Runs every job that can run here under a plan for each budget."""
+    checkouts = Path(os.environ[CHECKOUTS]) if CHECKOUTS in os.environ else None
+    chosen = [name for name in os.environ.get(CHOSEN, "").split(",") if name]
+    jobs = [job for job in read_jobs() if not chosen or job.name in chosen]
+    skipped = [(job, reason) for job in jobs if (reason := job.lacks(checkouts))]
+    ready = [job for job in jobs if not job.lacks(checkouts)]
+    outcomes: list[Outcome] = []
+    for job in ready[:2] if quick else ready:
+        outcomes += try_job(job, prepare(job, checkouts, folder), folder, SHARES[1:2] if quick else SHARES)
+    return section_of(outcomes, skipped)
+
+
+def section_of(outcomes: list[Outcome], skipped: list[tuple[Job, str]]) -> Section:
+    """Returns the table of outcomes, and what was not run."""
+    ran = [outcome for outcome in outcomes if outcome.measured_bytes]
+    over = [f"{outcome.job} at {outcome.share} %" for outcome in ran if outcome.is_over]
+    failed = [f"{outcome.job} at {outcome.share} %" for outcome in outcomes if outcome.failure]
+    text = f"measured peak within the budget: {len(ran) - len(over)} of {len(ran)}"
+    text += f"; not {', '.join(over)}" if over else ""
+    text += f"; failed: {', '.join(failed)}" if failed else ""
+    how = (
+        "Public training scripts, and some written for this table in the style of such jobs, on random data, one "
+        "thread (tests/benchmarks/unseen/jobs.toml: repositories, commits, commands). For each budget, a share of the "
+        f"recorded peak: the fastest plan that `memprof suggest --time-limit {SEARCH_S}` finds, its predicted peak, "
+        "the peak of a dry run under it, and that of a run. The last column compares what the job printed with the "
+        "plain run: equal, or changed where a policy of the plan rounds or splits batches. The scripts by others are "
+        "not part of this repository: clone each into a folder, as owner+name, check out the commit, and name that "
+        "folder with `--unseen FOLDER`."
+    )
+    if skipped:
+        how += " Not run here: " + "; ".join(f"{job.name} ({reason})" for job, reason in skipped) + "."
+    rows = tuple(outcome.row() for outcome in outcomes)
+    return Section("Jobs nobody tuned for", how, COLUMNS, rows, verdict(text, passed=not over and not failed))
+
+
+def try_job(job: Job, prepared: Prepared, folder: Path, shares: tuple[int, ...] = SHARES) -> Iterator[Outcome]:
+    """Records a job, and yields what becomes of it at each budget."""
+    base = folder / f"{job.name}.memprof"
+    plain = prepared.run()
+    recorded = prepared.run("-o", str(base))
+    if recorded.returncode or not base.exists():
+        yield Outcome(job.name, job.kind, 100, "", failure=f"recording: {_last_line(recorded)}")
+        return
+    for share in shares:
+        yield _try_budget(job, prepared, base, share, plain.stdout)
+
+
+def _try_budget(job: Job, prepared: Prepared, base: Path, share: int, printed: str) -> Outcome:
+    plan, head, dry = (base.with_name(f"{job.name}-{share}{end}") for end in (".toml", "-head.memprof", "-dry.memprof"))
+    plan.unlink(missing_ok=True)
+    asked = ("suggest", str(base), "--budget", f"{share}%", "--time-limit", str(SEARCH_S), "--write", str(plan), "-f")
+    answer, said = _asked(*asked, "--json")
+    if not plan.exists():
+        return Outcome(job.name, job.kind, share, _why_not(answer, said), answer.get("budget_bytes", 0))
+    best = answer["plans"][0]
+    ran = prepared.run("-o", str(head), "--plan", str(plan))
+    dry_run = prepared.run("--dry-run", "-o", str(dry), "--plan", str(plan))
+    found, said = _asked("verify", str(plan), str(head), "--json")
+    measured = found.get("measured_bytes") or 0
+    return Outcome(
+        job.name,
+        job.kind,
+        share,
+        best["describe"],
+        answer["budget_bytes"],
+        best["peak_allocated_bytes"],
+        _fullest(dry) if not dry_run.returncode else 0,
+        measured,
+        _compare(job, printed, ran.stdout, best["numerics"]) if not ran.returncode else "",
+        _last_line(ran) if ran.returncode else "" if measured else f"not measured: {said}",
+    )
+
+
+def _asked(*arguments: str) -> tuple[dict[str, Any], str]:
+    """Returns what memprof prints as JSON, empty where it prints none, and its last line on stderr."""
+    done = subprocess.run([sys.executable, "-P", "-m", "memprof.cli.main", *arguments], capture_output=True, text=True)
+    try:
+        return json.loads(done.stdout), _last_line(done)
+    except ValueError:
+        return {}, _last_line(done)
+
+
+def _why_not(answer: dict[str, Any], said: str) -> str:
+    least, recorded = answer.get("minimum_feasible_bytes"), (answer.get("recorded") or {}).get("peak_allocated_bytes")
+    return f"nothing fits; the least is {least / recorded:.0%}" if least and recorded else said
+
+
+def _compare(job: Job, before: str, after: str, numerics: str) -> str:
+    if not job.seeded:
+        return "not seeded"
+    if losses_of(before) == losses_of(after):
+        return "equal" if losses_of(before) else "nothing"
+    return f"changed ({numerics})" if numerics != "none" else "CHANGED"
+
+
+def _fullest(path: Path) -> int:
+    try:
+        return int(Trace.open(path).table(Memory).allocated_bytes.max())
+    except (MemprofError, ValueError):
+        return 0
+
+
+def _last_line(done: subprocess.CompletedProcess[str]) -> str:
+    lines = [line for line in done.stderr.splitlines() if line.strip() and "next:" not in line]
+    return lines[-1].removeprefix("memprof: ")[:200] if lines else f"status {done.returncode}"

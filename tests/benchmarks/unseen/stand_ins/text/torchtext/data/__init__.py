@@ -1,0 +1,1 @@
+"""Where torchtext keeps its tokenizers."""

@@ -1,0 +1,67 @@
+"""A step that evaluates between its updates: accumulate splits what is trained on, and leaves evaluation whole."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import memprof
+from memprof.policies.accumulate.policy import Accumulate
+from memprof.policies.job import Job
+from memprof.replay.live import live_bytes
+from memprof.trace.step import Step
+from memprof.trace.store import Trace
+
+TRAINED, EVALUATED = 16, 32
+
+
+def record(path, policy: Accumulate | None = None) -> Step:
+    """Records a step of a job that evaluates after each update, on batches twice as large."""
+    torch.manual_seed(0)
+    gc.collect()
+    layers = [nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 16, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    model = nn.Sequential(*layers, nn.Linear(16, 4))
+    optimizer = torch.optim.Adam(model.parameters())
+    data = TensorDataset(torch.randn(4 * EVALUATED, 3, 24, 24), torch.randint(0, 4, (4 * EVALUATED,)))
+    job = Job(model, [optimizer])
+    if policy:
+        policy.apply(job)
+    rounds = 0
+    with memprof.record(path, skip=2, steps=2) as recorder:
+        for images, labels in DataLoader(data, TRAINED):
+            nn.functional.cross_entropy(model(images), labels).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            rounds += 1
+            if policy and rounds % policy.micro_batches:
+                continue
+            model.eval()
+            with torch.no_grad():
+                for seen, _ in DataLoader(data, EVALUATED):
+                    model(seen).argmax(1)
+                    break
+            model.train()
+            recorder.step()
+    job.undo()
+    return Trace.open(path).steady_step()
+
+
+def highest(step: Step, phase: str) -> int:
+    """Returns the fullest moment of a phase."""
+    return int(live_bytes(step).during[step.ops.phase == phase].max())
+
+
+def test_evaluation_stays_whole(tmp_path):
+    """Forward and backward shrink with the parts of a batch; an evaluation on batches of its own does not."""
+    plain, policy = record(tmp_path / "plain.memprof"), Accumulate(2)
+    predicted, measured = policy.transform(plain), record(tmp_path / "planned.memprof", policy)
+    ran = (plain.ops.phase == "evaluation").sum()
+    assert (predicted.ops.phase == "evaluation").sum() == ran > 0
+    assert highest(predicted, "evaluation") == pytest.approx(highest(plain, "evaluation"), rel=0.01)
+    assert highest(predicted, "backward") < 0.8 * highest(plain, "backward")
+    for phase in ("forward", "backward", "evaluation"):
+        assert highest(predicted, phase) == pytest.approx(highest(measured, phase), rel=0.03), phase

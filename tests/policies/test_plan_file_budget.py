@@ -1,0 +1,81 @@
+"""The budget in a plan file: how it is written, what may stand there, and who keeps it."""
+
+from __future__ import annotations
+
+import pytest
+
+from memprof.errors import PolicyError
+from memprof.policies.checkpoint.policy import Checkpoint
+from memprof.policies.plan import Plan
+from memprof.policies.plan_file import format_plan, parse_plan
+from memprof.policies.plan_tables import plan_from_tables, plan_to_tables, policy_tables
+from memprof.policies.precision.policy import Precision
+
+CHECKPOINT = Checkpoint(modules=("layers.*",))
+PLAN = Plan((CHECKPOINT,), budget_bytes=30 << 30)
+
+
+def test_it_stands_first_in_bytes_and_in_words() -> None:
+    """A person reads the unit, a program the bytes; it comes back to the byte from TOML and from the tables in JSON."""
+    assert format_plan(PLAN).splitlines()[0] == "budget = 32212254720  # 30.00 GiB"
+    assert parse_plan(format_plan(PLAN)) == PLAN
+    assert plan_from_tables(plan_to_tables(PLAN)) == PLAN
+    assert policy_tables(plan_to_tables(PLAN)) == {"checkpoint": {"modules": ["layers.*"]}}
+
+
+def test_a_size_may_be_written_with_its_unit() -> None:
+    """As behind --budget."""
+    assert parse_plan('budget = "24GiB"').budget_bytes == 24 << 30
+    assert parse_plan("budget = 4096").budget_bytes == 4096
+
+
+def test_older_plans_have_none() -> None:
+    """They open as before, and are written as before."""
+    assert parse_plan("[checkpoint]\nmodules = ['layers.*']").budget_bytes is None
+    assert "budget" not in format_plan(Plan((CHECKPOINT,)))
+
+
+def test_more_policies_leave_it_as_it_is() -> None:
+    """Flags on top of a file's policies are for the same budget."""
+    assert PLAN.with_policies([Precision("bf16")]).budget_bytes == PLAN.budget_bytes
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("# mine\n[checkpoint]  # all\n", "budget = 32212254720  # 30.00 GiB\n\n# mine\n[checkpoint]  # all\n"),
+        (
+            "# mine\nbudget = '24GiB'\n[checkpoint]  # all\n",
+            "# mine\nbudget = 32212254720  # 30.00 GiB\n[checkpoint]  # all\n",
+        ),
+        ("# mine\nbudget = '30GiB'  # ours\n[checkpoint]\n", "# mine\nbudget = '30GiB'  # ours\n[checkpoint]\n"),
+    ],
+)
+def test_it_is_written_into_a_file_of_ones_own(before: str, after: str) -> None:
+    """Added above everything, replaced in its place, and left in one's own words where it is the same."""
+    settings = "modules = 'layers.*'\n"
+    assert format_plan(PLAN, before + settings) == after + settings
+    without = format_plan(Plan((CHECKPOINT,)), after + settings)
+    assert "budget" not in without
+    assert without.endswith(settings)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("budget = '60%'", 'plan.toml, line 1: budget must be a size such as "24GiB", or a number of bytes: '),
+        ("\nbudget = 1.5", "plan.toml, line 2: budget must be a size"),
+        ("budget = true", "not true."),
+        ("budget = 0", "not 0."),
+        ("budget = -4096", "not -4096."),
+        ("[budget]\nbytes = 4", "not {'bytes': 4}."),
+        ("[checkpoint]\nbudget = 4096", "line 2: budget is no setting of [checkpoint]; write it above the first"),
+        ("budgt = 4096", "did you mean budget?"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_named(text: str, sentence: str) -> None:
+    """One sentence with the line and what may stand there."""
+    with pytest.raises(PolicyError) as error:
+        parse_plan(text, "plan.toml")
+    assert sentence in str(error.value)
+    assert "\n" not in str(error.value)

@@ -1,0 +1,87 @@
+"""What precision predicts for processors on which oneDNN has other kernels than on this one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from memprof.recorder.machine import short_types
+
+#: Records a job as it is and under a policy where oneDNN is held to some instructions, and predicts one from the other.
+_COMPARE = """
+import json, sys
+from memprof.errors import PolicyError
+from memprof.policies.plan import Plan
+from memprof.policies.precision.policy import Precision
+from memprof.replay.live import live_bytes
+from tests.policies.faces import record_step
+
+policy, job = Precision.from_flag(sys.argv[2]), sys.argv[1]
+step = record_step(job)
+told = {"short_types": step.short_types}
+faces = {"predicted": lambda: policy.transform(step), "measured": lambda: record_step(job, Plan((policy,)))}
+for name, face in faces.items():
+    try:
+        told[name] = int(live_bytes(face()).during.max())
+    except PolicyError as error:
+        told[name] = str(error)
+print(json.dumps(told))
+"""
+
+
+def _compare(job: str, flag: str, level: str) -> dict[str, object]:
+    environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": level}
+    command = [sys.executable, "-c", _COMPARE, job, flag]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    told: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
+    return told
+
+
+@pytest.mark.parametrize(
+    ("job", "flag"), [("unet", "bf16"), ("resnet", "bf16"), pytest.param("vit", "pure-bf16", marks=pytest.mark.slow)]
+)
+def test_without_short_kernels_torchs_own_are_predicted(job: str, flag: str) -> None:
+    """Where oneDNN computes in float32 alone, the peak is known to the byte but for what tests leave behind."""
+    told = _compare(job, flag, "AVX2")
+    assert told["short_types"] == []
+    predicted, measured = told["predicted"], told["measured"]
+    assert isinstance(predicted, int)
+    assert isinstance(measured, int)
+    assert abs(predicted - measured) <= 1e-4 * measured, f"{predicted:,} predicted, {measured:,} measured"
+
+
+def test_recurrent_layers_are_refused_by_both_faces_where_onednn_has_none() -> None:
+    """Torch would end the job in its first step: it could not create a primitive."""
+    told = _compare("lstm", "bf16", "AVX2")
+    assert told["predicted"] == told["measured"]
+    assert "cannot train recurrent layers in bf16 on this processor" in str(told["predicted"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("level", ["AVX2", "AVX512_CORE", "AVX512_CORE_BF16", "AVX512_CORE_FP16", "AVX512_CORE_AMX"])
+@pytest.mark.parametrize(("job", "flag"), [("gpt", "bf16"), ("vit", "bf16"), ("unet", "fp16"), ("resnet", "pure-bf16")])
+def test_predictions_hold_at_every_level(job: str, flag: str, level: str) -> None:
+    """At each level that the processor has (others are as the highest): within 3 per cent."""
+    told = _compare(job, flag, level)
+    predicted, measured = told["predicted"], told["measured"]
+    assert isinstance(predicted, int)
+    assert isinstance(measured, int)
+    bar = 0.1 if flag == "fp16" and "float16" in short_types() else 0.03  # no such processor was at hand
+    assert abs(predicted - measured) <= bar * measured, f"{predicted:,} predicted, {measured:,} measured"
+
+
+@pytest.mark.parametrize("level", ["", "AVX", "AVX2", "AVX512_CORE", "AVX512_CORE_BF16", "AVX512_CORE_AMX", "ALL"])
+def test_types_are_those_that_torch_asks_onednn_for(level: str) -> None:
+    """The recorder reads them off the processor's instructions, since the job would see torch's own question."""
+    ask = (
+        "import torch; from memprof.recorder.machine import short_types; "
+        "ops = torch.ops.mkldnn; names = {'bfloat16': 'bf16', 'float16': 'fp16'}; "
+        "assert short_types() == [n for n, s in names.items() if getattr(ops, f'_is_mkldnn_{s}_supported')()]"
+    )
+    done = subprocess.run([sys.executable, "-c", ask], env={**os.environ, "ONEDNN_MAX_CPU_ISA": level}, check=False)
+    assert done.returncode == 0

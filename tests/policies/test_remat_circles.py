@@ -1,0 +1,62 @@
+"""What is written again with what was made from it: remat leaves it where it is."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import memprof
+from memprof.errors import PolicyError
+from memprof.policies.remat.policy import Remat
+from memprof.policies.remat.units import _cannot_be_remade, units_of
+from memprof.replay.live import live_bytes
+from memprof.trace.store import Trace
+
+
+class Solver(nn.Module):
+    """Fills a table row by row, each from the rows before: a Runge-Kutta step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.field = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        slopes = x.new_zeros(4, *x.shape)
+        for row in range(4):
+            slopes[row] = self.field(x + slopes.sum(0))
+        return x + slopes.mean(0)
+
+
+def test_circles_are_found():
+    """What is made from itself by way of others is lost, and what outlives the part of the circle it is made from."""
+    sources = {1: [0], 2: [1, 4], 3: [2], 4: [3], 5: [4], 6: [4], 7: [6]}
+    lives = np.array([9, 9, 4, 4, 4, 9, 3, 9])
+    expected = [False, False, True, True, True, True, False, False]
+    np.testing.assert_array_equal(_cannot_be_remade(sources, lives), expected)
+    assert not _cannot_be_remade({}, lives).any()
+
+
+@pytest.mark.timeout(120)
+def test_a_table_filled_from_itself_is_predicted_in_time(tmp_path):
+    """A step that fills a table from the table itself is predicted or refused, not followed in a circle for ever."""
+    torch.manual_seed(0)
+    model, head = Solver(), nn.Sequential(nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh())
+    optimizer = torch.optim.SGD([*model.parameters(), *head.parameters()], lr=0.1)
+    with memprof.record(tmp_path / "run.memprof", skip=2, steps=1) as recorder:
+        for _ in range(4):
+            optimizer.zero_grad()
+            head(model(model(torch.randn(256, 64)))).pow(2).mean().backward()
+            optimizer.step()
+            recorder.step()
+    step = Trace.open(tmp_path / "run.memprof").steady_step()
+    assert not units_of(step).may_go.all()
+    peak = int(live_bytes(step).during.max())
+    for share in (0.95, 0.8, 0.6):
+        held, refused = None, ""
+        try:
+            held = int(live_bytes(Remat(budget=str(int(peak * share))).transform(step)).during.max())
+        except PolicyError as error:
+            refused = str(error)
+        assert "remat cannot hold" in refused if held is None else held <= peak * share
