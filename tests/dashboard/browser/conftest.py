@@ -20,6 +20,7 @@ import pytest
 pytest.importorskip("dash")
 pytest.importorskip("playwright")
 
+from playwright.sync_api import TimeoutError as PlaywrightTimeout
 from playwright.sync_api import sync_playwright
 from werkzeug.serving import make_server
 
@@ -62,6 +63,8 @@ _IS_DRAWN = """([id, first, end]) => {
   return !!drawn?.querySelector(".main-svg .scatterlayer .trace")
     && range?.[0] === first && range?.[1] === end && held?.[0] === first && held?.at(-1) === end;
 }"""
+#: Where the line of the cursor stands.
+_CURSOR = "document.querySelector('#timeline .js-plotly-plot')?.layout?.shapes?.[0]?.x0"
 #: Counts the answers that a page waits for.
 _COUNTS = """(() => {
   const ask = window.fetch;
@@ -128,10 +131,17 @@ class Shown:
         )
 
     def wait_cursor(self, at: int) -> None:
-        """Waits until the line of the cursor, and what is written about it, are at an operator."""
-        self.page.wait_for_function(
-            "x => document.querySelector('#timeline .js-plotly-plot')?.layout?.shapes?.[0]?.x0 === x", arg=at + 0.5
-        )
+        """Waits until the line of the cursor, and what is written about it, are at an operator.
+
+        Raises:
+            AssertionError: They never are; it says what the page shows instead.
+        """
+        try:
+            self.page.wait_for_function(f"x => ({_CURSOR}) === x", arg=at + 0.5)
+        except PlaywrightTimeout as error:
+            asked = self.page.evaluate(f"() => [location.search, {_CURSOR}, testAsked]")
+            readout = self.page.inner_text("#readout")
+            raise AssertionError(f"no cursor at {at}; the page has {asked}, and says {readout!r}") from error
         self.wait_text("#readout", f"during operator {at:,}:")
 
     def go(self, **fields: Any) -> None:
@@ -153,6 +163,7 @@ class Shown:
 
     def move(self, search: str = "") -> None:
         """Shows another view without loading the page again."""
+        self.wait_idle()  # what the view before still asks for is not to answer after this one
         self.page.mouse.move(0, 0)
         self.page.evaluate(_GO, search)
         self.wait_idle()
