@@ -224,6 +224,7 @@ def _check(
     import dataclasses
 
     from memprof.analysis.checked import INTERRUPTED
+    from memprof.cli.harmless import tell
     from memprof.cli.progress import CheckLine
     from memprof.launch.dry_check import check_plans
     from memprof.launch.settings import read_dry_window
@@ -231,7 +232,7 @@ def _check(
     window = read_dry_window(Path.cwd())
     try:
         with CheckLine() as line:
-            checked = check_plans(found, most, window, line.show)
+            checked = check_plans(found, most, window, tell, line.show)
     except MemprofError as error:
         why = str(error)
     else:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from memprof.errors import BadInputError, InconclusiveError, MemprofError, UsageError
 from memprof.launch.dry_plan import check_plan
 from memprof.launch.fit.attempt import measure
+from memprof.launch.isolation import command_apart
 from memprof.launch.parent import ENDING, Recorded, run_recorded
 from memprof.launch.settings import DryWindow, Settings
 from memprof.launch.target import CannotStartError, NotFoundError, Target, find_command, find_module, find_script
@@ -20,6 +21,8 @@ from memprof.trace.manifest import Manifest
 from memprof.trace.masking import MASK, is_masked
 from memprof.trace.store import Trace
 
+#: Said of a job that failed apart: it may have wanted what it could not have there.
+_WHILE_APART = "(It had no network; isolate = false under [tool.memprof.dry_run] in pyproject.toml leaves it that.)"
 #: Characters of an error's last line that are told.
 _MOST_SAID = 300
 
@@ -102,7 +105,13 @@ def find_recorded_device(manifest: Manifest) -> str:
 
 
 def dry_run(
-    target: Target, plan: Plan | None, window: DryWindow, device: str = "", keep: Path | None = None
+    target: Target,
+    plan: Plan | None,
+    window: DryWindow,
+    device: str = "",
+    keep: Path | None = None,
+    *,
+    apart: bool = False,
 ) -> DryOutcome:
     """Runs a job on tensors without memory and tells what it needs. What it prints is thrown away.
 
@@ -112,6 +121,7 @@ def dry_run(
         window: Steps to let pass, and to look at.
         device: The device that the job is shown; "" for the machine's processor.
         keep: Where the recording goes; None to keep none.
+        apart: Whether what it writes in this folder goes elsewhere, and it has no network (``isolation``).
 
     Raises:
         EndedError: A signal reached this process meanwhile that ends all of it.
@@ -138,13 +148,15 @@ def dry_run(
         )
         with open(os.devnull, "wb") as nothing, open(Path(folder, "errors"), "w+b") as errors:
             try:
-                done = run_recorded(target, settings, nothing.fileno(), errors.fileno())
+                within = command_apart(Path(folder)) if apart else ()
+                done = run_recorded(target, settings, nothing.fileno(), errors.fileno(), within)
             except MemprofError as error:
                 return DryOutcome(None, str(error), was_started=False)
             if ending := sorted(done.signals & ENDING):
                 raise EndedError(ending[0])
             errors.seek(0)
-            return _outcome(done, errors.read().decode("utf-8", errors="replace"))
+            outcome = _outcome(done, errors.read().decode("utf-8", errors="replace"))
+            return replace(outcome, reason=f"{outcome.reason} {_WHILE_APART}") if apart and done.returncode else outcome
 
 
 def _outcome(done: Recorded, errors: str) -> DryOutcome:

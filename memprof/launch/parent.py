@@ -98,7 +98,13 @@ def record_job(target: Target, settings: Settings) -> int:
     return status
 
 
-def run_recorded(target: Target, settings: Settings, stdout: int | None = None, stderr: int | None = None) -> Recorded:
+def run_recorded(
+    target: Target,
+    settings: Settings,
+    stdout: int | None = None,
+    stderr: int | None = None,
+    within: tuple[str, ...] = (),
+) -> Recorded:
     """Runs a job under the recorder and packs the recording, and says nothing.
 
     Args:
@@ -106,6 +112,7 @@ def run_recorded(target: Target, settings: Settings, stdout: int | None = None, 
         settings: How to record it.
         stdout: Descriptor that the job writes its output to; None for this process's own.
         stderr: The same for its errors.
+        within: The program, and its arguments, that becomes the job whose command line follows.
 
     Raises:
         CannotStartError: The recording cannot be written, or the system starts no process.
@@ -117,7 +124,7 @@ def run_recorded(target: Target, settings: Settings, stdout: int | None = None, 
     write_launch(spool, target, settings)
     try:
         killer = KillerWatch.begin()
-        returncode, signals = _run(target, settings, spool, stdout, stderr)
+        returncode, signals = _run(target, settings, spool, stdout, stderr, within)
     except MemprofError:
         shutil.rmtree(spool, ignore_errors=True)
         raise
@@ -209,14 +216,15 @@ def leave_like(returncode: int) -> NoReturn:
 
 
 def _run(
-    target: Target, settings: Settings, spool: Path, stdout: int | None, stderr: int | None
+    target: Target, settings: Settings, spool: Path, stdout: int | None, stderr: int | None, within: tuple[str, ...]
 ) -> tuple[int, frozenset[int]]:
     """Runs the job; returns how it ended, and which signals reached this process meanwhile."""
     environment = recording_environment(os.environ, spool.resolve(), settings)
     try:
         with SignalRelay() as relay:
             # Descriptors beyond the three standard ones are the job's too: process substitution, make's job server.
-            job = subprocess.Popen(target.arguments, env=environment, close_fds=False, stdout=stdout, stderr=stderr)
+            command = [*within, *target.arguments]
+            job = subprocess.Popen(command, env=environment, close_fds=False, stdout=stdout, stderr=stderr)
             sampler = HostSampler(spool, job.pid)
             while job.poll() is None:
                 sampler.sample_if_due()

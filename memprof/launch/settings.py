@@ -62,10 +62,12 @@ class DryWindow:
     Attributes:
         skip: Steps to let pass.
         steps: Steps to look at.
+        isolate: Whether ``suggest --check`` keeps what the job writes from its folder, and the network from the job.
     """
 
     skip: int = 1
     steps: int = 2
+    isolate: bool = True
 
 
 #: The keys of ``[tool.memprof]``, with the least value of those that count something.
@@ -86,7 +88,7 @@ _KEYS: dict[str, type] = {
 }
 #: The keys of ``[tool.memprof.dry_run]``, which stands in place of the truth value where dry runs want other steps.
 _DRY_RUN = "dry_run"
-_DRY_KEYS = ("skip", "steps")
+_DRY_KEYS: dict[str, type] = {"skip": int, "steps": int, "isolate": bool}
 #: The table below it, which `memprof diff` and `memprof check` read.
 _GATES = "gates"
 _LEAST = {"skip": 0, "steps": 1}
@@ -120,7 +122,7 @@ def read_project_settings(folder: Path) -> dict[str, Any]:
 
 
 def read_dry_window(folder: Path) -> DryWindow:
-    """Reads ``[tool.memprof.dry_run]``, the ``skip`` and ``steps`` of dry runs, from the nearest pyproject.toml.
+    """Reads ``[tool.memprof.dry_run]``, the fields of ``DryWindow``, from the nearest pyproject.toml.
 
     Raises:
         UsageError: The file is not TOML, or the table holds something else.
@@ -132,10 +134,7 @@ def read_dry_window(folder: Path) -> DryWindow:
 
 def _dry_window(path: Path, table: dict[str, Any]) -> DryWindow:
     where = f"tool.memprof.{_DRY_RUN}"
-    for key in table:
-        if key not in _DRY_KEYS:
-            raise UsageError(f"{path}: [{where}] has no key {key}. The keys are {' and '.join(_DRY_KEYS)}.")
-    return DryWindow(**{key: _checked(path, key, value, where) for key, value in table.items()})
+    return DryWindow(**{key: _checked(path, key, value, _DRY_KEYS, where) for key, value in table.items()})
 
 
 def read_gates(folder: Path) -> tuple[Path | None, dict[str, list[str]]]:
@@ -188,12 +187,12 @@ def _read(path: Path) -> dict[str, Any]:
     return table
 
 
-def _checked(path: Path, key: str, value: Any, where: str = "tool.memprof") -> Any:
-    if key not in _KEYS:
-        near = difflib.get_close_matches(key, _KEYS, n=1)
-        advice = f"Did you mean {near[0]}?" if near else f"The keys are {', '.join(_KEYS)}."
+def _checked(path: Path, key: str, value: Any, keys: dict[str, type] = _KEYS, where: str = "tool.memprof") -> Any:
+    if key not in keys:
+        near = difflib.get_close_matches(key, keys, n=1)
+        advice = f"Did you mean {near[0]}?" if near else f"The keys are {', '.join(keys)}."
         raise UsageError(f"{path}: [{where}] has no key {key}. {advice}")
-    kind = _KEYS[key]
+    kind = keys[key]
     # To Python, true is a whole number too.
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         raise UsageError(f"{path}: {key} in [{where}] must be {_KIND[kind]}, not {value!r}.")

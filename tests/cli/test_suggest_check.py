@@ -128,3 +128,11 @@ def test_check_is_of_the_job_as_it_was_recorded(capfd: pytest.CaptureFixture[str
     """What asks for another size, or for no plan, does not go with it: exit code 2 before anything is searched."""
     assert main(["suggest", "light.memprof", "--budget", "70%", option, "--check"]) == 2
     assert "--check dry-runs the job as it was recorded" in capfd.readouterr().err
+
+
+def test_no_more_dry_runs_than_asked_for(capfd: pytest.CaptureFixture[str]) -> None:
+    """Each plan is over its budget as applied, and the check ends with the first all the same."""
+    words = ["heavy.memprof", "--budget", "80%", "--check", "1", "--json"]
+    found = json.loads(run(capfd, *words, "--allow", "checkpoint,swap", status=4))
+    assert len(found["plans"]) > 1
+    assert [one["fits"] for one in found["checked"]] == [False]

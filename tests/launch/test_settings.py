@@ -59,7 +59,7 @@ def test_every_key_is_read(tmp_path: Path) -> None:
         ("steps = 0", "steps in [tool.memprof] must be 1 or more, not 0"),
         ("skip = -1", "skip in [tool.memprof] must be 0 or more, not -1"),
         ("dry_run = 1", "dry_run in [tool.memprof] must be true or false, not 1"),
-        ("dry_run = {step = 3}", "[tool.memprof.dry_run] has no key step. The keys are skip and steps."),
+        ("dry_run = {step = 3}", "[tool.memprof.dry_run] has no key step. Did you mean steps?"),
         ("dry_run = {steps = 0}", "steps in [tool.memprof.dry_run] must be 1 or more, not 0"),
         ("skip = = 1", "cannot be read"),
     ],
@@ -76,8 +76,8 @@ def test_mistakes_are_named(tmp_path: Path, text: str, sentence: str) -> None:
 def test_steps_of_dry_runs_have_a_table_of_their_own(tmp_path: Path) -> None:
     """It chooses their window and makes no run dry; what it leaves out stays as it is without."""
     assert read_dry_window(tmp_path) == DryWindow(skip=1, steps=2)
-    write(tmp_path, "[tool.memprof]\nsteps = 9\n[tool.memprof.dry_run]\nskip = 4\n")
-    assert read_dry_window(tmp_path) == DryWindow(skip=4, steps=2)
+    write(tmp_path, "[tool.memprof]\nsteps = 9\n[tool.memprof.dry_run]\nskip = 4\nisolate = false\n")
+    assert read_dry_window(tmp_path) == DryWindow(skip=4, steps=2, isolate=False)
     assert read_project_settings(tmp_path) == {"steps": 9}
 
 

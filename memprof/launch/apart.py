@@ -1,0 +1,101 @@
+"""Runs a command apart: what it writes in its folder goes elsewhere, and it has no network but its own loopback.
+
+Linux lets anybody do so in a user namespace (user_namespaces(7)), unless the machine's owner said no. This file is a
+program of its own, for the interpreter alone, so that nothing of memprof is imported where the command is about to run:
+
+    python -I -S apart.py SCRATCH [COMMAND...]
+
+Files are written into SCRATCH, over the current folder (overlayfs); without a command it only tries. It ends with the
+status 125 and a sentence where that cannot be had, and otherwise is the command.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import signal
+import socket
+import struct
+import sys
+
+CANNOT = 125
+# <linux/sched.h>, <linux/mount.h>, <linux/sockios.h>, <linux/if.h>
+_NEW_MOUNTS, _NEW_USER, _NEW_NETWORK = 0x00020000, 0x10000000, 0x40000000
+_RECURSIVE, _PRIVATE = 0x4000, 0x40000
+_SET_FLAGS, _UP = 0x8914, 0x1
+
+
+def main(scratch: str, command: list[str]) -> None:
+    """Becomes the command, apart.
+
+    Args:
+        scratch: An empty folder, outside the current one.
+        command: The command line; none to try only.
+    """
+    folder = os.getcwd()
+    try:
+        _check(folder, scratch)
+        user, group = os.geteuid(), os.getegid()
+        _call("unshare", _NEW_USER | _NEW_MOUNTS | _NEW_NETWORK)
+        _write("/proc/self/setgroups", "deny")
+        _write("/proc/self/uid_map", f"{user} {user} 1")
+        _write("/proc/self/gid_map", f"{group} {group} 1")
+        _call("mount", b"none", b"/", None, _RECURSIVE | _PRIVATE, None)
+        _lay_over(folder, scratch)
+        os.chdir(folder)
+        _raise_loopback()
+    except OSError as error:
+        sys.exit(_say(error.strerror or str(error)))
+    if command:
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignored when it started, as a command must not
+            signal.signal(number, signal.SIG_DFL)
+        os.execvp(command[0], command)
+
+
+def _check(folder: str, scratch: str) -> None:
+    """Raises an OSError where files of the folder cannot be shown as they are, or memprof's own would be hidden."""
+    beside = os.path.join(os.path.realpath(folder), "")
+    if os.path.join(os.path.realpath(scratch), "").startswith(beside):
+        raise OSError("the folder for temporary files is inside this one")
+    if any(sign in folder + scratch for sign in ",:\\"):
+        raise OSError("the name of this folder has a comma, a colon or a backslash")
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as mounts:
+        points = [line.split()[4] for line in mounts]
+    if any(point.startswith(beside) for point in points):
+        raise OSError("another file system is mounted inside this folder")
+
+
+def _lay_over(folder: str, scratch: str) -> None:
+    """Mounts a folder over itself, whose files are read from below and written into the scratch folder."""
+    above, work = os.path.join(scratch, "files"), os.path.join(scratch, "work")
+    for path in (above, work):
+        os.mkdir(path, 0o700)
+    options = f"lowerdir={folder},upperdir={above},workdir={work},userxattr"
+    _call("mount", b"overlay", os.fsencode(folder), b"overlay", 0, os.fsencode(options))
+
+
+def _raise_loopback() -> None:
+    """Lets processes on this machine reach one another: ranks of one job do."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        fcntl.ioctl(asked, _SET_FLAGS, struct.pack("16sh", b"lo", _UP))
+
+
+def _call(name: str, *arguments: object) -> None:
+    if getattr(ctypes.CDLL(None, use_errno=True), name)(*arguments):
+        number = ctypes.get_errno()
+        raise OSError(number, f"{name}: {os.strerror(number)}")
+
+
+def _write(path: str, text: str) -> None:
+    with open(path, "w", encoding="ascii") as opened:
+        opened.write(text)
+
+
+def _say(reason: str) -> int:
+    sys.stderr.write(f"{reason}\n")
+    return CANNOT
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2:])
