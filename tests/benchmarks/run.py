@@ -48,6 +48,7 @@ NAMES = (
     "optimality",
     "fits",
     "unseen",
+    "intervals",
     "rivals",
     "search_time",
     "planted_changes",

@@ -67,9 +67,9 @@ def test_times_are_no_losses(one, other):
 
 def test_the_table_says_what_is_over_and_what_failed():
     """One plan over its budget, or one job that its plan ends, and the bar is not passed."""
-    good = Outcome("a", "kind", 60, "precision bf16", 1000, 990, 995, 998, "equal")
-    over = Outcome("b", "kind", 60, "precision bf16", 1000, 990, 995, 1001, "equal")
-    failed = Outcome("c", "kind", 40, "remat within 1 KiB", 1000, 990, failure="it ended")
+    good = Outcome("a", "kind", 60, "precision bf16", 1000, 990, 999, 995, 998, "equal")
+    over = Outcome("b", "kind", 60, "precision bf16", 1000, 990, 999, 995, 1001, "equal")
+    failed = Outcome("c", "kind", 40, "remat within 1 KiB", 1000, 990, 999, failure="it ended")
     assert section_of([good], []).bar.endswith("1 of 1: passed.")
     section = section_of([good, over, failed], [(Job("d", "kind", ".", "d.py"), "no checkout of owner/name")])
     assert "not b at 60 %; failed: c at 40 %" in section.bar

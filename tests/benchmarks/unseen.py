@@ -27,6 +27,7 @@ COLUMNS = (
     "budget",
     "plan",
     "predicted",
+    "at most",
     "dry run",
     "measured",
     "of the budget",
@@ -46,6 +47,7 @@ class Outcome:
         plan: The plan, or why there is none.
         budget_bytes: The budget.
         predicted_bytes: The plan's predicted peak.
+        most_bytes: The upper end of its interval.
         dry_bytes: The peak of a dry run under the plan.
         measured_bytes: The fullest recorded step of the run under the plan.
         printed: How what it printed compares with the plain run.
@@ -58,6 +60,7 @@ class Outcome:
     plan: str
     budget_bytes: int = 0
     predicted_bytes: int = 0
+    most_bytes: int = 0
     dry_bytes: int = 0
     measured_bytes: int = 0
     printed: str = ""
@@ -68,9 +71,12 @@ class Outcome:
         """Whether the run was over its budget."""
         return self.measured_bytes > self.budget_bytes > 0
 
+    def _sizes(self) -> tuple[int, ...]:
+        return self.predicted_bytes, self.most_bytes, self.dry_bytes, self.measured_bytes
+
     def row(self) -> tuple[str, ...]:
         """Returns the cells of COLUMNS."""
-        sizes = (f"{size:,}" if size else "" for size in (self.predicted_bytes, self.dry_bytes, self.measured_bytes))
+        sizes = (f"{size:,}" if size else "" for size in self._sizes())
         ran = bool(self.measured_bytes)
         of_budget = f"{self.measured_bytes / self.budget_bytes:.1%}" if ran else ""
         within = self.failure or (("no" if self.is_over else "yes") if ran else "")
@@ -80,14 +86,19 @@ class Outcome:
 def measure(folder: Path, *, quick: bool) -> Section:
     """Runs every job that can run here under a plan for each budget."""
     checkouts = Path(os.environ[CHECKOUTS]) if CHECKOUTS in os.environ else None
-    chosen = [name for name in os.environ.get(CHOSEN, "").split(",") if name]
-    jobs = [job for job in read_jobs() if not chosen or job.name in chosen]
+    jobs = chosen_jobs()
     skipped = [(job, reason) for job in jobs if (reason := job.lacks(checkouts))]
     ready = [job for job in jobs if not job.lacks(checkouts)]
     outcomes: list[Outcome] = []
     for job in ready[:2] if quick else ready:
         outcomes += try_job(job, prepare(job, checkouts, folder), folder, SHARES[1:2] if quick else SHARES)
     return section_of(outcomes, skipped)
+
+
+def chosen_jobs() -> list[Job]:
+    """Returns the jobs that the environment names; all where it names none."""
+    chosen = [name for name in os.environ.get(CHOSEN, "").split(",") if name]
+    return [job for job in read_jobs() if not chosen or job.name in chosen]
 
 
 def section_of(outcomes: list[Outcome], skipped: list[tuple[Job, str]]) -> Section:
@@ -101,11 +112,11 @@ def section_of(outcomes: list[Outcome], skipped: list[tuple[Job, str]]) -> Secti
     how = (
         "Public training scripts, and some written for this table in the style of such jobs, on random data, one "
         "thread (tests/benchmarks/unseen/jobs.toml: repositories, commits, commands). For each budget, a share of the "
-        f"recorded peak: the fastest plan that `memprof suggest --time-limit {SEARCH_S}` finds, its predicted peak, "
-        "the peak of a dry run under it, and that of a run. The last column compares what the job printed with the "
-        "plain run: equal, or changed where a policy of the plan rounds or splits batches. The scripts by others are "
-        "not part of this repository: clone each into a folder, as owner+name, check out the commit, and name that "
-        "folder with `--unseen FOLDER`."
+        f"recorded peak: the fastest plan that `memprof suggest --time-limit {SEARCH_S}` finds, its predicted peak "
+        "and the upper end of its interval, the peak of a dry run under it, and that of a run. The last column "
+        "compares what the job printed with the plain run: equal, or changed where a policy of the plan rounds or "
+        "splits batches. The scripts by others are not part of this repository: clone each into a folder, as "
+        "owner+name, check out the commit, and name that folder with `--unseen FOLDER`."
     )
     if skipped:
         how += " Not run here: " + "; ".join(f"{job.name} ({reason})" for job, reason in skipped) + "."
@@ -119,7 +130,7 @@ def try_job(job: Job, prepared: Prepared, folder: Path, shares: tuple[int, ...] 
     plain = prepared.run()
     recorded = prepared.run("-o", str(base))
     if recorded.returncode or not base.exists():
-        yield Outcome(job.name, job.kind, 100, "", failure=f"recording: {_last_line(recorded)}")
+        yield Outcome(job.name, job.kind, 100, "", failure=f"recording: {last_line(recorded)}")
         return
     for share in shares:
         yield _try_budget(job, prepared, base, share, plain.stdout)
@@ -129,13 +140,13 @@ def _try_budget(job: Job, prepared: Prepared, base: Path, share: int, printed: s
     plan, head, dry = (base.with_name(f"{job.name}-{share}{end}") for end in (".toml", "-head.memprof", "-dry.memprof"))
     plan.unlink(missing_ok=True)
     asked = ("suggest", str(base), "--budget", f"{share}%", "--time-limit", str(SEARCH_S), "--write", str(plan), "-f")
-    answer, said = _asked(*asked, "--json")
+    answer, said = ask(*asked, "--json")
     if not plan.exists():
         return Outcome(job.name, job.kind, share, _why_not(answer, said), answer.get("budget_bytes", 0))
     best = answer["plans"][0]
     ran = prepared.run("-o", str(head), "--plan", str(plan))
     dry_run = prepared.run("--dry-run", "-o", str(dry), "--plan", str(plan))
-    found, said = _asked("verify", str(plan), str(head), "--json")
+    found, said = ask("verify", str(plan), str(head), "--json")
     measured = found.get("measured_bytes") or 0
     return Outcome(
         job.name,
@@ -144,20 +155,21 @@ def _try_budget(job: Job, prepared: Prepared, base: Path, share: int, printed: s
         best["describe"],
         answer["budget_bytes"],
         best["peak_allocated_bytes"],
-        _fullest(dry) if not dry_run.returncode else 0,
+        best["peak_interval_bytes"][1],
+        fullest_bytes(dry) if not dry_run.returncode else 0,
         measured,
         _compare(job, printed, ran.stdout, best["numerics"]) if not ran.returncode else "",
-        _last_line(ran) if ran.returncode else "" if measured else f"not measured: {said}",
+        last_line(ran) if ran.returncode else "" if measured else f"not measured: {said}",
     )
 
 
-def _asked(*arguments: str) -> tuple[dict[str, Any], str]:
+def ask(*arguments: str) -> tuple[dict[str, Any], str]:
     """Returns what memprof prints as JSON, empty where it prints none, and its last line on stderr."""
     done = subprocess.run([sys.executable, "-P", "-m", "memprof.cli.main", *arguments], capture_output=True, text=True)
     try:
-        return json.loads(done.stdout), _last_line(done)
+        return json.loads(done.stdout), last_line(done)
     except ValueError:
-        return {}, _last_line(done)
+        return {}, last_line(done)
 
 
 def _why_not(answer: dict[str, Any], said: str) -> str:
@@ -173,13 +185,15 @@ def _compare(job: Job, before: str, after: str, numerics: str) -> str:
     return f"changed ({numerics})" if numerics != "none" else "CHANGED"
 
 
-def _fullest(path: Path) -> int:
+def fullest_bytes(path: Path) -> int:
+    """Returns the peak of a recording's fullest step; 0 where it cannot be read."""
     try:
         return int(Trace.open(path).table(Memory).allocated_bytes.max())
     except (MemprofError, ValueError):
         return 0
 
 
-def _last_line(done: subprocess.CompletedProcess[str]) -> str:
+def last_line(done: subprocess.CompletedProcess[str]) -> str:
+    """Returns what a run said last on stderr, next commands aside."""
     lines = [line for line in done.stderr.splitlines() if line.strip() and "next:" not in line]
     return lines[-1].removeprefix("memprof: ")[:200] if lines else f"status {done.returncode}"
