@@ -97,7 +97,7 @@ def others(found: Suggestion) -> list[Any]:
     rows = []
     for one in found.others[:_MOST_ROWS]:
         name, size = max(one.categories.items(), key=lambda item: item[1], default=("unknown", 0))
-        over = found.answer.needed(one) - budget
+        over = found.answer.wish.needed(one) - budget
         rows.append(
             [
                 choice(one.plan.describe(), places[id(one)]),
@@ -172,7 +172,7 @@ def plan_facts(detail: Detail, one: Tried, found: Suggestion) -> list[Any]:
             ]
         )
         before = after
-    over = found.answer.needed(one) - budget
+    over = found.answer.wish.needed(one) - budget
     fits = f"{format_bytes(-over)} below the budget" if over <= 0 else f"{format_bytes(over)} over the budget"
     promise = (
         f"at its peak in {place_of(one)}, {fits}; step time {format_us(one.step_time_us)} ({change(one, found)}). "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -13,8 +12,9 @@ from memprof.analysis.reserved import reserved_under
 from memprof.analysis.room import with_room
 from memprof.errors import GateFailedError
 from memprof.planners.space.explore import Answer, Wish, explore
+from memprof.planners.space.learned import kinds_of
 from memprof.planners.space.tried import Tried
-from memprof.policies.base import SOURCES, Policy
+from memprof.policies.base import SOURCES
 from memprof.policies.plan import Plan
 from memprof.trace.manifest import Manifest
 from memprof.trace.step import Step
@@ -84,14 +84,14 @@ def suggest(trace: Trace, basis: Basis, wish: Wish, report: Callable[[Tried], No
     answer, plans = with_room(
         basis, trace.manifest, answer, lambda found: _worth_their_policies(one_of_each_family(found.fitting))
     )
-    known = {family(one.policies) for one in answer.fitting}
+    known = {kinds_of(one.policies) for one in answer.fitting}
     return Suggestion(
         trace=str(trace.path),
         manifest=trace.manifest,
         basis=basis,
         answer=answer,
         plans=plans,
-        others=tuple(one for one in one_of_each_family(answer.others) if family(one.policies) not in known),
+        others=tuple(one for one in one_of_each_family(answer.others) if kinds_of(one.policies) not in known),
         warnings=(*step_warnings(trace, basis.step), *basis.warnings),
     )
 
@@ -114,7 +114,7 @@ def describe_least(found: Suggestion) -> str:
     least = answer.least
     largest = sorted(least.categories.items(), key=lambda item: -item[1])[:3]
     held = ", ".join(f"{name} {format_bytes(size)}" for name, size in largest)
-    if answer.needed(least) <= answer.wish.budget_bytes:
+    if answer.wish.needed(least) <= answer.wish.budget_bytes:
         return (
             f"No plan is within {format_bytes(answer.wish.budget_bytes)} and the slowdown allowed: the fastest within "
             f"the budget takes {min(one.step_time_us for one in _inside(answer)) / answer.recorded.step_time_us:.2f} "
@@ -124,12 +124,12 @@ def describe_least(found: Suggestion) -> str:
     return (
         f"No plan that was found fits {format_bytes(answer.wish.budget_bytes)}: the least is "
         f"{describe_peak(least)} with {least.plan.describe()}; its peak is in {place_of(least)} and holds "
-        f"{held}.{more} Give at least {format_bytes(answer.needed(least))}, or allow more policies."
+        f"{held}.{more} Give at least {format_bytes(answer.wish.needed(least))}, or allow more policies."
     )
 
 
 def _inside(answer: Answer) -> list[Tried]:
-    return [one for one in answer.others if answer.needed(one) <= answer.wish.budget_bytes]
+    return [one for one in answer.others if answer.wish.needed(one) <= answer.wish.budget_bytes]
 
 
 def describe_peak(one: Tried) -> str:
@@ -142,19 +142,12 @@ def place_of(one: Tried) -> str:
     return f"{one.peak_phase} of {one.peak_module}" if one.peak_module else one.peak_phase
 
 
-def family(policies: Iterable[Policy]) -> tuple[str, ...]:
-    """Returns what plans have in common that differ in the modules they choose only."""
-    return tuple(
-        policy.name if hasattr(policy, "modules") else re.sub(r"\d+", "#", policy.describe()) for policy in policies
-    )
-
-
 def _worth_their_policies(plans: tuple[Tried, ...]) -> tuple[Tried, ...]:
     """Leaves out plans that do all that a faster one does, and more."""
     kept: list[Tried] = []
     for one in plans:
-        kinds = set(family(one.policies))
-        if not any(set(family(faster.policies)) < kinds for faster in kept):
+        kinds = set(kinds_of(one.policies))
+        if not any(set(kinds_of(faster.policies)) < kinds for faster in kept):
             kept.append(one)
     return tuple(kept)
 
@@ -163,5 +156,5 @@ def one_of_each_family(plans: Iterable[Tried]) -> tuple[Tried, ...]:
     """Returns the first plan of each family."""
     first: dict[tuple[str, ...], Tried] = {}
     for one in plans:
-        first.setdefault(family(one.policies), one)
+        first.setdefault(kinds_of(one.policies), one)
     return tuple(first.values())

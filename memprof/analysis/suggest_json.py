@@ -30,7 +30,7 @@ def suggestion_to_json(found: Suggestion, checked: tuple[Checked, ...] | None = 
             "peak_phase": answer.recorded.peak_phase,
             "step_time_us": answer.recorded.step_time_us,
         },
-        "minimum_feasible_bytes": answer.needed(answer.least),
+        "minimum_feasible_bytes": answer.wish.needed(answer.least),
         "plans": [
             *(
                 {**_plan(one, found, fits=True), "peak_reserved_bytes": reserved}

@@ -164,7 +164,7 @@ def _other_table(found: Suggestion) -> Table:
     table = make_table("plan", ">peak", ">over by", ">change", "peak in", "most of it")
     budget, recorded = found.answer.wish.budget_bytes, found.answer.recorded
     for one in found.others[:_MOST_ROWS]:
-        over = found.answer.needed(one) - budget
+        over = found.answer.wish.needed(one) - budget
         name, size = max(one.categories.items(), key=lambda item: item[1], default=("", 0))
         table.add_row(
             Text(printable(one.plan.describe())),
@@ -198,7 +198,7 @@ def _next(found: Suggestion, written: Path | None, checked: tuple[Checked, ...] 
     answer = found.answer
     again = f"{suggest} --budget {answer.wish.budget_bytes}"
     if answer.best is None:
-        return [(f"{suggest} --budget {answer.needed(answer.least)}", "what fits")]
+        return [(f"{suggest} --budget {answer.wish.needed(answer.least)}", "what fits")]
     check = [(f"{again} --check", "dry-run the job under it, in seconds")] if _may_be_checked(found) else []
     is_known = answer.best.interval.is_exact
     if written is not None:

@@ -141,7 +141,7 @@ def test_a_plan_fits_with_its_upper_end():
     assert one.peak_bytes < one.interval.most_bytes
     assert bench.fitting(one.peak_bytes) == []
     assert bench.fitting(one.interval.most_bytes) == [one]
-    checked = Workbench(step, deadline=math.inf, is_checked=True)
+    checked = Workbench(step, deadline=math.inf, needed=Wish(0, is_checked=True).needed)
     assert checked.try_plan(BF16) in checked.fitting(one.peak_bytes)
     wish = Wish(one.peak_bytes, allow=("precision",), time_limit_s=20)
     assert explore(step, wish).best is None

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from memprof.analysis.suggest import family
 from memprof.planners.space.explore import Answer, Wish
+from memprof.planners.space.learned import kinds_of
 from memprof.planners.space.tried import Tried
 from memprof.planners.space.workbench import rank
 from memprof.policies.base import Policy
@@ -14,9 +14,9 @@ from memprof.policies.base import Policy
 class Shortlist:
     """Plans that are predicted to fit, less those that runs have ruled out.
 
-    A run above the budget says by how much the prediction of its kind of plan errs: of that kind, only plans whose
-    prediction leaves as much room are tried from then on. A plan that the job did not take rules out those that hold
-    all of its policies. A plan that was verified rules out those that do the same and more.
+    A run above the budget says by how much the prediction of its policies errs: of plans that have them, only those
+    whose prediction leaves as much room are tried from then on. A plan that the job did not take rules out those that
+    hold all of its policies. A plan that was verified rules out those that do the same and more.
     """
 
     def __init__(self, wish: Wish) -> None:
@@ -28,7 +28,6 @@ class Shortlist:
         self.wish = wish
         self._plans: dict[tuple[Policy, ...], Tried] = {}
         self._tried: set[tuple[Policy, ...]] = set()
-        self._errors: dict[tuple[str, ...], int] = {}
         self._refused: list[tuple[Policy, ...]] = []
         self._verified: list[set[str]] = []
 
@@ -45,13 +44,13 @@ class Shortlist:
     def note_verified(self, one: Tried) -> None:
         """Learns that a plan was measured to fit."""
         self._tried.add(one.policies)
-        self._verified.append(set(family(one.policies)))
+        self._verified.append(set(kinds_of(one.policies)))
 
     def note_above(self, one: Tried, measured_bytes: int) -> None:
         """Learns that a plan needs more than the budget."""
         self._tried.add(one.policies)
-        kind = family(one.policies)
-        self._errors[kind] = max(self._errors.get(kind, 0), measured_bytes - one.peak_bytes)
+        learned = self.wish.learned.with_error(one.policies, measured_bytes - one.peak_bytes)
+        self.wish = dataclasses.replace(self.wish, learned=learned)
 
     def note_refused(self, one: Tried) -> None:
         """Learns that a plan cannot be applied to the job, or that the job failed under it."""
@@ -59,7 +58,7 @@ class Shortlist:
         self._refused.append(one.policies)
 
     def tightened(self, searched: set[Wish]) -> Wish | None:
-        """Returns what to search for next: less than the budget by the least error seen, without what was refused.
+        """Returns what to search for next: with what was learned about errors, and without what was refused.
 
         Args:
             searched: What was searched for already.
@@ -75,21 +74,16 @@ class Shortlist:
             if not hasattr(policy, "modules")
         }
         forbid = tuple(sorted({*self.wish.forbid, *refused}))
-        errors = sorted({error for error in self._errors.values() if error > 0})
-        for error in (0, *errors):
-            tighter = dataclasses.replace(self.wish, budget_bytes=self.wish.budget_bytes - error, forbid=forbid)
-            if tighter.budget_bytes > 0 and tighter not in searched:
-                return tighter
-        return None
+        tighter = dataclasses.replace(self.wish, forbid=forbid)
+        return None if tighter in searched else tighter
 
     def _may_fit(self, one: Tried) -> bool:
-        kinds = family(one.policies)
         return (
             bool(one.policies)
             and one.policies not in self._tried
-            and one.peak_bytes + self._errors.get(kinds, 0) <= self.wish.budget_bytes
+            and self.wish.needed(one) <= self.wish.budget_bytes
             and not any(_holds(one.policies, refused) for refused in self._refused)
-            and not any(verified <= set(kinds) for verified in self._verified)
+            and not any(verified <= set(kinds_of(one.policies)) for verified in self._verified)
         )
 
 
@@ -100,4 +94,4 @@ def _holds(policies: tuple[Policy, ...], others: tuple[Policy, ...]) -> bool:
 
 def _kind(policy: Policy) -> str:
     """Returns what a policy has in common with those that a job refuses for the same reason."""
-    return policy.describe() if hasattr(policy, "modules") else family((policy,))[0]
+    return policy.describe() if hasattr(policy, "modules") else kinds_of((policy,))[0]

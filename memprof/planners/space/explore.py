@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from memprof.planners.base import Task
 from memprof.planners.graph import graph_of
@@ -15,6 +15,7 @@ from memprof.planners.schedule import replay
 from memprof.planners.single_tensors import remat_of
 from memprof.planners.space.frames import find_frames
 from memprof.planners.space.groups import find_groups
+from memprof.planners.space.learned import Learned
 from memprof.planners.space.select import Selection
 from memprof.planners.space.tried import Tried
 from memprof.planners.space.workbench import Workbench, allowed_names, rank
@@ -47,6 +48,7 @@ class Wish:
         measured: Plans that were run already, such as compiled ones, of which only a run tells.
         is_checked: Whether a plan is run, or dry-run, before it is trusted: then its predicted peak has to be within
             the budget, and not the upper end of its interval.
+        learned: By how much plans that were tried were above their predictions.
     """
 
     budget_bytes: int
@@ -59,6 +61,12 @@ class Wish:
     link_bytes_per_us: float = 0.0
     measured: tuple[tuple[Policy, ...], ...] = ()
     is_checked: bool = False
+    learned: Learned = field(default_factory=Learned)
+
+    def needed(self, one: Tried) -> int:
+        """Returns the bytes that a plan has to fit with: the upper end of its interval, unless plans are checked."""
+        predicted = one.peak_bytes if self.is_checked else one.interval.most_bytes
+        return predicted + self.learned.expected(one.policies)
 
 
 @dataclass(frozen=True)
@@ -110,10 +118,6 @@ class Answer:
     was_interrupted: bool = False
     schedule: Scheduled | None = None
 
-    def needed(self, one: Tried) -> int:
-        """Returns the bytes that a plan has to fit with: the upper end of its interval, unless plans are checked."""
-        return one.peak_bytes if self.wish.is_checked else one.interval.most_bytes
-
     @property
     def best(self) -> Tried | None:
         """The fastest plan that fits."""
@@ -143,7 +147,7 @@ def explore(
     started = time.monotonic()
     allowed = allowed_names(wish.allow, wish.forbid, DEFAULT_POLICIES)
     deadline = started + wish.time_limit_s
-    bench = Workbench(step, deadline=deadline, report=report, others=others, is_checked=wish.is_checked)
+    bench = Workbench(step, deadline=deadline, report=report, others=others, needed=wish.needed)
     recorded = bench.try_plan()
     assert recorded is not None  # no policy, no refusal
     schedule, was_interrupted = None, False

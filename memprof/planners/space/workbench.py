@@ -30,8 +30,7 @@ class Workbench:
         refused: Plans that do not fit the step, with the sentence that says why.
         was_stopped: Whether the search was ended before it was through.
         others: Other steps of the job, which a plan has to fit as well.
-        is_checked: Whether plans are run before they are trusted: then their predicted peaks count, and not the upper
-            ends of their intervals.
+        needed: Returns the bytes that a plan has to fit with.
     """
 
     step: Step
@@ -41,7 +40,7 @@ class Workbench:
     refused: dict[tuple[Policy, ...], str] = field(default_factory=dict)
     was_stopped: bool = False
     others: tuple[Step, ...] = ()
-    is_checked: bool = False
+    needed: Callable[[Tried], int] = lambda one: one.interval.most_bytes
     _steps: dict[tuple[tuple[Policy, ...], bool], tuple[Step, ...]] = field(default_factory=dict)
 
     def is_late(self) -> bool:
@@ -89,10 +88,6 @@ class Workbench:
         if len(self._steps) > _MOST_STEPS:
             self._steps.pop(next(iter(self._steps)))
         return known
-
-    def needed(self, one: Tried) -> int:
-        """Returns the bytes that a plan has to fit with."""
-        return one.peak_bytes if self.is_checked else one.interval.most_bytes
 
     def fitting(self, budget_bytes: int) -> list[Tried]:
         """Lists the plans within a budget, the fastest first; of equally fast ones the one with fewest policies."""

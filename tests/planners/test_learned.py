@@ -1,0 +1,40 @@
+"""What runs of a job taught about predictions, and what a search makes of it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from memprof.planners.space.explore import Wish, explore
+from memprof.planners.space.learned import Learned, kinds_of
+from memprof.policies.accumulate.policy import Accumulate
+from memprof.policies.checkpoint.policy import Checkpoint
+from memprof.policies.precision.policy import Precision
+from memprof.policies.swap.policy import Swap
+from tests.policies.faces import record_step
+
+BF16, BLOCKS, STATE = Precision("bf16"), Checkpoint(("layers.0",)), Swap(what="optimizer", to="disk")
+
+
+def test_an_error_is_expected_of_every_plan_that_has_the_policies() -> None:
+    """Of other modules and other numbers too, and of no plan that lacks one of them."""
+    known = Learned().with_error([BF16], 10).with_error([BF16, BLOCKS], 30).with_error([BF16], 8)
+    assert known.expected([BF16]) == 10
+    assert known.expected([BF16, STATE]) == 10
+    assert known.expected([BF16, Checkpoint(("layers.1",)), STATE]) == 30
+    assert known.expected([BLOCKS, STATE]) == 0
+    assert kinds_of([Accumulate(2)]) == kinds_of([Accumulate(4)])
+
+
+def test_a_search_leaves_room_where_the_error_was_seen_and_nowhere_else() -> None:
+    """At a budget that bf16 just meets it is not found any more once it took more; what swaps is found as before."""
+    step = record_step("gpt")
+    wish = Wish(10**12, allow=("precision", "swap"), time_limit_s=60, is_checked=True)
+    peak = explore(step, dataclasses.replace(wish, budget_bytes=1)).recorded.peak_bytes
+    wish = dataclasses.replace(wish, budget_bytes=int(0.75 * peak))
+    before = explore(step, wish)
+    bf16 = next(one for one in before.fitting if any(isinstance(policy, Precision) for policy in one.policies))
+    after = explore(step, dataclasses.replace(wish, learned=Learned().with_error([BF16], wish.budget_bytes)))
+    assert bf16.policies in {one.policies for one in before.fitting}
+    assert not any(isinstance(policy, Precision) for one in after.fitting for policy in one.policies)
+    swaps = {one.policies for one in before.fitting if not any(isinstance(p, Precision) for p in one.policies)}
+    assert swaps & {one.policies for one in after.fitting}
