@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
+import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
+import numpy as np
+
 from memprof.launch.plan_marks import REFUSED_STATUS
 from tests.benchmarks.section import Section, verdict
-from tests.benchmarks.unseen import ask, chosen_jobs, fullest_bytes, last_line
+from tests.benchmarks.unseen import ask, chosen_jobs, last_line
 from tests.benchmarks.unseen_jobs import CHECKOUTS, Job, Prepared, prepare
 
 #: Each by itself, and those that make other operators run beside them.
@@ -29,7 +33,17 @@ POLICIES = (
 )
 #: The bars: of measured peaks that many are inside, and half of the intervals are at most so wide.
 COVERAGE, WIDTH = 0.95, 0.02
-COLUMNS = ("policy", "predicted", "measured inside", "above", "below", "median width", "widest", "refused by the run")
+COLUMNS = (
+    "policy",
+    "predicted",
+    "measured inside",
+    "above",
+    "below",
+    "median width",
+    "widest",
+    "refused by the run",
+    "step time, 5 % to 95 % of errors",
+)
 
 
 @dataclass(frozen=True)
@@ -42,6 +56,7 @@ class Pair:
         least_bytes: Lower end of the predicted interval.
         most_bytes: Upper end.
         measured_bytes: The fullest recorded step of the run under the policy; 0 where the run refused it.
+        time_error: The predicted step time less the measured one, as a share of that; None where it was not measured.
     """
 
     job: str
@@ -49,6 +64,7 @@ class Pair:
     least_bytes: int
     most_bytes: int
     measured_bytes: int
+    time_error: float | None = None
 
     @property
     def width(self) -> float:
@@ -104,7 +120,16 @@ def _row(policy: str, pairs: list[Pair]) -> tuple[str, ...]:
     below = sum(pair.measured_bytes < pair.least_bytes for pair in ran)
     widths = [pair.width for pair in ran] or [0.0]
     counts = (len(pairs), len(ran) - above - below, above, below)
-    return (policy, *map(str, counts), f"{median(widths):.1%}", f"{max(widths):.1%}", str(len(pairs) - len(ran)))
+    refused = str(len(pairs) - len(ran))
+    return (policy, *map(str, counts), f"{median(widths):.1%}", f"{max(widths):.1%}", refused, _spread(ran))
+
+
+def _spread(pairs: list[Pair]) -> str:
+    errors = [pair.time_error for pair in pairs if pair.time_error is not None]
+    if not errors:
+        return ""
+    low, high = np.quantile(errors, (0.05, 0.95))
+    return f"{low:+.0%} to {high:+.0%}"
 
 
 def _off(pair: Pair) -> str:
@@ -126,8 +151,11 @@ def _try_policies(job: Job, prepared: Prepared, folder: Path) -> Iterator[Pair |
         least, most = answer["peak_interval_bytes"]
         head.unlink(missing_ok=True)
         ran = prepared.run("-o", str(head), "--plan", str(plan))
-        measured = fullest_bytes(head)
-        if not measured and ran.returncode != REFUSED_STATUS:
+        found, _ = ask("verify", str(plan), str(head), "--json") if head.exists() else ({}, "")
+        if not found.get("measured_bytes") and ran.returncode != REFUSED_STATUS:
             yield f"{job.name} under {' '.join(options)}: {last_line(ran)}"
             continue
-        yield Pair(job.name, " ".join(options), least, most, measured)
+        measured, error = found.get("measured_bytes") or 0, (found.get("error") or {}).get("time_ratio")
+        pair = Pair(job.name, " ".join(options), least, most, measured, error)
+        print(json.dumps(asdict(pair)), file=sys.stderr, flush=True)
+        yield pair
