@@ -68,7 +68,7 @@ def here(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(capfd: pytest.CaptureFixture[str], *words: str, status: int = 0) -> str:
-    assert main(["suggest", *words]) == status
+    assert main(["suggest", *words, "--time-limit", "8"]) == status
     captured = capfd.readouterr()
     # What the job prints in a dry run are made-up values.
     assert "step" not in captured.err

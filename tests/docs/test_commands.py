@@ -41,8 +41,12 @@ ENDS_WITH = {
 #: Files that commands of every test run read; a command that reads others, or starts a job, is slow.
 SHARED = {"run.memprof", "head.memprof", "base.memprof", "plan.toml", "memory.json", "base.json", "snapshot.pickle"}
 
-#: Commands that run in every test run, though they start a job: one of each way, and what README.md says.
-QUICK = ("memprof record train.py --epochs 1",)
+#: Commands that run in every test run, though they start a job or search for plans.
+QUICK = (
+    "memprof record train.py --epochs 1",
+    "memprof suggest run.memprof --budget 8GiB",
+    "memprof record --plan plan.toml -o head.memprof train.py --your --arguments",
+)
 
 
 def _help_commands() -> list[Command]:
@@ -69,11 +73,11 @@ def _reason(command: Command) -> str:
 
 
 def _is_slow(command: Command) -> bool:
-    if command.text in QUICK or command.place.startswith("README.md"):
+    if command.text in QUICK:
         return False
     takes_long = {"--check", "--maximise"} & set(command.words)
     return (
-        command.verb in ("record", "fit", "dashboard", "doctor")
+        command.verb in ("record", "fit", "dashboard", "doctor", "suggest")
         or bool(takes_long)
         or bool(set(reads(command.words)) - SHARED)
     )
