@@ -40,6 +40,8 @@ class AfterWindow:
         self._guard = guard
         self._table = table
         self._larger = LargerSteps()
+        self._again: list[int] = []
+        self._parts: list[int] = []
 
     def look(self, observation: Observation, module: torch.nn.Module, args: tuple[Any, ...], kwargs: Any) -> bool:
         """Notes what a model is called with, and begins to record where that is larger than all that was recorded.
@@ -68,9 +70,15 @@ class AfterWindow:
             return False
         return move is Move.END or observation.step_ops > _MOST_OPS
 
+    def begins_step(self, observation: Observation, module: torch.nn.Module) -> bool:
+        """Whether a call begins a step after the window of a job that has no optimizer to tell."""
+        root = observation.look_at(module) if observation.watch is Watch.RESTING else -1
+        return root >= 0 and torch.is_grad_enabled() and self._larger.begins_step(root)
+
     def end_part(self, observation: Observation, step: int) -> None:
         """Ends the part of a step that is recorded, before the step is over in the job."""
         observation.end_step(step, is_whole=False)
+        self._parts.append(step)
         self._larger.end_evaluation()
         self.rest(observation)
 
@@ -83,6 +91,8 @@ class AfterWindow:
             is_recorded: It was recorded, and its end, too.
         """
         self._larger.end_step(step, is_recorded=is_recorded, is_over=observation.has_ended)
+        if is_recorded and observation.has_ended:
+            self._again.append(step)
 
     def begin_step(self, observation: Observation) -> None:
         """Begins a step after the window; where one before it was larger and could not be recorded, this one is."""
@@ -99,9 +109,15 @@ class AfterWindow:
         self._guard.remove()
         self._table.switch_off()
 
-    def note_missed(self, observation: Observation, step: int) -> None:
-        """Writes at the end which step was larger than those recorded, if any was."""
+    def write_notes(self, observation: Observation, step: int) -> None:
+        """Writes at the end which steps were recorded after the window, and which was larger and was not."""
         if observation.has_ended:
+            for steps, how in (
+                (self._again, "recorded after the window for their inputs, from the first call of a model on"),
+                (self._parts, "in part recorded after the window: a batch of an evaluation, for its inputs"),
+            ):
+                if steps:
+                    observation.note(f"{'step' if len(steps) == 1 else 'steps'} {_listed(steps)}: {how}")
             self._larger.end_step(step, is_recorded=observation.watch is Watch.RECORDED, is_over=True)
             sentence = self._larger.sentence()
             if sentence:
@@ -112,6 +128,10 @@ class AfterWindow:
         self._guard.install()
         self._calls.install()
         observation.record_again()
+
+
+def _listed(steps: list[int]) -> str:
+    return ", ".join(str(step) for step in steps)
 
 
 def _may_record() -> bool:

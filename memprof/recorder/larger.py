@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+import torch
+
 from memprof.recorder.inventory import plain_tensors, tensors_in
 from memprof.recorder.sliding import leaves_operators
 
@@ -15,6 +17,10 @@ _MOST_STEPS = 16
 _SHARE = 0.1
 #: Steps recorded in a row for one whose size was known only after it had begun to train.
 _IN_A_ROW = 4
+
+
+#: What most models are called with: of these, none has to be looked into.
+_PLAIN = frozenset({torch.Tensor, type(None), bool, int, float, str})
 
 
 class Move(Enum):
@@ -52,7 +58,7 @@ class LargerSteps:
         self._recorded_total = 0
         self._largest: dict[tuple[int, bool], int] = {}
         self._total = 0
-        self._has_trained = False
+        self._trained = -1  # the model called first with gradients on in this step
         self._evaluated: tuple[int, bool] | None = None
         self._is_spent = False
         self._left = _MOST_STEPS
@@ -73,11 +79,11 @@ class LargerSteps:
         """
         call = (root, trains)
         before = max(self._recorded.get(call, 0), self._largest.get(call, 0) if is_recording else 0)
-        may_begin = not (is_recording or self._has_trained or self._is_spent)
+        may_begin = not (is_recording or self._trained >= 0 or self._is_spent)
         self._largest[call] = max(self._largest.get(call, 0), elements)
         if trains:
             self._total += elements
-            self._has_trained = True
+            self._trained = root if self._trained < 0 else self._trained
             self._evaluated = None  # what is recorded belongs to this step: it is, to the end
         elif is_recording and call == self._evaluated and elements <= before:
             return Move.END
@@ -85,6 +91,10 @@ class LargerSteps:
             self._evaluated = None if trains else call
             return Move.BEGIN
         return Move.NONE
+
+    def begins_step(self, root: int) -> bool:
+        """Whether a call with gradients on begins another step, in a job without an optimizer: a model's second one."""
+        return root == self._trained
 
     def begin(self, root: int, *, trains: bool) -> None:
         """Notes that the step is recorded from the call on that asked for it."""
@@ -128,8 +138,7 @@ class LargerSteps:
                     self._in_a_row = _IN_A_ROW
         self._largest.clear()
         self._total = 0
-        self._has_trained = self._is_spent = False
-        self._evaluated = None
+        self._trained, self._is_spent, self._evaluated = -1, False, None
 
     def sentence(self) -> str:
         """Returns what the reader must know of larger steps that are not in the recording; "" where there are none."""
@@ -155,8 +164,14 @@ class LargerSteps:
         return self._recorded_total if missed.call is None else self._recorded.get(missed.call, 0)
 
     def _larger_than_recorded(self, step: int) -> list[_Missed]:
-        calls = [_Missed(step, call, elements) for call, elements in self._largest.items()]
-        return [each for each in (*calls, _Missed(step, None, self._total)) if self._is_larger(each)]
+        found = [
+            _Missed(step, call, elements)
+            for call, elements in self._largest.items()
+            if elements > self._recorded.get(call, 0)
+        ]
+        if self._total > self._recorded_total:
+            found.append(_Missed(step, None, self._total))
+        return found
 
     def _merge(self) -> None:
         for call, elements in self._largest.items():
@@ -169,6 +184,9 @@ def elements_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     Tensors with rules of their own would ask one; of those that hold plain tensors, these are counted.
     """
     elements = 0
+    values = (*args, *kwargs.values()) if kwargs else args
+    if all(type(value) in _PLAIN for value in values):
+        return sum(value.numel() for value in values if type(value) is torch.Tensor)
     for tensor in tensors_in([args, kwargs]):
         for plain in plain_tensors(tensor):
             if leaves_operators(type(plain)):

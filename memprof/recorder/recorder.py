@@ -205,6 +205,8 @@ class Recorder:
             if not observation.progress.calls and torch._C._current_graph_task_id() == -1:
                 observation.progress.leave_backward()
                 self._end_step_without_optimizer(observation)
+            if self._after is not None and self._after.begins_step(observation, module) and not self._tells_steps():
+                self._end_step(observation)
             if self._after is not None and self._after.look(observation, module, args, kwargs):
                 self._after.end_part(observation, self._step)
             if observation.is_recording:
@@ -289,6 +291,10 @@ class Recorder:
 
     # -- steps --------------------------------------------------------------------------------------------------
 
+    def _tells_steps(self) -> bool:
+        """Whether the job says where its steps end: by the updates of an optimizer, or in so many words."""
+        return self._rounds.has_optimizers or self._has_manual_steps
+
     def _should_begin(self) -> bool:
         if is_within_constructor():
             return False
@@ -324,8 +330,9 @@ class Recorder:
         self._has_pending_end = False
         self._aside.has_begun = self._aside.is_lost = False
         watch = self._window.watch(self._step - self._aside.moved)
-        if watch in (Watch.TIMED, Watch.PLAIN) and not self._rounds.has_optimizers and not self._has_manual_steps:
-            watch = Watch.CLOSED  # without the dispatch mode nothing tells where such a job's steps end
+        if watch in (Watch.TIMED, Watch.PLAIN) and not self._tells_steps():
+            # Without the dispatch mode nothing tells where such a job's steps end.
+            watch = Watch.CLOSED if self._after is None else Watch.RESTING
         if watch is Watch.CLOSED:
             self._close(observation, "the window is over")
             self._stops_job = self._window.stop
@@ -364,13 +371,13 @@ class Recorder:
 
     def _end_step_without_optimizer(self, observation: Observation) -> None:
         """Ends the step of a job without an optimizer, where a model is called again after backward."""
-        if self._rounds.has_optimizers or self._has_manual_steps or observation.watch is Watch.RESTING:
+        if self._tells_steps() or observation.watch is Watch.RESTING:
             return
         if observation.progress.backward_rounds:
             self._rounds.meet(live_objects(torch.optim.Optimizer))  # made since the recording began
             if not self._rounds.has_optimizers:
                 self._end_step(observation)
-        elif observation.step_ops > _ONE_WINDOW_OPS:
+        elif observation.step_ops > _ONE_WINDOW_OPS and not observation.has_ended:
             observation.note(f"the job has no steps: a window of {_ONE_WINDOW_OPS:,} operators was recorded")
             observation.end_step(self._step)
             self._close(observation, "the window is over")
@@ -384,7 +391,7 @@ class Recorder:
         if not observation.has_ended:
             self._note_aside(observation)
         if self._after is not None:
-            self._after.note_missed(observation, self._step)
+            self._after.write_notes(observation, self._step)
 
     def _note_aside(self, observation: Observation) -> None:
         for sentence in self._aside.notes():

@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 
 from memprof.trace.cut import cuttable_steps
-from memprof.trace.schema import Ints, Ops, Steps
+from memprof.trace.schema import NOT_RECORDED, Ints, Ops, Steps
 
 
 def find_steady_step(steps: Steps, ops: Ops) -> int | None:
@@ -26,16 +26,16 @@ def find_steady_step(steps: Steps, ops: Ops) -> int | None:
     for kind in ("recorded", "warm_up"):
         for is_complete in (True, False):
             rows = np.flatnonzero(cuttable_steps(steps) & (steps.kind == kind) & (steps.is_complete == is_complete))
-            rows = _of_window(steps, rows)
+            rows = _of_window(steps, rows, ops)
             if len(rows):
                 return int(steps.step[_last_of_most(steps, rows, ops)])
     return None
 
 
-def _of_window(steps: Steps, rows: Ints) -> Ints:
-    """Returns the rows before the timed step, or all where none is."""
-    timed = steps.step[steps.kind == "timed"]
-    before = rows[steps.step[rows] < timed.min(initial=np.iinfo(np.int64).max)]
+def _of_window(steps: Steps, rows: Ints, ops: Ops) -> Ints:
+    """Returns the rows before the first gap, or all where none is."""
+    gaps = ops.op_id[ops.name == NOT_RECORDED]
+    before = rows[steps.first_op_id[rows] < gaps.min(initial=np.iinfo(np.int64).max)]
     return before if len(before) else rows
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from memprof.trace.assemble.texts import as_texts
 from memprof.trace.schema import (
     NONE,
+    NOT_RECORDED,
     AllocatorEvents,
     Floats,
     Ints,
@@ -34,8 +35,6 @@ from memprof.trace.schema import (
 T = TypeVar("T", bound=Table)
 Tables = dict[type[Table], Table]
 
-#: Name of the rows that stand for the gap.
-NOT_RECORDED = "(not recorded)"
 _GAP_ROWS = 2
 _OF_OPS = ("op_id", "first_op_id", "last_op_id", "forward_op_id", "created_op_id", "freed_op_id", "released_op_id")
 
