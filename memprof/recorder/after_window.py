@@ -73,7 +73,7 @@ class AfterWindow:
     def begins_step(self, observation: Observation, module: torch.nn.Module) -> bool:
         """Whether a call begins a step after the window of a job that has no optimizer to tell."""
         root = observation.look_at(module) if observation.watch is Watch.RESTING else -1
-        return root >= 0 and torch.is_grad_enabled() and self._larger.begins_step(root)
+        return root >= 0 and self._larger.begins_step(root)
 
     def end_part(self, observation: Observation, step: int) -> None:
         """Ends the part of a step that is recorded, before the step is over in the job."""

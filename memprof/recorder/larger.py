@@ -10,6 +10,7 @@ import torch
 
 from memprof.recorder.inventory import plain_tensors, tensors_in
 from memprof.recorder.sliding import leaves_operators
+from memprof.trace.spool import MISSED_STEP
 
 #: Of the steps after the window, so many are recorded at most.
 _MOST_STEPS = 16
@@ -93,7 +94,7 @@ class LargerSteps:
         return Move.NONE
 
     def begins_step(self, root: int) -> bool:
-        """Whether a call with gradients on begins another step, in a job without an optimizer: a model's second one."""
+        """Whether a call begins another step, in a job without an optimizer: of the model that was called to train."""
         return root == self._trained
 
     def begin(self, root: int, *, trains: bool) -> None:
@@ -149,7 +150,7 @@ class LargerSteps:
         what = "recorded evaluation" if does == "evaluated with" else "recorded step"
         sizes = f"{missed.elements:,} elements", f"{self._known(missed):,}"
         return (
-            f"step {missed.step} {does} larger inputs ({sizes[0]}) than any {what} ({sizes[1]}): "
+            f"{MISSED_STEP}step {missed.step} {does} larger inputs ({sizes[0]}) than any {what} ({sizes[1]}): "
             f"record it with --skip {missed.step} --steps 1"
         )
 
