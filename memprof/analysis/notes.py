@@ -42,7 +42,9 @@ def write_notes(manifest: Manifest, steps: Steps, step: Step) -> tuple[Note, ...
             f"step {step.number} is a warm-up step: optimizer state and workspaces may be missing or made only in it."
         )
     if not steps.is_complete[row]:
-        warnings.append(f"step {step.number} is not complete: the recording ends inside it.")
+        is_evaluation = manifest.capture.is_complete and step.number >= manifest.window.skip + manifest.window.steps
+        why = "of its evaluation, only a batch was recorded" if is_evaluation else "the recording ends inside it"
+        warnings.append(f"step {step.number} is not complete: {why}.")
     notes = []
     if steps.micro_batches[row] > 1:
         notes.append(f"a step runs {steps.micro_batches[row]} rounds of forward and backward.")

@@ -218,6 +218,7 @@ def record(
         skip=skip,
         steps=steps,
         stop=stop or dry_run,
+        goes_on=not (stop or light or dry_run or _has_window(ctx)),
         light=light,
         dry_run=dry_run,
         device=device,
@@ -280,6 +281,11 @@ def _checked_device(ctx: click.Context, name: str, *, dry_run: bool) -> str:
 def _is_typed(ctx: click.Context, name: str) -> bool:
     """Whether an option is given by a flag or a variable, and not by the project's settings or by nobody."""
     return ctx.get_parameter_source(name) in (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT)
+
+
+def _has_window(ctx: click.Context) -> bool:
+    """Whether anybody, the user or the project's settings, says which steps to record."""
+    return any(ctx.get_parameter_source(name) is not ParameterSource.DEFAULT for name in ("skip", "steps"))
 
 
 def _refuse_window(ctx: click.Context) -> None:

@@ -33,8 +33,8 @@ def install(settings: dict[str, Any]) -> None:
     """Installs the recorder in this process, and in its forked children.
 
     Args:
-        settings: `spool` (the job's spool folder), `skip`, `steps` and `stop`, `light` where the whole run is
-            followed instead, and `dry_run` where nothing is computed, on `device` where there is one; `plan` is the
+        settings: `spool` (the job's spool folder), `skip`, `steps`, `stop` and `goes_on`, `light` where the whole run
+            is followed instead, and `dry_run` where nothing is computed, on `device` where there is one; `plan` is the
             plan it runs under, as TOML, where there is one.
 
     Raises:
@@ -45,7 +45,7 @@ def install(settings: dict[str, Any]) -> None:
     is_light = bool(settings.get("light"))
     is_dry = bool(settings.get("dry_run"))
     counts = int(settings["skip"]), int(settings["steps"]), bool(settings["stop"])
-    window = None if is_light else Window(*counts, is_dry=is_dry)
+    window = None if is_light else Window(*counts, is_dry=is_dry, goes_on=bool(settings.get("goes_on")))
     if settings.get("plan"):
         # At use: a job without a plan imports no policies.
         try:

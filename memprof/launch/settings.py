@@ -28,6 +28,7 @@ class Settings:
         skip: Steps to let pass before the window.
         steps: Steps to record.
         stop: End the job after the window.
+        goes_on: Record steps after the window that have larger inputs than all recorded ones, too.
         light: Follow the whole run lightly instead of recording a window in full.
         dry_run: Run the job on tensors without memory, and end it after the window.
         device: The device that a dry run shows its job, a name of the catalogue; "" for the machine's processor.
@@ -45,6 +46,7 @@ class Settings:
     skip: int = 2
     steps: int = 3
     stop: bool = False
+    goes_on: bool = False
     light: bool = False
     dry_run: bool = False
     device: str = ""

@@ -76,7 +76,7 @@ def describe_recording(result: PackResult, target: str) -> Verdict:
     from memprof.analysis.ranks import compare_ranks, job_notes
     from memprof.analysis.steps_in_words import describe_steps
     from memprof.errors import BadInputError
-    from memprof.trace.spool import DRY_RUN
+    from memprof.trace.spool import DRY_RUN, MISSED_STEP
     from memprof.trace.store import Trace
 
     trace = Trace.open(result.path)
@@ -108,7 +108,8 @@ def describe_recording(result: PackResult, target: str) -> Verdict:
     fit = dry_fit(trace)
     made_up = "Nothing was computed: what the job printed are made-up values." if is_dry else ""
     fits = fit.describe() if fit is not None else ""
-    told = [sentence, fits, made_up, ends, result.remark, *job_notes(trace, is_part=bool(part)), part]
+    missed = [f"{note[:1].upper()}{note[1:]}." for note in trace.manifest.notes if note.startswith(MISSED_STEP)]
+    told = [sentence, fits, made_up, ends, *missed, result.remark, *job_notes(trace, is_part=bool(part)), part]
     shown = shlex.quote(str(result.path))
     command = f"memprof report {shown}"
     if fit is not None and not fit.fits:

@@ -142,7 +142,7 @@ class Inventory:
                     remember(tensor)
 
     def _state(self, tensor: torch.Tensor, category: int, name: str, module: int) -> None:
-        for inner in _plain_tensors(tensor):
+        for inner in plain_tensors(tensor):
             address, size = self.storage_span(inner)
             if address:
                 text = self._log.intern("names", name) if name else -1
@@ -163,7 +163,7 @@ class Inventory:
             self._state(parameter.grad, GRADIENT, name, owner)
 
 
-def _plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     """Yields the tensors that hold a tensor's memory: itself, or the parts of a wrapper subclass (DTensor, FP8)."""
     flatten = getattr(type(tensor), "__tensor_flatten__", None)
     if flatten is None:
@@ -173,4 +173,4 @@ def _plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     for name in names:
         inner = getattr(tensor, name)
         if isinstance(inner, torch.Tensor):  # a DTensor names its DeviceMesh, too
-            yield from _plain_tensors(inner)
+            yield from plain_tensors(inner)

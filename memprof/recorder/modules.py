@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -22,6 +22,11 @@ Exit = Callable[[Any, BaseException | None], None]
 
 _ENTER = "__memprof_enter__"
 _EXIT = "__memprof_exit__"
+_ID = "__memprof_id__"
+_ROOTS = "__memprof_roots__"
+_EVERY_CALL = f"{_ENTER}(self, args, kwargs)"
+#: Nothing but this test is run for the calls of other modules.
+_ROOT_CALLS = f"{_EVERY_CALL} if {_ID}(self) in {_ROOTS} else None"
 
 
 class ModuleCallObserver:
@@ -29,26 +34,48 @@ class ModuleCallObserver:
 
     `enter` returns a token, or None when the call is not to be observed; `exit` then is not called. Both run
     outside the call itself, so neither ever stands in a traceback of the user's. They must not raise.
+
+    Attributes:
+        code: Code of the method while every call is observed.
+        root_code: Its code while those of some modules are; None where that was not asked for.
+        is_installed: Whether either is in place.
     """
 
-    def __init__(self, enter: Enter, leave: Exit) -> None:
+    def __init__(self, enter: Enter, leave: Exit, *, finds_roots: bool = False) -> None:
         """Prepares the re-compiled method.
+
+        Args:
+            enter: Called before a call.
+            leave: Called after it.
+            finds_roots: `install_for` will be used.
 
         Raises:
             RuntimeError: This torch's call method is not one that can be re-compiled.
         """
         self._function: FunctionType = torch.nn.Module._wrapped_call_impl  # type: ignore[assignment]
         self._original: CodeType = self._function.__code__
-        self.code: CodeType = _observed(self._function)
-        self._callbacks: dict[str, Any] = {_ENTER: enter, _EXIT: leave}
+        self.code: CodeType = _observed(self._function, _EVERY_CALL)
+        self.root_code: CodeType | None = _observed(self._function, _ROOT_CALLS) if finds_roots else None
+        self._callbacks: dict[str, Any] = {_ENTER: enter, _EXIT: leave, _ID: id, _ROOTS: {}}
         self.is_installed = False
 
     def install(self) -> None:
-        """Starts observing."""
-        if not self.is_installed:
-            self._function.__globals__.update(self._callbacks)
-            self._function.__code__ = self.code
-            self.is_installed = True
+        """Starts observing every call."""
+        self._install(self.code)
+
+    def install_for(self, ids: Container[int]) -> None:
+        """Starts observing the calls of some modules alone, by their places in memory.
+
+        Where another object is there by now, that is observed; `enter` tells them apart.
+        """
+        assert self.root_code is not None
+        self._callbacks[_ROOTS] = ids
+        self._install(self.root_code)
+
+    def _install(self, code: CodeType) -> None:
+        self._function.__globals__.update(self._callbacks)
+        self._function.__code__ = code
+        self.is_installed = True
 
     def remove(self) -> None:
         """Puts torch's own code back; calls under way still end through `exit`."""
@@ -57,7 +84,7 @@ class ModuleCallObserver:
             self.is_installed = False
 
 
-def _observed(function: FunctionType) -> CodeType:
+def _observed(function: FunctionType, entry: str) -> CodeType:
     if function.__closure__:
         raise RuntimeError("torch.nn.Module._wrapped_call_impl has become a closure")
     try:
@@ -75,7 +102,7 @@ def _observed(function: FunctionType) -> CodeType:
         for name in ("col_offset", "end_col_offset"):
             if hasattr(node, name):
                 setattr(node, name, getattr(node, name) + indent)
-    definition.body = _wrapped(definition.body)
+    definition.body = _wrapped(definition.body, entry)
     ast.fix_missing_locations(tree)
     module_code = compile(tree, function.__code__.co_filename, "exec", dont_inherit=True)
     code = next(c for c in module_code.co_consts if isinstance(c, CodeType))
@@ -84,7 +111,7 @@ def _observed(function: FunctionType) -> CodeType:
     return code.replace(co_qualname=function.__code__.co_qualname)
 
 
-def _wrapped(body: list[ast.stmt]) -> list[ast.stmt]:
+def _wrapped(body: list[ast.stmt], entry_expression: str) -> list[ast.stmt]:
     """Puts a function body between entry and exit.
 
     The names are looked up in torch.nn.modules.module's globals; `torch.compiler.is_compiling` guards nothing
@@ -92,7 +119,7 @@ def _wrapped(body: list[ast.stmt]) -> list[ast.stmt]:
     """
     frame = ast.parse(
         f"""
-__memprof_token = {_ENTER}(self, args, kwargs)
+__memprof_token = {entry_expression}
 try:
     pass
 except BaseException as __memprof_error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from pathlib import Path
 from types import CodeType
 from typing import TYPE_CHECKING, Any
@@ -54,6 +54,7 @@ class Observation:
         watch: How the step under way is observed.
         is_paused: Whether nothing is recorded until the next step begins.
         thread: The thread observed.
+        has_ended: The window is over: what is recorded from then on is larger steps.
         progress: Where in the step the job is.
     """
 
@@ -63,6 +64,7 @@ class Observation:
         window: Window,
         rounds: OptimizerRounds,
         module_call: CodeType,
+        root_call: CodeType | None,
         *,
         is_late: bool,
         can_hear: bool,
@@ -78,6 +80,7 @@ class Observation:
             window: Which steps to record.
             rounds: The job's optimizers.
             module_call: Code of the function around every module call.
+            root_call: Its code while only calls of models are observed, if they ever are.
             is_late: Tensors were made before the allocator's table was switched on.
             can_hear: The allocator's table is there, so that native events are complete.
             on_fault: Told when logging an operator failed.
@@ -101,7 +104,7 @@ class Observation:
         log.record("start", describe_process(window, is_late=is_late))
         self._remarks = RemarkReader()
         self._registry = ModuleRegistry(log)
-        self._stacks = StackTable(log, module_call)
+        self._stacks = StackTable(log, module_call, root_call)
         self._sources = MemorySources(log, can_hear=can_hear)
         self._times = OperatorTimes(log)
         self._mode = OperatorMode(
@@ -128,6 +131,8 @@ class Observation:
         self._stated_holders = 0
         self._sampled_rss_ns = 0
         self._has_new_gradients = False
+        self._noted: set[str] = set()
+        self.has_ended = False
 
     @property
     def is_recording(self) -> bool:
@@ -171,8 +176,13 @@ class Observation:
             wait_for_device()
         self._step_start_ns = time.time_ns()
 
-    def end_step(self, step: int) -> None:
-        """Ends the step under way."""
+    def end_step(self, step: int, *, is_whole: bool = True) -> None:
+        """Ends the step under way.
+
+        Args:
+            step: Its number.
+            is_whole: It is over in the job, too.
+        """
         if not self.is_recording:
             wait_for_device()
         end_ns = time.time_ns()
@@ -184,7 +194,36 @@ class Observation:
             self._sources.cut()
             self._log.sample_rss()
         # Where the job's own profiler took over, the rest of the step was not heard.
-        self._write_step(step, end_ns, is_complete=self._sources.is_open or not self.is_recording)
+        self._write_step(step, end_ns, is_complete=is_whole and (self._sources.is_open or not self.is_recording))
+
+    def rest(self) -> None:
+        """Records nothing from here on until `record_again`: the window is over."""
+        self._slide_out()
+        self._sources.stop()
+        self._sources.forget()
+        self.watch, self.is_paused = Watch.RESTING, False
+        if not self.has_ended:
+            self.has_ended = True
+            self._write_notes()
+            self._failures.note_optimizers()
+            # Now, since the job may be killed any time later: the recording that was asked for is whole.
+            self._log.record("end", {"reason": "the window is over", "time_ns": time.time_ns()})
+        self._failures.release()
+        self._log.flush()
+
+    def record_again(self) -> None:
+        """Records from here on, after `rest`, and after the allocator's table was switched on again."""
+        self._is_late = True
+        self.begin_step(Watch.RECORDED)
+
+    def look_at(self, module: torch.nn.Module) -> int:
+        """Returns the number of a model that is called outside backward, -1 for any other call."""
+        return -1 if torch._C._current_graph_task_id() != -1 else self._registry.root_number(module)
+
+    @property
+    def root_ids(self) -> Container[int]:
+        """Places of the models in memory, kept up to date."""
+        return self._registry.root_ids
 
     def pause(self) -> None:
         """Stops to record, and leaves out what has run of the step under way: it begins anew when that goes on."""
@@ -205,16 +244,13 @@ class Observation:
         if is_inside_step and self.is_recording and self.step_ops:
             self._write_step(step, end_ns, is_complete=False)
         self.watch = Watch.CLOSED
-        for sentence in self._dry.notes() if self._dry is not None else ():
-            self.note(sentence)
-        for name in sorted(self._mode.not_followed):
-            self.note(f"{name}: what this higher-order operator runs was not seen; it is recorded as one operator")
-        if self._log.names_left_out:
-            self.note(TOO_MANY_NAMES)
+        self._write_notes()
         self._sources.forget()
-        self._failures.note_optimizers()
+        if not self.has_ended:
+            self._failures.note_optimizers()
         self._failures.release()
-        self._log.close([*self._remarks.fresh(), ("end", {"reason": reason, "time_ns": end_ns})])
+        end = [] if self.has_ended else [("end", {"reason": reason, "time_ns": end_ns})]
+        self._log.close([*self._remarks.fresh(), *end])
 
     def give_up(self, fault: str) -> None:
         """Ends a recording that failed; sessions inside backward wait for `drop_sessions`."""
@@ -255,8 +291,10 @@ class Observation:
         self._failures.end_with(error, step if is_open else -1, last_op, is_open=is_open)
 
     def note(self, sentence: str) -> None:
-        """Writes a sentence for the reader of the trace."""
-        self._log.record("notes", sentence)
+        """Writes a sentence for the reader of the trace, once."""
+        if sentence not in self._noted:
+            self._noted.add(sentence)
+            self._log.record("notes", sentence)
 
     def is_mine(self) -> bool:
         """Whether this is the observed thread, or one that runs its backward on a device."""
@@ -380,6 +418,14 @@ class Observation:
                 "is_complete": is_complete,
             },
         )
+
+    def _write_notes(self) -> None:
+        for sentence in self._dry.notes() if self._dry is not None else ():
+            self.note(sentence)
+        for name in sorted(self._mode.not_followed):
+            self.note(f"{name}: what this higher-order operator runs was not seen; it is recorded as one operator")
+        if self._log.names_left_out:
+            self.note(TOO_MANY_NAMES)
 
     def _state_models(self) -> None:
         self._stated_holders = self._registry.holders

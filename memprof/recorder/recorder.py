@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from memprof.recorder.after_window import AfterWindow
 from memprof.recorder.aside import StepsAside
 from memprof.recorder.construction import is_within_constructor
 from memprof.recorder.faults import explain_fault, raise_if_of_job, write_fault
@@ -75,8 +76,9 @@ class Recorder:
         self._dry = dry
         self._table = AllocatorTable()
         self._rounds = OptimizerRounds()
-        self._calls = ModuleCallObserver(self._enter, self._leave)
+        self._calls = ModuleCallObserver(self._enter, self._leave, finds_roots=window.goes_on)
         self._guard = ProfilerGuard(self._make_way)
+        self._after = AfterWindow(self._calls, self._guard, self._table) if window.goes_on else None
         self._updates = UpdateHooks(self._before_update, self._after_update)
         self._observation: Observation | None = None
         self._step = 0
@@ -170,7 +172,7 @@ class Recorder:
                 if self.failure:
                     self._observation.drop_sessions()
                 elif not self.is_closed:
-                    self._note_aside(self._observation)
+                    self._write_last_notes(self._observation)
                     self._observation.close(self._step, reason, is_inside_step=True)
             self._remove()
             clear_leftovers()
@@ -203,6 +205,10 @@ class Recorder:
             if not observation.progress.calls and torch._C._current_graph_task_id() == -1:
                 observation.progress.leave_backward()
                 self._end_step_without_optimizer(observation)
+            if self._after is not None and self._after.begins_step(observation, module) and not self._tells_steps():
+                self._end_step(observation)
+            if self._after is not None and self._after.look(observation, module, args, kwargs):
+                self._after.end_part(observation, self._step)
             if observation.is_recording:
                 with untraced():
                     call = observation.open_call(module, args, kwargs)
@@ -285,6 +291,10 @@ class Recorder:
 
     # -- steps --------------------------------------------------------------------------------------------------
 
+    def _tells_steps(self) -> bool:
+        """Whether the job says where its steps end: by the updates of an optimizer, or in so many words."""
+        return self._rounds.has_optimizers or self._has_manual_steps
+
     def _should_begin(self) -> bool:
         if is_within_constructor():
             return False
@@ -305,6 +315,7 @@ class Recorder:
             self._window,
             self._rounds,
             self._calls.code,
+            self._calls.root_code,
             is_late=self._is_late,
             can_hear=self._table.is_available,
             on_fault=self._fail,
@@ -319,11 +330,17 @@ class Recorder:
         self._has_pending_end = False
         self._aside.has_begun = self._aside.is_lost = False
         watch = self._window.watch(self._step - self._aside.moved)
-        if watch in (Watch.TIMED, Watch.PLAIN) and not self._rounds.has_optimizers and not self._has_manual_steps:
-            watch = Watch.CLOSED  # without the dispatch mode nothing tells where such a job's steps end
+        if watch in (Watch.TIMED, Watch.PLAIN) and not self._tells_steps():
+            # Without the dispatch mode nothing tells where such a job's steps end.
+            watch = Watch.CLOSED if self._after is None else Watch.RESTING
         if watch is Watch.CLOSED:
             self._close(observation, "the window is over")
             self._stops_job = self._window.stop
+            return
+        if watch is Watch.RESTING and self._after is not None:
+            if not observation.has_ended:
+                self._note_aside(observation)
+            self._after.begin_step(observation)
             return
         if watch is not Watch.PLAIN and self._dry is None and is_job_profiling():
             self._aside.is_due = self._aside.is_lost = True
@@ -337,9 +354,13 @@ class Recorder:
     def _end_step(self, observation: Observation) -> None:
         if self._aside.is_due:
             observation.step_aside(self._step)
-        observation.end_step(self._step)
+        if observation.watch is not Watch.RESTING:
+            observation.end_step(self._step)
         if self._aside.is_lost:
             self._aside.pass_over(self._step, self._window)
+        if self._after is not None:
+            is_recorded = observation.watch is Watch.RECORDED and not self._aside.is_lost
+            self._after.end_step(observation, self._step, is_recorded=is_recorded)
         self._step += 1
         self._begin_step(observation)
 
@@ -350,21 +371,27 @@ class Recorder:
 
     def _end_step_without_optimizer(self, observation: Observation) -> None:
         """Ends the step of a job without an optimizer, where a model is called again after backward."""
-        if self._rounds.has_optimizers or self._has_manual_steps:
+        if self._tells_steps() or observation.watch is Watch.RESTING:
             return
         if observation.progress.backward_rounds:
             self._rounds.meet(live_objects(torch.optim.Optimizer))  # made since the recording began
             if not self._rounds.has_optimizers:
                 self._end_step(observation)
-        elif observation.step_ops > _ONE_WINDOW_OPS:
+        elif observation.step_ops > _ONE_WINDOW_OPS and not observation.has_ended:
             observation.note(f"the job has no steps: a window of {_ONE_WINDOW_OPS:,} operators was recorded")
             observation.end_step(self._step)
             self._close(observation, "the window is over")
 
     def _close(self, observation: Observation, reason: str) -> None:
-        self._note_aside(observation)
+        self._write_last_notes(observation)
         observation.close(self._step, reason, is_inside_step=False)
         self._remove()
+
+    def _write_last_notes(self, observation: Observation) -> None:
+        if not observation.has_ended:
+            self._note_aside(observation)
+        if self._after is not None:
+            self._after.write_notes(observation, self._step)
 
     def _note_aside(self, observation: Observation) -> None:
         for sentence in self._aside.notes():

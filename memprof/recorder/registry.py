@@ -19,6 +19,7 @@ class ModuleRegistry:
 
     Attributes:
         holders: How many modules with parameters or buffers of their own have been met.
+        root_ids: Numbers of the models by their place in memory, where something else may be by now.
     """
 
     def __init__(self, log: RawLog) -> None:
@@ -28,6 +29,7 @@ class ModuleRegistry:
         self._numbers: dict[int, tuple[weakref.ref[torch.nn.Module], int]] = {}
         self._met = 0
         self._roots: dict[int, weakref.ref[torch.nn.Module]] = {}
+        self.root_ids: dict[int, int] = {}
         self._root_count = 0
         self._parameters: dict[int, tuple[weakref.ref[Any], str, int]] = {}
 
@@ -61,6 +63,11 @@ class ModuleRegistry:
             if root is not None:
                 yield root
 
+    def root_number(self, module: torch.nn.Module) -> int:
+        """Returns the number of a model, -1 for what is no model, or a part of one."""
+        number = self.root_ids.get(id(module), -1)
+        return number if number >= 0 and self._roots[number]() is module else -1
+
     def parameter(self, tensor: torch.Tensor) -> tuple[str, int]:
         """Returns a parameter's qualified name and its module's number; "" and -1 when no model has it."""
         known = self._parameters.get(id(tensor))
@@ -74,6 +81,7 @@ class ModuleRegistry:
 
     def _add_root(self, root: torch.nn.Module) -> None:
         self._roots[self._root_count] = weakref.ref(root)
+        self.root_ids[id(root)] = self._root_count
         self._walk(self._root_count, root)
         self._root_count += 1
 
@@ -82,6 +90,8 @@ class ModuleRegistry:
             root = reference()
             if root is None:
                 del self._roots[number]
+                for key in [key for key, root in self.root_ids.items() if root == number]:
+                    del self.root_ids[key]
             else:
                 self._walk(number, root)
 

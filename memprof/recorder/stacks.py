@@ -27,15 +27,16 @@ class StackTable:
         storing: Of each stack, the phase code where it saves or loads, else -1; the outermost such call counts.
     """
 
-    def __init__(self, log: RawLog, boundary: CodeType | None) -> None:
+    def __init__(self, log: RawLog, boundary: CodeType | None, other: CodeType | None = None) -> None:
         """Makes an empty table.
 
         Args:
             log: Where new stacks are written, as [parent number, frames innermost first].
             boundary: Code of the function around every module call, where an inner part ends; None for whole stacks.
+            other: Another such code.
         """
         self._log = log
-        self._boundary = boundary
+        self._boundary, self._other = boundary, other or boundary
         self._codes: dict[int, CodeType] = {}  # keeps the codes alive, so that an id names one code for good
         self._numbers: dict[tuple[int, ...], int] = {}
         self._has_checkpoint: list[bool] = []
@@ -45,11 +46,11 @@ class StackTable:
     def number(self, frame: FrameType | None, parent: int) -> int:
         """Returns the number of the stack that starts at `frame` and, from the boundary outwards, is `parent`."""
         key = []
-        boundary = self._boundary
+        boundary, other = self._boundary, self._other
         here = frame
         while here is not None:
             code = here.f_code
-            if code is boundary and here is not frame:
+            if (code is boundary or code is other) and here is not frame:
                 key.append(parent)
                 break
             key.append(id(code))

@@ -14,7 +14,12 @@ class Watch(Enum):
     RECORDED = "recorded"  # operators and allocations
     TIMED = "timed"  # operator times, without the dispatch mode
     PLAIN = "plain"  # nothing but the clock
-    CLOSED = "closed"  # after the window
+    RESTING = "resting"  # after the window: the sizes of what models are called with, until they are larger
+    CLOSED = "closed"  # after everything
+
+
+#: After the window, steps are looked at for as long as this, and then no more.
+_MOST_RESTING = 100_000
 
 
 @dataclass(frozen=True)
@@ -26,12 +31,14 @@ class Window:
         steps: Steps to record.
         stop: End the job after the window.
         is_dry: Nothing is timed after it: the job is a dry run.
+        goes_on: Steps after it that have larger inputs than all recorded ones are recorded as well.
     """
 
     skip: int = 2
     steps: int = 3
     stop: bool = False
     is_dry: bool = False
+    goes_on: bool = False
 
     def __post_init__(self) -> None:
         """Checks the numbers.
@@ -51,4 +58,5 @@ class Window:
             return Watch.RECORDED
         if self.is_dry:
             return Watch.CLOSED
-        return {0: Watch.TIMED, 1: Watch.PLAIN}.get(after, Watch.CLOSED)
+        last = Watch.RESTING if self.goes_on and after < 2 + _MOST_RESTING else Watch.CLOSED
+        return {0: Watch.TIMED, 1: Watch.PLAIN}.get(after, last)

@@ -73,6 +73,10 @@ ACTIONS = (
 )
 
 
+#: Name of the two rows of operators that stand for a gap: all alive is freed by the first, and what is alive made anew.
+NOT_RECORDED = "(not recorded)"
+
+
 @dataclass(frozen=True)
 class Column:
     """What one column holds.

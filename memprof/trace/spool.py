@@ -132,6 +132,9 @@ DRY_RUN = "dry-run"
 #: forward), and to the `node_sequence` of nodes that were made there.
 OTHER_THREAD = 2**40
 
+#: Beginning of the note on the step whose inputs were larger than those of all recorded ones.
+MISSED_STEP = "not recorded: "
+
 # Flags of the `operators` stream.
 FLAG_GRAD_ENABLED = 1
 FLAG_RNG = 2

@@ -7,13 +7,14 @@ from collections import Counter
 import numpy as np
 
 from memprof.trace.cut import cuttable_steps
-from memprof.trace.schema import Ints, Ops, Steps
+from memprof.trace.schema import NOT_RECORDED, Ints, Ops, Steps
 
 
 def find_steady_step(steps: Steps, ops: Ops) -> int | None:
     """Finds the last of the steps that run the operators most recorded steps run.
 
-    Complete steps go before those the recording ends in, and recorded ones before the warm-up.
+    Complete steps go before those the recording ends in, recorded ones before the warm-up, and those of the window
+    before later ones, whose inputs are larger.
 
     Args:
         steps: Every step seen.
@@ -25,9 +26,17 @@ def find_steady_step(steps: Steps, ops: Ops) -> int | None:
     for kind in ("recorded", "warm_up"):
         for is_complete in (True, False):
             rows = np.flatnonzero(cuttable_steps(steps) & (steps.kind == kind) & (steps.is_complete == is_complete))
+            rows = _of_window(steps, rows, ops)
             if len(rows):
                 return int(steps.step[_last_of_most(steps, rows, ops)])
     return None
+
+
+def _of_window(steps: Steps, rows: Ints, ops: Ops) -> Ints:
+    """Returns the rows before the first gap, or all where none is."""
+    gaps = ops.op_id[ops.name == NOT_RECORDED]
+    before = rows[steps.first_op_id[rows] < gaps.min(initial=np.iinfo(np.int64).max)]
+    return before if len(before) else rows
 
 
 def _last_of_most(steps: Steps, rows: Ints, ops: Ops) -> int:

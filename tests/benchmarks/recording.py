@@ -28,7 +28,13 @@ class Job:
 
     def recorded(self, output: Path, *, skip: int = 2, steps: int = 3) -> list[str]:
         """Returns the command that records it."""
-        window = ["--skip", str(skip), "--steps", str(steps)]
+        return self._recorded(output, "--skip", str(skip), "--steps", str(steps))
+
+    def followed(self, output: Path) -> list[str]:
+        """Returns the command that records it in the default window, and larger steps behind that."""
+        return self._recorded(output)
+
+    def _recorded(self, output: Path, *window: str) -> list[str]:
         record = ["record", "-q", "-f", "-o", str(output), *window]
         return [sys.executable, "-m", "memprof.cli.main", *record, str(self.script), *self.arguments]
 

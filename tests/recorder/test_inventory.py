@@ -63,13 +63,13 @@ import torch, torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
-from memprof.recorder.inventory import _plain_tensors, storage_span
+from memprof.recorder.inventory import plain_tensors, storage_span
 
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 layer = torch.nn.Linear(4, 4)
 fully_shard(layer, mesh=init_device_mesh("cpu", (1,)))
 assert isinstance(layer.weight, DTensor)
-assert [storage_span(part) for part in _plain_tensors(layer.weight)] == [storage_span(layer.weight.to_local())]
+assert [storage_span(part) for part in plain_tensors(layer.weight)] == [storage_span(layer.weight.to_local())]
 assert storage_span(layer.weight.to_local())[1] == 64
 dist.destroy_process_group()
 """

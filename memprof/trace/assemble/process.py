@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +12,18 @@ from memprof.trace.assemble.describe import build_manifest, read_speed
 from memprof.trace.assemble.device_events import allocator_events
 from memprof.trace.assemble.device_samples import device_samples
 from memprof.trace.assemble.failures import failure_table, kept_for_backward
+from memprof.trace.assemble.heard import CPU
 from memprof.trace.assemble.history import segment_table
+from memprof.trace.assemble.join import join
 from memprof.trace.assemble.light.process import assemble_light, is_light
 from memprof.trace.assemble.links import saved_for_backward
 from memprof.trace.assemble.operators import durations, module_calls, operator_table, partners_by_step
 from memprof.trace.assemble.optimizers import optimizer_table
-from memprof.trace.assemble.recording import Recording, open_recordings
+from memprof.trace.assemble.recording import Recording, open_later, open_recordings
 from memprof.trace.assemble.roofline import roofline, with_roofline
 from memprof.trace.assemble.steps import step_table
 from memprof.trace.assemble.storages import memory_samples, memory_tables, workspace_bytes
-from memprof.trace.manifest import Manifest
+from memprof.trace.manifest import Manifest, Speed
 from memprof.trace.schema import (
     AllocatorEvents,
     DeviceMemory,
@@ -100,14 +103,47 @@ def _assemble(
     launch: Mapping[str, Any],
     exit_record: Mapping[str, Any] | None,
 ) -> tuple[Manifest, dict[type[Table], Table]]:
+    speed = read_speed(folder, exit_record)
+    part = _tables(recording, speed, exit_record)
+    tables = part.tables
+    for later in open_later(recording.spool, recording.heard.device):
+        tables = join(tables, _tables(later, speed, exit_record, is_later=True).tables)
+    steps, ops, modules = tables[Steps], tables[Ops], tables[Modules]
+    assert isinstance(steps, Steps)
+    assert isinstance(ops, Ops)
+    assert isinstance(modules, Modules)
+    notes = (*recording.spool.records.get("notes", []), *part.notes, *_device_notes(recording.heard.device, devices))
+    manifest = build_manifest(recording, launch, exit_record, steps, ops, modules, part.op_times, notes, speed)
+    return manifest, tables
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A stretch of the recording without a gap.
+
+    Attributes:
+        tables: Its tables.
+        notes: What a reader must know of them.
+        op_times: How the durations of operators are known.
+    """
+
+    tables: dict[type[Table], Table]
+    notes: tuple[str, ...]
+    op_times: str
+
+
+def _tables(
+    recording: Recording, speed: Speed, exit_record: Mapping[str, Any] | None, *, is_later: bool = False
+) -> _Part:
+    """Makes the tables of a stretch; a later one ran other sizes than the timed step."""
     modules = texts.module_table(recording.spool)
     calls = module_calls(recording)
     stacks, stack_rows = texts.stack_table(recording.spool, recording.raw["stack"])
     ops = operator_table(recording, modules, calls, stack_rows)
     partners = partners_by_step(recording)
-    speed = read_speed(folder, exit_record)
     is_dry = recording.epoch.source == DRY_RUN
-    duration_us, op_times = roofline(recording, ops, speed) if is_dry else durations(recording, partners)
+    timed = {} if is_later and recording.heard.device == CPU else partners
+    duration_us, op_times = roofline(recording, ops, speed) if is_dry else durations(recording, timed)
     memory = memory_tables(recording, modules, ops, partners)
     ops = ops.replace(duration_us=duration_us, workspace_bytes=workspace_bytes(memory.storages, memory.counter))
     steps = step_table(recording.spool, ops.step, recording.is_real)
@@ -129,9 +165,7 @@ def _assemble(
         Optimizers: optimizer_table(recording.spool),
         Stacks: stacks,
     }
-    notes = (*recording.spool.records.get("notes", []), *memory.notes, *_device_notes(recording.heard.device, devices))
-    manifest = build_manifest(recording, launch, exit_record, steps, ops, modules, op_times, notes, speed)
-    return manifest, tables
+    return _Part(tables, memory.notes, op_times)
 
 
 def _device_notes(device: str, devices: tuple[str, ...]) -> list[str]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from memprof.trace.assemble import texts
 from memprof.trace.assemble.heard import Heard, devices_of, hear, within
-from memprof.trace.assemble.steps import Epoch, choose_epoch, last_heard_ns, number_steps
+from memprof.trace.assemble.steps import Epoch, choose_epoch, last_heard_ns, later_epochs, number_steps
 from memprof.trace.assemble.timeline import Timeline, merge
 from memprof.trace.schema import NONE, Bools, Ints
 from memprof.trace.spool import Spool
@@ -24,6 +24,7 @@ class Recording:
         epoch: The part that is told.
         heard: What was heard of the memory of the device that is told.
         is_cut_off: The process ended without closing the recording.
+        is_late: Memory was taken before this part that the allocator kept no account of.
         raw: Columns of the raw operators told. Shape (raw,) each.
         timeline: Rows and events in one order.
         names: Interned names.
@@ -39,6 +40,7 @@ class Recording:
     epoch: Epoch
     heard: Heard
     is_cut_off: bool
+    is_late: bool
     raw: dict[str, Ints]
     timeline: Timeline
     names: list[str]
@@ -80,7 +82,14 @@ def open_recordings(spool: Spool) -> list[Recording]:
     return [recording for recording in found if recording is not None]
 
 
-def _open(spool: Spool, epoch: Epoch | None, device: str) -> Recording | None:
+def open_later(spool: Spool, device: str) -> list[Recording]:
+    """Opens what was recorded of a device after the window, part by part."""
+    epochs = [epoch for epoch in later_epochs(spool) if device in devices_of(spool, epoch)]
+    found = [_open(spool, epoch, device, is_late=True) for epoch in epochs]
+    return [recording for recording in found if recording is not None]
+
+
+def _open(spool: Spool, epoch: Epoch | None, device: str, *, is_late: bool = False) -> Recording | None:
     if epoch is None or not spool.records.get("start"):
         return None
     is_cut_off = not spool.records.get("end")
@@ -101,6 +110,7 @@ def _open(spool: Spool, epoch: Epoch | None, device: str) -> Recording | None:
         epoch=epoch,
         heard=heard,
         is_cut_off=is_cut_off,
+        is_late=is_late or bool(spool.records["start"][0]["is_late"]),
         raw=raw,
         timeline=timeline,
         names=texts.listed(spool, "names"),

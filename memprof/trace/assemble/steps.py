@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -34,14 +34,45 @@ class Epoch:
 
 
 def choose_epoch(spool: Spool) -> Epoch | None:
-    """Returns the epoch with the most recorded steps, the latest of those; None when nothing was recorded.
+    """Returns the epoch with the most recorded steps of the window, the latest of those; None where nothing was.
 
     Recording pauses where steps are skipped, between steps where it is told to, or where the job's own profiler runs.
     What was alive is then known anew, but the lives of storages do not join across the gap.
     """
+    end_ns = _window_end_ns(spool)
+    epochs = [epoch for epoch in _epochs(spool) if epoch.start_ns <= end_ns]
+    steps = spool.records.get("steps", [])
+
+    def weight(epoch: Epoch) -> tuple[int, int, int]:
+        inside = [step for step in steps if _holds(epoch, step) and step["is_complete"]]
+        recorded = sum(s["kind"] == "recorded" for s in inside)
+        return recorded, sum(s["kind"] in OBSERVED for s in inside), epoch.first_op
+
+    return max(epochs, key=weight, default=None)
+
+
+def later_epochs(spool: Spool) -> list[Epoch]:
+    """Returns the epochs after the window, up to the end of the last step recorded in each."""
+    end_ns = _window_end_ns(spool)
+    found = []
+    for epoch in _epochs(spool):
+        ends = [step["end_op"] for step in spool.records.get("steps", []) if _holds(epoch, step)]
+        if epoch.start_ns > end_ns and ends:
+            found.append(replace(epoch, end_op=max(ends)))
+    return [epoch for epoch in found if epoch.end_op > epoch.first_op]
+
+
+def _window_end_ns(spool: Spool) -> int:
+    """Returns when the window was over; a moment after everything where it was not."""
+    return min((end["time_ns"] for end in spool.records.get("end", [])), default=np.iinfo(np.int64).max)
+
+
+def _holds(epoch: Epoch, step: dict[str, Any]) -> bool:
+    return bool(epoch.first_op <= step["first_op"] and step["end_op"] <= epoch.end_op and step["kind"] in OBSERVED)
+
+
+def _epochs(spool: Spool) -> list[Epoch]:
     starts: list[dict[str, Any]] = spool.records.get("epochs", [])
-    if not starts:
-        return None
     operators = len(spool.rows["operators"])
     never = np.iinfo(np.int64).max
     pauses: list[dict[str, Any]] = spool.records.get("pauses", [])
@@ -51,17 +82,7 @@ def choose_epoch(spool: Spool) -> Epoch | None:
         within = (pause for pause in pauses if start["time_ns"] <= pause["time_ns"] < following["time_ns"])
         end = next(within, following)
         epochs.append(Epoch(start["op"], end["op"], start["time_ns"], end["time_ns"], start["source"]))
-    epochs = [epoch for epoch in epochs if epoch.end_op > epoch.first_op]
-    steps = spool.records.get("steps", [])
-
-    def weight(epoch: Epoch) -> tuple[int, int, int]:
-        inside = [
-            s for s in steps if epoch.first_op <= s["first_op"] and s["end_op"] <= epoch.end_op and s["is_complete"]
-        ]
-        recorded = sum(s["kind"] == "recorded" for s in inside)
-        return recorded, sum(s["kind"] in OBSERVED for s in inside), epoch.first_op
-
-    return max(epochs, key=weight, default=None)
+    return [epoch for epoch in epochs if epoch.end_op > epoch.first_op]
 
 
 def last_heard_ns(spool: Spool, epoch: Epoch) -> int:

@@ -279,10 +279,9 @@ def _elsewhere(recording: Recording, lives: Lives) -> Elsewhere:
 
 def _has_totals(recording: Recording) -> bool:
     """Whether the allocator told its own count with every event, and all that it counts is known."""
-    is_late = recording.spool.records["start"][0]["is_late"]
     totals = recording.heard.total
     # On a device everything in use is known from its allocator, whenever the recorder came.
-    is_incomplete = is_late and recording.heard.device == CPU
+    is_incomplete = recording.is_late and recording.heard.device == CPU
     return recording.epoch.source == "native" and not is_incomplete and len(totals) > 0 and bool(totals[0] >= 0)
 
 

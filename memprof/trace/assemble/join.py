@@ -1,0 +1,187 @@
+"""Puts what was recorded after the window behind the window: one trace, with a gap between the two.
+
+Nothing is known of the gap but what is alive after it. Two rows stand for it, in a step that was not recorded: all that
+was alive at the end of the first part is freed by the first of them, all that is alive at the beginning of the second
+is made by the other. So a storage that lives on is two, and neither is counted in the steps of the other part.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TypeVar
+
+import numpy as np
+
+from memprof.trace.assemble.texts import as_texts
+from memprof.trace.schema import (
+    NONE,
+    NOT_RECORDED,
+    AllocatorEvents,
+    Floats,
+    Ints,
+    Memory,
+    ModuleCalls,
+    Ops,
+    OutOfMemory,
+    Saved,
+    Stacks,
+    Steps,
+    Storages,
+    Table,
+    Uses,
+)
+
+T = TypeVar("T", bound=Table)
+Tables = dict[type[Table], Table]
+
+_GAP_ROWS = 2
+_OF_OPS = ("op_id", "first_op_id", "last_op_id", "forward_op_id", "created_op_id", "freed_op_id", "released_op_id")
+
+
+def join(first: Mapping[type[Table], Table], second: Mapping[type[Table], Table]) -> Tables:
+    """Joins the tables of two parts of one process's recording, both of the same device.
+
+    Tables that are of the whole process are those of the first part: models, optimizers, samples of devices.
+
+    Args:
+        first: The earlier part.
+        second: The later one; at least one step of it is recorded.
+
+    Returns:
+        The tables of both.
+    """
+    parts = _Parts(first, second)
+    ops, later_ops = parts.of(Ops)
+    gap_step = max(int(later_ops.step[0]) - 1, 0)
+    gap_us = np.array([ops.start_us[-1] if len(ops) else later_ops.start_us[0], later_ops.start_us[0]])
+    gap = Ops.of(
+        op_id=len(ops) + np.arange(_GAP_ROWS),
+        step=[gap_step] * _GAP_ROWS,
+        phase=as_texts(["other"] * _GAP_ROWS),
+        name=as_texts([NOT_RECORDED] * _GAP_ROWS),
+        kind=as_texts(["allocation"] * _GAP_ROWS),
+        start_us=gap_us,
+    )
+    storages, later_storages = parts.of(Storages)
+    ended = np.where(storages.freed_op_id == NONE, gap.op_id[0], storages.freed_op_id)
+    made = np.where(later_storages.created_op_id == NONE, gap.op_id[1], parts.shifted(later_storages).created_op_id)
+    calls, later_calls = parts.of(ModuleCalls)
+    moved = parts.shifted(later_calls)
+    return {
+        **first,
+        Ops: _stack([ops, gap, parts.shifted(later_ops)]),
+        Storages: _numbered(
+            [
+                storages.replace(freed_op_id=ended),
+                parts.shifted(later_storages).replace(created_op_id=made),
+            ],
+            "storage_id",
+        ),
+        Uses: _stack([parts.first(Uses), parts.shifted(parts.second(Uses))]),
+        Saved: _stack([parts.first(Saved), parts.shifted(parts.second(Saved))]),
+        Memory: _stack([parts.first(Memory), parts.shifted(parts.second(Memory))]),
+        ModuleCalls: _numbered(
+            [calls, moved.replace(parent_call_id=_moved(later_calls.parent_call_id, len(calls)))], "module_call_id"
+        ),
+        AllocatorEvents: _numbered(
+            [parts.first(AllocatorEvents), parts.shifted(parts.second(AllocatorEvents))], "index"
+        ),
+        OutOfMemory: parts.failures(),
+        Stacks: parts.stacks,
+        Steps: _with_gap(parts.steps(), gap_step, gap_us),
+    }
+
+
+class _Parts:
+    """Two parts, and what of the second is counted on from the first."""
+
+    def __init__(self, first: Mapping[type[Table], Table], second: Mapping[type[Table], Table]) -> None:
+        self._first, self._second = first, second
+        self._ops = len(_table(first, Ops)) + _GAP_ROWS
+        self._storages = len(_table(first, Storages))
+        known: dict[str, int] = {}
+        rows = [
+            np.array(
+                [known.setdefault(str(text), len(known)) for text in _table(part, Stacks).frames] + [NONE],
+                dtype=np.int64,
+            )
+            for part in (first, second)
+        ]
+        self._first_stack_rows, self._second_stack_rows = rows
+        self.stacks = Stacks.of(stack_id=np.arange(len(known)), frames=as_texts(list(known)))
+
+    def first(self, kind: type[T]) -> T:
+        """Returns a table of the first part."""
+        return _with_stacks(_table(self._first, kind), self._first_stack_rows)
+
+    def second(self, kind: type[T]) -> T:
+        """Returns a table of the second part, with its ids as they are."""
+        return _table(self._second, kind)
+
+    def of(self, kind: type[T]) -> tuple[T, T]:
+        """Returns a table of both parts."""
+        return self.first(kind), self.second(kind)
+
+    def shifted(self, table: T) -> T:
+        """Returns a table of the second part with the ids that its rows have behind the first."""
+        columns = {name: _moved(getattr(table, name), self._ops) for name in _OF_OPS if hasattr(table, name)}
+        if hasattr(table, "storage_id"):
+            columns["storage_id"] = _moved(table.storage_id, self._storages)
+        return _with_stacks(table.replace(**columns), self._second_stack_rows)
+
+    def failures(self) -> OutOfMemory:
+        """Returns the requests that failed, each as the part tells it in which its operator ran."""
+        first, second = self.first(OutOfMemory), self.shifted(self.second(OutOfMemory))
+        both = _stack([first, second])
+        rows = np.arange(len(first))
+        return both.take(np.where((second.op_id != NONE) & (first.op_id == NONE), rows + len(first), rows))
+
+    def steps(self) -> Steps:
+        """Returns the steps; both parts list all, each with the operators that it holds."""
+        first, second = self.first(Steps), self.shifted(self.second(Steps))
+        held = dict(zip(second.step.tolist(), range(len(second)), strict=True))
+        rows = [
+            len(first) + held[step] if step in held and second.first_op_id[held[step]] != NONE else row
+            for row, step in enumerate(first.step.tolist())
+        ]
+        return _stack([first, second]).take(np.array(rows, dtype=np.int64))
+
+
+def _table(part: Mapping[type[Table], Table], kind: type[T]) -> T:
+    table = part[kind]
+    assert isinstance(table, kind)
+    return table
+
+
+def _with_gap(steps: Steps, number: int, gap_us: Floats) -> Steps:
+    """Adds the step that stands for the gap, unless it is there."""
+    if number in steps.step.tolist():
+        return steps
+    gap = Steps.of(
+        step=[number],
+        kind=as_texts(["skipped"]),
+        start_us=gap_us[:1],
+        duration_us=[np.nan],
+        is_complete=[True],
+    )
+    both = _stack([steps, gap])
+    return both.take(np.argsort(both.step, kind="stable"))
+
+
+def _moved(ids: Ints, by: int) -> Ints:
+    return np.where(ids == NONE, NONE, ids + by)
+
+
+def _with_stacks(table: T, rows: Ints) -> T:
+    return table.replace(stack_id=rows[table.stack_id]) if hasattr(table, "stack_id") else table
+
+
+def _stack(tables: list[T]) -> T:
+    names = [field.name for field in dataclasses.fields(tables[0])]
+    return type(tables[0])(**{name: np.concatenate([getattr(table, name) for table in tables]) for name in names})
+
+
+def _numbered(tables: list[T], name: str) -> T:
+    both = _stack(tables)
+    return both.replace(**{name: np.arange(len(both))})

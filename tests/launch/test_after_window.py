@@ -1,0 +1,165 @@
+"""Steps after the default window that have larger inputs than all recorded ones are recorded as well."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from memprof.trace.schema import NOT_RECORDED, Ops, Steps
+from memprof.trace.store import Trace
+
+#: Batches of these sizes; the figures printed must not depend on being recorded.
+JOB = """
+import os, sys, torch
+torch.manual_seed(0)
+torch.set_num_threads(1)
+model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.Tanh(), torch.nn.Dropout(), torch.nn.Linear(64, 32))
+optimizer = None if "manual" in sys.argv else torch.optim.AdamW(model.parameters())
+compute_loss = torch.nn.MSELoss()
+
+def update():
+    if optimizer is not None:
+        optimizer.step()
+        optimizer.zero_grad()
+        return
+    for parameter in model.parameters():
+        parameter.data.add_(parameter.grad, alpha=-0.1)
+        parameter.grad = None
+
+for step in range(60):
+    size = {40: 300, 55: 300}.get(step, 24 if "equal" in sys.argv else 10 + step * 7 % 20)
+    rows = torch.randn(size, 32)
+    loss = compute_loss(model(rows), rows)
+    loss.backward()
+    update()
+    print(step, loss.item(), torch.rand(1).item())
+    if "evaluates" in sys.argv and step % 20 == 19:
+        model.eval()
+        with torch.no_grad():
+            for _ in range(3):
+                rows = torch.randn(2000, 32)
+                print(compute_loss(model(rows), rows).item())
+        model.train()
+    if "fails" in sys.argv and step == 40:
+        raise ValueError(step)
+    if "killed" in sys.argv and step == 50:
+        os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(JOB)
+    return tmp_path
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MEMPROF_")}
+    return subprocess.run([sys.executable, *words], env=environment, capture_output=True, text=True, timeout=240)
+
+
+def record(*words: str) -> tuple[subprocess.CompletedProcess[str], Trace]:
+    name = f"{len(list(Path().glob('*.memprof')))}.memprof"
+    ended = run("-P", "-m", "memprof.cli.main", "record", "-o", name, *words)
+    return ended, Trace.open(name)
+
+
+def test_the_fullest_step_is_recorded_to_the_byte() -> None:
+    """It has the peak that it has where the window is put there; the steady step stays one of the window."""
+    plain = run("train.py")
+    ended, trace = record("train.py")
+    assert (ended.stdout, ended.returncode) == (plain.stdout, 0)
+    assert trace.recorded_steps[:3] == (2, 3, 4)
+    assert 40 in trace.recorded_steps
+    assert 55 not in trace.recorded_steps
+    assert f"in step {trace.fullest_step().number}," in ended.stderr
+    assert trace.fullest_step().number == 40
+    assert trace.steady_step().number in (2, 3, 4)
+    for number in trace.recorded_steps:
+        trace.step(number).check()
+    peaks = trace.step_peaks()
+    later = [number for number in trace.recorded_steps if number > 4]
+    assert len(later) > 1
+    for number in (later[0], 40):
+        _, alone = record("--skip", str(number), "--steps", "1", "train.py")
+        assert alone.step_peaks()[number] == peaks[number]
+    assert any(note.startswith("steps ") and "40: recorded after the window" in note for note in trace.manifest.notes)
+
+
+def test_two_rows_stand_for_each_gap() -> None:
+    """Outside of every recorded step, in one that was skipped."""
+    _, trace = record("train.py")
+    steps, ops = trace.table(Steps), trace.table(Ops)
+    gaps = np.flatnonzero(ops.name == NOT_RECORDED)
+    later = [number for number in trace.recorded_steps if number > 4]
+    assert len(gaps) == 2 * len(later)
+    for row in np.flatnonzero(steps.kind == "recorded"):
+        assert not ((gaps >= steps.first_op_id[row]) & (gaps <= steps.last_op_id[row])).any()
+    assert set(ops.step[gaps].tolist()) == {number - 1 for number in later}
+
+
+def test_equal_steps_are_recorded_as_with_a_window() -> None:
+    """The recording holds the same steps, tables and peaks as with a window that somebody asks for."""
+    (Path("train.py")).write_text(JOB.replace("{40: 300, 55: 300}", "{}"))
+    _, trace = record("train.py", "equal")
+    _, window = record("--skip", "2", "--steps", "3", "train.py", "equal")
+    assert trace.table(Steps).kind.tolist() == window.table(Steps).kind.tolist()
+    assert trace.step_peaks() == window.step_peaks()
+    assert trace.table(Ops).name.tolist() == window.table(Ops).name.tolist()
+    assert trace.manifest.notes == window.manifest.notes == ()
+    assert trace.manifest.capture == window.manifest.capture
+
+
+def test_an_evaluation_is_recorded_in_part() -> None:
+    """One batch of it, whose peak is that of the evaluation recorded whole; the report says so."""
+    plain = run("train.py", "evaluates")
+    ended, trace = record("train.py", "evaluates")
+    assert ended.stdout == plain.stdout
+    assert trace.fullest_step().number == 20
+    _, whole = record("--skip", "20", "--steps", "1", "train.py", "evaluates")
+    assert trace.step_peaks()[20] == whole.step_peaks()[20]
+    report = run("-P", "-m", "memprof.cli.main", "report", "0.memprof")
+    assert "step 20 is not complete: of its evaluation, only a batch was recorded" in report.stdout
+
+
+def test_a_job_without_an_optimizer() -> None:
+    """Its steps are told apart by the calls of its model."""
+    plain = run("train.py", "manual")
+    ended, trace = record("train.py", "manual")
+    assert ended.stdout == plain.stdout
+    _, whole = record("--skip", "0", "--steps", "60", "train.py", "manual")
+    assert trace.recorded_steps[:3] == (2, 3, 4)
+    assert trace.fullest_step().number == 40
+    assert trace.step_peaks()[40] == whole.step_peaks()[40]
+
+
+@pytest.mark.parametrize(("how", "status"), [("fails", 1), ("killed", -9)])
+def test_a_job_that_ends_later_leaves_a_whole_recording(how: str, status: int) -> None:
+    """With its own status and traceback."""
+    plain = run("train.py", how)
+    ended, trace = record("-q", "train.py", how)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (plain.returncode, plain.stdout, plain.stderr)
+    assert plain.returncode == status
+    assert trace.manifest.capture.is_complete
+    assert trace.fullest_step().number == 40
+
+
+@pytest.mark.parametrize("options", [("--steps", "3"), ("--skip", "2"), ("--stop",)])
+def test_a_window_that_is_asked_for_is_all_that_is_recorded(options: tuple[str, ...]) -> None:
+    """Whoever names one wants that."""
+    _, trace = record(*options, "train.py")
+    assert trace.recorded_steps == (2, 3, 4)
+
+
+def test_a_step_that_is_not_recorded_is_named() -> None:
+    """In the sentence at the end of the run: here the warm-up had the largest inputs of all."""
+    (Path("train.py")).write_text(JOB.replace("{40: 300, 55: 300}", "{0: 300}"))
+    ended, _ = record("train.py", "equal")
+    assert "Not recorded: step 0 had larger inputs (28,800 elements) than any recorded step (2,304)" in ended.stderr
+    assert "--skip 0 --steps 1" in ended.stderr
