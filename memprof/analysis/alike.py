@@ -55,7 +55,8 @@ def find_alike(measured: Trace, prediction: Prediction, plan: Plan) -> Alike:
     if not same:
         others = list(dict.fromkeys(shapes.values()))
         told = " or ".join(others[:_MOST_TOLD]) + (" or others" if len(others) > _MOST_TOLD else "")
-        unlike = f"it is for a step on {prediction.ran_on}, and the run's steps ran on {told}"
+        size = f" at {plan.at}" if plan.at else ""
+        unlike = f"it is for a step{size} on {prediction.ran_on}, and the run's steps ran on {told}"
         return Alike(fullest, phases, unlike=unlike)
     step = fullest_of(same)
     if peaks[step.number] == peaks[fullest.number]:
