@@ -44,7 +44,7 @@ class LengthMix:
         above: Batches that are longer than that.
         mixed: Batches whose steps were replayed one after the other.
         lengths_in_mix: Different lengths among them.
-        reserved_alone_bytes: Most bytes that the caching allocator reserves where all batches are of the longest length.
+        reserved_alone_bytes: Most bytes that the caching allocator reserves where every batch is of the longest.
         reserved_half_bytes: The same over the first half of the mix.
         reserved_mix_bytes: The same over all of it.
         reserved_expandable_bytes: The same with segments that grow in place; None where these are in force.
