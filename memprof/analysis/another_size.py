@@ -138,7 +138,7 @@ def _scaled(
     others = distinct_steps(step, (one for one in runs[0] if one.number not in numbers))
     how = (
         f"scaled from {len(sized.samples)} recorded steps at {what} {_listed(sized.sizes)} to {size}; the {what} is "
-        f"dimension {found.position + 1} of an input ({found.shapes[0]} to {found.shapes[1]})."
+        f"{found.where} ({found.shapes[0]} to {found.shapes[1]})."
     )
     warnings = [how, *_guesses(sized, step, size, what), *_far(sized.sizes, size)]
     if others:

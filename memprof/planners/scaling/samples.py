@@ -15,6 +15,9 @@ from memprof.trace.step import Step
 #: How far a shifted dimension may be off when two sizes alone are known: targets are one longer or shorter.
 _SHIFT = 2
 
+#: Of what forward makes so many storages tell a size.
+_FIRST = 12
+
 
 @dataclass(frozen=True, eq=False)
 class Sample:
@@ -37,13 +40,13 @@ class Samples:
 
     Attributes:
         samples: The steps, rising in size.
-        position: Which dimension of an input the size is, from 0.
-        shapes: That input's shape in the smallest and in the largest of them, as text.
+        where: What the size is, such as ``dimension 2 of an input``.
+        shapes: Its shape in the smallest and in the largest of them, as text.
         skipped: Steps that differ in more than the size.
     """
 
     samples: tuple[Sample, ...]
-    position: int
+    where: str
     shapes: tuple[str, str]
     skipped: tuple[Step, ...]
 
@@ -72,37 +75,46 @@ def find_samples(runs: Sequence[Sequence[Step]], *, advice: str) -> Samples:
         InconclusiveError: They do not differ in size, or in more than one, so that neither can be told.
     """
     every = [(number, step) for number, run in enumerate(runs) for step in run]
-    shapes = [_input_shapes(step) for _, step in every]
+    found: list[_Choice] = []
+    # A batch that is a part of one large tensor has no storage of its own: then what forward makes of it tells.
+    for what, shapes_of in (("an input", _input_shapes), ("what forward makes", _forward_shapes)):
+        shapes = [shapes_of(step) for _, step in every]
+        found = _best_choices(every, shapes, has_runs=len(runs) > 1)
+        if found:
+            break
+    if len(found) != 1:
+        why = "more than one size in them differs"
+        if not found:
+            inputs = ", ".join(dict.fromkeys(map(_text, _input_shapes(every[0][1])))) if every else ""
+            why = f"no size in them differs{f', all ran on {inputs}' if inputs else ''}"
+        raise InconclusiveError(f"The recorded steps' inputs do not tell the size that grows: {why}. {advice}")
+    chosen = found[0]
+    order = sorted(chosen.places.tolist(), key=lambda place: _flat(shapes[place])[chosen.column])
+    number, position = _place_of(shapes[order[0]], chosen.column)
+    kept = set(order)
+    return Samples(
+        samples=tuple(Sample(every[place][1], _flat(shapes[place])[chosen.column], every[place][0]) for place in order),
+        where=f"dimension {position + 1} of {what}",
+        shapes=(_text(shapes[order[0]][number]), _text(shapes[order[-1]][number])),
+        skipped=tuple(step for place, (_, step) in enumerate(every) if place not in kept),
+    )
+
+
+def _best_choices(
+    every: list[tuple[int, Step]], shapes: list[list[tuple[int, ...]]], *, has_runs: bool
+) -> list[_Choice]:
+    """Returns the choices of steps of most sizes; several where these are as many, and none is of more steps."""
     by_kind: list[list[int]] = []
     for group in group_alike([step for _, step in every]):
         kinds: dict[tuple[int, ...], list[int]] = {}
         for place in group:
             kinds.setdefault(tuple(map(len, shapes[place])), []).append(place)
         by_kind += kinds.values()
-    if all(len({_key(every, place, by_run=len(runs) > 1) for place in group}) == 1 for group in by_kind):
+    if all(len({_key(every, place, by_run=has_runs) for place in group}) == 1 for group in by_kind):
         by_kind = [_common_inputs(shapes)]  # none is like another one: matching them says where they part
     found = [choice for group in by_kind for choice in _choices(shapes, np.array(group))]
-    most = max((choice.sizes for choice in found), default=0)
-    best = [choice for choice in found if choice.sizes == most]
-    best = [choice for choice in best if len(choice.places) == max(len(each.places) for each in best)]
-    if len(best) != 1:
-        why = "no size in them differs" if not found else "more than one size in them differs"
-        raise InconclusiveError(f"The recorded steps' inputs do not tell the size that grows: {why}. {advice}")
-    chosen = best[0]
-    samples = [
-        Sample(every[place][1], int(_flat(shapes[place])[chosen.column]), every[place][0])
-        for place in chosen.places.tolist()
-    ]
-    samples.sort(key=lambda one: one.size)
-    order = sorted(chosen.places.tolist(), key=lambda place: _flat(shapes[place])[chosen.column])
-    number, position = _place_of(shapes[order[0]], chosen.column)
-    kept = set(chosen.places.tolist())
-    return Samples(
-        samples=tuple(samples),
-        position=position,
-        shapes=(_text(shapes[order[0]][number]), _text(shapes[order[-1]][number])),
-        skipped=tuple(step for place, (_, step) in enumerate(every) if place not in kept),
-    )
+    most = max(((choice.sizes, len(choice.places)) for choice in found), default=(0, 0))
+    return [choice for choice in found if (choice.sizes, len(choice.places)) == most]
 
 
 def _key(every: list[tuple[int, Step]], place: int, *, by_run: bool) -> int:
@@ -182,6 +194,14 @@ def _input_shapes(step: Step) -> list[tuple[int, ...]]:
     is_read[uses.storage_id[step.ops.phase[uses.op_id] == "forward"]] = True
     rows = np.flatnonzero(is_input & is_read)
     rows = rows if len(rows) else np.flatnonzero(is_input)
+    return [tuple(int(part) for part in str(text).split("x")) for text in storages.shape[rows]]
+
+
+def _forward_shapes(step: Step) -> list[tuple[int, ...]]:
+    """Returns the shapes of the first storages that forward makes."""
+    storages = step.storages
+    phase = np.append(step.ops.phase, "")[storages.created_op_id]  # NONE is the last
+    rows = np.flatnonzero((phase == "forward") & (storages.shape != ""))[:_FIRST]
     return [tuple(int(part) for part in str(text).split("x")) for text in storages.shape[rows]]
 
 
