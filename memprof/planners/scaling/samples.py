@@ -75,13 +75,12 @@ def find_samples(runs: Sequence[Sequence[Step]], *, advice: str) -> Samples:
         InconclusiveError: They do not differ in size, or in more than one, so that neither can be told.
     """
     every = [(number, step) for number, run in enumerate(runs) for step in run]
-    found: list[_Choice] = []
-    # A batch that is a part of one large tensor has no storage of its own: then what forward makes of it tells.
-    for what, shapes_of in (("an input", _input_shapes), ("what forward makes", _forward_shapes)):
-        shapes = [shapes_of(step) for _, step in every]
+    what, shapes = "an input", [_input_shapes(step) for _, step in every]
+    found = _best_choices(every, shapes, has_runs=len(runs) > 1)
+    if not found:
+        # A batch that is a part of one large tensor has no storage of its own: then what forward makes of it tells.
+        what, shapes = "what forward makes", [_forward_shapes(step) for _, step in every]
         found = _best_choices(every, shapes, has_runs=len(runs) > 1)
-        if found:
-            break
     if len(found) != 1:
         why = "more than one size in them differs"
         if not found:
