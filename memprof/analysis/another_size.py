@@ -164,16 +164,22 @@ def _scaled(
 def _guesses(sized: MeasuredSizes, step: Step, size: int, what: str) -> list[str]:
     """Says how much of a step's peak no fit tells, and how it is bounded."""
     guessed = sized.guessed(size) & (step.storages.requested_bytes > 0)
-    count = int(guessed.sum())
-    if not count:
-        return []
     held = int(step.storages.allocated_bytes[guessed & alive_at(step, peak_op(step))].sum())
-    why = f"follow no line and no square of the {what}"
+    tensors, operators = int(guessed.sum()), int(sized.guessed_ops(size).sum())
+    found = []
+    if tensors:
+        found.append(f"{tensors:,} {'tensor' if tensors == 1 else 'tensors'}, {format_bytes(held)} of the peak")
+    if operators:
+        found.append(
+            f"what {operators:,} {'operator takes for itself' if operators == 1 else 'operators take for themselves'}"
+        )
+    if not found:
+        return []
+    why = f"on no line and no square of the {what}"
     if len(sized.sizes) < _FOR_SQUARES:
-        why = f"show no shape, and two {what}s cannot tell a line from a square"
-    told = f"{count:,} {'tensor' if count == 1 else 'tensors'} ({format_bytes(held)} of the peak)"
-    bound = f"the upper bound of the peak takes them at their most. Record more {what}s, nearer to the one asked for."
-    return [f"guess: {told} {why}; {bound}"]
+        why = f"on a line or on a square, which two {what}s do not tell"
+    bound = f"the upper bound of the peak takes it at its most. Record more {what}s, nearer to the one asked for."
+    return [f"guess: {' and '.join(found)}: {why}; {bound}"]
 
 
 def _far(sizes: Sequence[int], size: int) -> list[str]:

@@ -107,6 +107,14 @@ class MeasuredSizes:
         ].is_sure
         return is_guessed
 
+    def guessed_ops(self, size: int) -> Bools:
+        """Returns which operators take an amount for themselves that is not sure there, shape ``(ops,)``."""
+        rows = zip(self.samples, self.match.ops, strict=True)
+        values = np.stack([sample.step.ops.workspace_bytes[row] for sample, row in rows])
+        is_guessed = np.zeros(len(self._base.ops), dtype=np.bool_)
+        is_guessed[self.match.ops[-1]] = ~self._fitted(values, [one.size for one in self.samples], size).is_sure
+        return is_guessed
+
     @property
     def _base(self) -> Step:
         """The step that gives the others their form: the last of the largest."""
