@@ -118,6 +118,8 @@ def fill_verification(page: Page, found: Verification, head: str, plan_path: Pat
 
 def _forecast_verdict(made: Forecast) -> str:
     before, after = made.recorded.peak.allocated_bytes, made.predicted.peak.allocated_bytes
+    if made.basis.at and not made.stages:
+        return f"predicted peak at {made.basis.at}: {format_bytes(after)}"
     share = f" ({_signed_percent(after / before - 1)})" if before else ""
     change = f"{format_bytes_change(after - before)}{share}" if after != before else "no change"
     return f"predicted peak {format_bytes(after)} instead of {format_bytes(before)}: {change}"

@@ -82,8 +82,10 @@ def find_samples(runs: Sequence[Sequence[Step]], *, advice: str) -> Samples:
         what, shapes = "what forward makes", [_forward_shapes(step) for _, step in every]
         found = _best_choices(every, shapes, has_runs=len(runs) > 1)
     if len(found) != 1:
-        why = "more than one size in them differs"
-        if not found:
+        if found:
+            advice = "Record steps that differ in one of them only."
+            why = f"more than one size in them differs ({_described(found, shapes)})"
+        else:
             inputs = ", ".join(dict.fromkeys(map(_text, _input_shapes(every[0][1])))) if every else ""
             why = f"no size in them differs{f', all ran on {inputs}' if inputs else ''}"
         raise InconclusiveError(f"The recorded steps' inputs do not tell the size that grows: {why}. {advice}")
@@ -114,6 +116,16 @@ def _best_choices(
     found = [choice for group in by_kind for choice in _choices(shapes, np.array(group))]
     most = max(((choice.sizes, len(choice.places)) for choice in found), default=(0, 0))
     return [choice for choice in found if (choice.sizes, len(choice.places)) == most]
+
+
+def _described(found: Sequence[_Choice], shapes: list[list[tuple[int, ...]]]) -> str:
+    """Names the dimensions that differ: ``dimension 2 of 4x18 and dimension 2 of 4x9``."""
+    words = []
+    for choice in found[:3]:
+        shape = shapes[int(choice.places[-1])]
+        number, position = _place_of(shape, choice.column)
+        words.append(f"dimension {position + 1} of {_text(shape[number])}")
+    return " and ".join(dict.fromkeys(words))
 
 
 def _key(every: list[tuple[int, Step]], place: int, *, by_run: bool) -> int:
