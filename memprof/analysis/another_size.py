@@ -147,7 +147,7 @@ def _scaled(
             f"{count} recorded {'step' if count == 1 else 'steps'} of other operators or sizes "
             f"{'counts' if count == 1 else 'count'} as recorded."
         )
-    if Clock(sized.samples).is_guessed:
+    if Clock(sized.samples, sized.match.ops).is_guessed:
         warnings.append(
             f"operators were timed in one step, of unknown {what}: step time is a guess, by the bytes they touch."
         )

@@ -17,7 +17,7 @@ SEEN = 0.05
 _FULL = 0.1
 
 #: Sizes that are left out in turn, at most.
-_MOST_LEFT_OUT = 8
+_MOST_LEFT_OUT = 5
 
 
 def size_errors(sized: MeasuredSizes, size: int) -> tuple[float, float]:

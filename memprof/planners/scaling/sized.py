@@ -86,9 +86,11 @@ class MeasuredSizes:
         # Fits lose less than a byte to floats.
         requested[rows] = np.maximum(np.ceil((found.most if at_most else found.likely) - 1e-3), 0).astype(np.int64)
         touched = self._touched(requested[rows])
-        clock = Clock(tuple(sample for sample, keeps in zip(self.samples, kept, strict=True) if keeps))
+        clock = Clock(
+            tuple(sample for sample, keeps in zip(self.samples, kept, strict=True) if keeps), self.match.ops[kept]
+        )
         ops = self._ops(size, kept, touched, at_most=at_most)
-        duration_us, op_times = clock.times_at(size, touched[np.append(kept, True)], self.match.ops[kept])
+        duration_us, op_times = clock.times_at(size, touched[np.append(kept, True)])
         durations = ops.duration_us.copy()
         durations[self.match.ops[-1]] = op_times
         return dataclasses.replace(

@@ -25,9 +25,11 @@ class Clock:
 
     Attributes:
         samples: The steps, rising in size.
+        rows: Row of each matched operator in every sample, shape ``(samples, operators)``.
     """
 
     samples: tuple[Sample, ...]
+    rows: Ints
 
     @cached_property
     def timed(self) -> tuple[int, ...]:
@@ -44,16 +46,15 @@ class Clock:
         """Whether times are known at one size alone, so that how they grow is not."""
         return len({self.samples[place].size for place in self.timed}) < 2
 
-    def times_at(self, size: int, touched: Floats, rows: Ints) -> tuple[float, Floats]:
+    def times_at(self, size: int, touched: Floats) -> tuple[float, Floats]:
         """Returns the duration of the step at a size, and the times of the matched operators.
 
         Args:
             size: The size.
             touched: Bytes each operator touches in every sample and at the size, shape ``(samples + 1, operators)``.
-            rows: Row of each operator in every sample, shape ``(samples, operators)``.
         """
         places = list(self.timed)
-        times = np.stack([self.samples[place].step.ops.duration_us[rows[place]] for place in places])
+        times = self._times(places)
         sizes = np.array([self.samples[place].size for place in places], dtype=np.float64)
         if self.is_guessed:
             before = touched[places].mean(axis=0)
@@ -89,11 +90,13 @@ class Clock:
 
     def _measured_once(self, places: Sequence[int]) -> bool:
         """Tells whether the times of some samples are all of one step."""
-        columns = [self.samples[place].step.ops for place in places]
-        if len(columns) < 2 or len({len(ops) for ops in columns}) > 1:
+        if len(places) < 2 or not self.rows.shape[1]:
             return False
-        table = np.stack([ops.duration_us for ops in columns])
+        table = self._times(places)
         return bool((table == table[0]).all(axis=0).mean() > _SAME)
+
+    def _times(self, places: Sequence[int]) -> Floats:
+        return np.stack([self.samples[place].step.ops.duration_us[self.rows[place]] for place in places])
 
 
 def _by_size(values: Floats, points: Floats, sizes: Floats) -> tuple[Floats, Floats]:
