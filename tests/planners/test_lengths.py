@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from memprof.planners.scaling.curves import fit, smoothed
 from memprof.planners.scaling.doubt import SEEN, left_out_error
 from memprof.planners.scaling.samples import find_samples
 from memprof.planners.scaling.sized import scale_samples
+from memprof.planners.scaling.times import Clock
 from memprof.policies.base import Policy
 from memprof.policies.checkpoint.policy import Checkpoint
 from memprof.policies.plan import Plan
@@ -124,9 +126,8 @@ def test_batches_of_one_recording_serve(tmp_path: Path) -> None:
 def test_two_sizes_at_once_are_refused() -> None:
     """Steps that differ in the batch and in the length do not tell which of them grows."""
     steps = [sized(batch, length) for batch, length in ((2, 8), (4, 8), (4, 16))]
-    with pytest.raises(
-        InconclusiveError, match=r"more than one size in them differs \(dimension . of .x.* and dimension . of"
-    ):
+    told = r"more than one size in them differs \(dimension . of .x.* and dimension . of .*one of them only"
+    with pytest.raises(InconclusiveError, match=told):
         find_samples([steps], advice="Record more.")
 
 
@@ -170,6 +171,32 @@ def test_times_of_many_sizes_are_smoothed() -> None:
     assert 7.0 < found[0] < 9.0
     assert found[1] == values[:, 1].mean()
     assert found[2] == 2 * 2 * values[:, 2].mean() * 0.8
+
+
+def test_times_grow_from_one_timed_step() -> None:
+    """All steps of a recording have the times of one; elsewhere each operator's grows by the bytes it touches."""
+    steps = [sized(4, length) for length in (8, 16, 32)]
+    steps = [dataclasses.replace(step, number=number, duration_us=50.0) for number, step in enumerate(steps)]
+    learned = scale_samples(find_samples([steps], advice="").samples, may_be_square=True)
+    clock = Clock(learned.samples, learned.match.ops)
+    assert clock.is_guessed
+    assert [learned.samples[place].size for place in clock.timed] == [16]
+    before, after = steps[1].ops.duration_us, learned.step_at(64).ops.duration_us
+    assert np.allclose(after, 4 * before)
+    assert learned.step_at(64).duration_us == pytest.approx(4 * 50.0)
+
+
+def test_times_of_several_recordings_are_their_own() -> None:
+    """Recordings of one length each tell how the times grow."""
+    runs = []
+    for length, time_us in ((8, 10.0), (16, 14.0), (32, 22.0)):
+        step = sized(4, length)
+        ops = step.ops.replace(duration_us=np.full(len(step.ops), time_us))
+        runs.append([dataclasses.replace(step, ops=ops, duration_us=time_us)])
+    learned = scale_samples(find_samples(runs, advice="").samples, may_be_square=True)
+    assert not Clock(learned.samples, learned.match.ops).is_guessed
+    assert learned.step_at(64).duration_us == pytest.approx(38.0)
+    assert np.allclose(learned.step_at(64).ops.duration_us, 38.0)
 
 
 def sized(batch: int, length: int) -> Step:
