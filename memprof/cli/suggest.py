@@ -32,7 +32,7 @@ Examples:
   memprof suggest run.memprof --budget 8GiB --check
   memprof suggest batch8.memprof --also batch16.memprof --maximise batch --machine rtx3090
   memprof suggest small.memprof --budget 24GiB --at-batch 64
-  memprof suggest run.memprof --budget 24GiB --at-length 512
+  memprof suggest mixed.memprof --budget 24GiB --at-length 512
   memprof suggest run.memprof --budget 8GiB --devices
   memprof suggest run.memprof --compare"""
 )
