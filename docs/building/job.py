@@ -52,12 +52,15 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--length", type=int, default=128)
     parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--mixed", action="store_true", help="train on rows of several lengths")
     args, _ = parser.parse_known_args()
     torch.manual_seed(0)
     text = torch.randint(256, (args.steps * args.batch_size, args.length + 1))
     model = Model(width=64, layers=8)
     optimizer = torch.optim.AdamW(model.parameters())
-    for step, (rows,) in enumerate(DataLoader(TensorDataset(text), args.batch_size)):
+    for step, (loaded,) in enumerate(DataLoader(TensorDataset(text), args.batch_size)):
+        length = args.length // 2 + args.length // 8 * (step % 4)
+        rows = loaded[:, :length].clone() if args.mixed else loaded
         loss = F.cross_entropy(model(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten())
         optimizer.zero_grad()
         loss.backward()

@@ -24,6 +24,7 @@ RECIPES = {
     "batch16.memprof": "memprof record --stop -o batch16.memprof train.py --batch-size 16",
     "length256.memprof": "memprof record --stop -o length256.memprof train.py --length 64",
     "length512.memprof": "memprof record --stop -o length512.memprof train.py --length 128",
+    "mixed.memprof": "memprof record --stop --steps 4 -o mixed.memprof train.py --mixed",
     "compiled.memprof": "memprof record --stop --compile .@0.5 -o compiled.memprof train.py",
     "big.memprof": "memprof record --dry-run --device rtx4090 -o big.memprof sample_traces/gpt/train.py",
     "fits.memprof": (
@@ -183,3 +184,4 @@ def _furnish(folder: Path) -> None:
     shutil.copy(job, folder / "package" / "train.py")
     (folder / "profiled.py").write_text(_PROFILED, encoding="utf-8")
     (folder / "sample_traces").symlink_to(ROOT / "sample_traces")
+    (folder / "lengths.txt").write_text("64\n128\n512, 96\n", encoding="utf-8")

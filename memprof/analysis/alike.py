@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from memprof.policies.accumulate.policy import Accumulate
@@ -55,9 +56,13 @@ def find_alike(measured: Trace, prediction: Prediction, plan: Plan) -> Alike:
     if not same:
         others = list(dict.fromkeys(shapes.values()))
         told = " or ".join(others[:_MOST_TOLD]) + (" or others" if len(others) > _MOST_TOLD else "")
-        unlike = f"it is for a step on {prediction.ran_on}, and the run's steps ran on {told}"
+        size = f" at {plan.at}" if plan.at else ""
+        unlike = f"it is for a step{size} on {prediction.ran_on}, and the run's steps ran on {told}"
         return Alike(fullest, phases, unlike=unlike)
     step = fullest_of(same)
+    if plan.at and not set(re.findall(r"\d+", plan.at)) <= set(re.findall(r"\d+", prediction.ran_on)):
+        hidden = f"the plan is for {plan.at}, which the shapes of inputs do not show: make sure that the run is of it."
+        return Alike(step, phases, warnings=(hidden,))
     if peaks[step.number] == peaks[fullest.number]:
         return Alike(step, phases)
     warning = (

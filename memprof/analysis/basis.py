@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from memprof.analysis.length_mix import LengthMix
 from memprof.analysis.light import refuse_light
 from memprof.analysis.out_of_memory import has_whole_step
 from memprof.errors import InconclusiveError
@@ -30,7 +31,9 @@ class Basis:
         elsewhere: How its times were obtained then; None where they are the recording's own.
         warnings: What a reader must know of that.
         batch: The batch that was asked for, None for the recorded one.
-        scaled_by: How the step is known at that batch, one of policies.base.SOURCES; "" where it was recorded so.
+        length: The length of sequences that was asked for, None for the recorded one.
+        mix: What the lengths of a data set lead to, None where none were given.
+        scaled_by: How the step is known at that size, one of policies.base.SOURCES; "" where it was recorded so.
         others: Other steps that a plan has to fit as well: those that it may leave fuller than ``step``.
         peaks: Recorded peak of each step that counts, by its number; empty where one step was asked for.
     """
@@ -40,6 +43,8 @@ class Basis:
     elsewhere: TimesElsewhere | None = None
     warnings: tuple[str, ...] = ()
     batch: int | None = None
+    length: int | None = None
+    mix: LengthMix | None = None
     scaled_by: str = ""
     others: tuple[Step, ...] = ()
     peaks: dict[int, int] = field(default_factory=dict)
@@ -59,7 +64,12 @@ class Basis:
         Raises:
             PolicyError: A policy does not fit the fullest step.
         """
-        return plan.predict(self.step, self.others, trace=trace)
+        return replace(plan, at_batch=self.batch, at_length=self.length).predict(self.step, self.others, trace=trace)
+
+    @property
+    def at(self) -> str:
+        """The size that was asked for, such as ``length 512``; "" for the recorded one."""
+        return Plan(at_batch=self.batch, at_length=self.length).at
 
     @property
     def source(self) -> str:
@@ -123,6 +133,29 @@ def require_whole_step(trace: Trace) -> None:
             "how much its backward and its optimizer need is not known. Record the job with a smaller batch that "
             "fits, and ask for a plan from that."
         )
+
+
+def whole_steps(trace: Trace, machine: Accelerator | None = None) -> tuple[Step, ...]:
+    """Returns every step that was seen to its end, with the times of a machine.
+
+    Args:
+        trace: The recording.
+        machine: The machine it is to run on; None for the recording's own.
+
+    Raises:
+        BadInputError: The trace holds no operators, or is damaged.
+        InconclusiveError: No step was recorded to its end.
+    """
+    refuse_light(trace)
+    require_whole_step(trace)
+    steps = trace.table(Steps)
+    whole = set(steps.step[steps.is_complete].tolist())
+    found = tuple(trace.step(number) for number in trace.step_peaks() if number in whole)
+    recorded_on = trace.manifest.machine
+    if machine is None or machine_of_device(recorded_on.device_name) is machine:
+        return found
+    rates = rates_of_recording(recorded_on), rates_of(machine)
+    return tuple(scale_times(step, *rates).step for step in found)
 
 
 def link_of(trace: Trace, machine: Accelerator | None = None) -> float:

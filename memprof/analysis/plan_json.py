@@ -28,6 +28,8 @@ def forecast_to_json(made: Forecast) -> Json:
         "trace": made.trace,
         "step": made.step.number,
         "batch": made.basis.batch,
+        "length": made.basis.length,
+        "lengths": None if made.basis.mix is None else made.basis.mix.to_json(),
         "how": made.plan.source if made.plan.prediction is None else made.plan.prediction.how,
         "recorded": _side(made.recorded),
         "predicted": _side(made.predicted),

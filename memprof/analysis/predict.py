@@ -128,7 +128,7 @@ def forecast(trace: Trace, plan: Plan, basis: Basis | None = None) -> Forecast:
     return Forecast(
         trace=str(trace.path),
         manifest=trace.manifest,
-        plan=dataclasses.replace(plan, prediction=prediction),
+        plan=dataclasses.replace(plan, prediction=prediction, at_batch=basis.batch, at_length=basis.length),
         recorded=dataclasses.replace(
             side_of(recorded),
             step_time_us=basis.step.duration_us,

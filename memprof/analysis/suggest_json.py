@@ -22,6 +22,8 @@ def suggestion_to_json(found: Suggestion, checked: tuple[Checked, ...] | None = 
         "trace": found.trace,
         "step": found.basis.step.number,
         "batch": found.basis.batch,
+        "length": found.basis.length,
+        "lengths": None if found.basis.mix is None else found.basis.mix.to_json(),
         "machine": found.basis.machine or None,
         "times": "" if found.basis.elsewhere is None else found.basis.elsewhere.how,
         "budget_bytes": answer.wish.budget_bytes,

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, replace
 
 from memprof.analysis.alike import find_alike
+from memprof.analysis.another_size import basis_at
 from memprof.analysis.budget import BudgetVerdict, has_measured_step, judge_budget, why_unmeasured
 from memprof.analysis.predict import Side, forecast, has_untouched_step, side_of
 from memprof.errors import InconclusiveError, UsageError
@@ -124,7 +125,7 @@ def verify_plan(plan: Plan, measured: Trace, recorded: Trace | None = None) -> V
         # The first steps make the optimizer's state, and part of a step may end below its peak.
         raise InconclusiveError(f"{measured.path} does not tell how well it was met: {why_unmeasured(measured)}.")
     if recorded is not None:
-        made = forecast(recorded, plan)
+        made = forecast(recorded, plan, basis_at(recorded, plan))
         prediction = made.plan.prediction
         predicted = _figures(made.predicted)
     elif plan.prediction is not None:

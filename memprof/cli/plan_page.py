@@ -39,8 +39,8 @@ def fill_forecast(page: Page, made: Forecast, plan_path: Path | None, output: Pa
         page.add(Text(within.describe(), style="bold"))
     for warning in made.warnings:
         page.add(Text(f"warning: {printable(warning)}", style="yellow"))
-    batch = made.basis.batch
-    page.add(Text(f"{'peak recorded: ' if batch is None else f'peak at batch {batch}:'} {_placed(before.peak)}"))
+    at = made.basis.at
+    page.add(Text(f"{f'peak at {at}:' if at else 'peak recorded: '} {_placed(before.peak)}"))
     page.add(Text(f"peak predicted: {_placed(after.peak)}{'' if _has_moved(before, after) else ', as before'}"))
     interval = None if made.plan.prediction is None else made.plan.prediction.interval
     if interval is not None and not interval.is_exact:
@@ -82,6 +82,8 @@ def fill_forecast(page: Page, made: Forecast, plan_path: Path | None, output: Pa
 
 def fill_basis(page: Page, basis: Basis) -> None:
     """Says on a page how the steps that plans are made for differ, and which times are not the recording's own."""
+    for sentence in () if basis.mix is None else basis.mix.describe():
+        page.add(Text(sentence))
     if steps := describe_steps(basis.peaks):
         page.add(Text(f"{steps}; planning for the fullest, and every plan shown fits them all"))
     if basis.elsewhere is not None:
@@ -116,6 +118,8 @@ def fill_verification(page: Page, found: Verification, head: str, plan_path: Pat
 
 def _forecast_verdict(made: Forecast) -> str:
     before, after = made.recorded.peak.allocated_bytes, made.predicted.peak.allocated_bytes
+    if made.basis.at and not made.stages:
+        return f"predicted peak at {made.basis.at}: {format_bytes(after)}"
     share = f" ({_signed_percent(after / before - 1)})" if before else ""
     change = f"{format_bytes_change(after - before)}{share}" if after != before else "no change"
     return f"predicted peak {format_bytes(after)} instead of {format_bytes(before)}: {change}"

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from memprof.cli.plan_options import chosen_plan, plan_options
+from memprof.cli.size_options import AskedSize, size_options
 from memprof.errors import UsageError
 from memprof.trace.place import find_place, refuse_existing
 
@@ -44,10 +45,7 @@ Examples:
 @click.option("-f", "--force", is_flag=True, help="Replace the files if they exist.")
 @click.option("--step", "step_number", type=click.IntRange(min=0), metavar="N", help="Start from this step.")
 @click.option("--machine", metavar="NAME", help="Give times on this device, such as rtx3090 or a100-80g.")
-@click.option("--at-batch", "batch", type=click.IntRange(min=1), metavar="N", help="Predict for this batch.")
-@click.option(
-    "--also", multiple=True, type=click.Path(), metavar="TRACE", help="The job at another batch, for --at-batch."
-)
+@size_options
 @click.option("--rank", type=click.IntRange(min=0), metavar="N", help="Start from this rank.")
 @click.option("--json", "is_json", is_flag=True, help="Print everything as JSON: bytes, microseconds, stable keys.")
 def predict(
@@ -60,6 +58,8 @@ def predict(
     step_number: int | None,
     machine: str | None,
     batch: int | None,
+    length: int | None,
+    lengths: Path | None,
     also: tuple[str, ...],
     rank: int | None,
     is_json: bool,
@@ -70,12 +70,14 @@ def predict(
     TRACE is a recording of the job as it is. The flags that stand for policies may be repeated, and add to the plan.
     """
     plan = chosen_plan(plan_path, flags)
-    if also and batch is None:
-        raise UsageError("--also names recordings at other batches, for --at-batch: add that.")
-    if plan is None and batch is not None:
+    size = AskedSize(batch, length, lengths, also)
+    at = size.option
+    if also and not at:
+        raise UsageError("--also names recordings at other sizes, for --at-batch, --at-length or --lengths: add one.")
+    if plan is None and at:
         from memprof.policies.plan import Plan
 
-        plan = Plan()  # what the batch alone does
+        plan = Plan()  # what the size alone does
     if plan is None:
         raise UsageError("There is nothing to predict: give --plan FILE, or a policy such as --checkpoint 'layers.*'")
     # The plan that was read is written back with its prediction; anything else that is there is not touched.
@@ -92,11 +94,7 @@ def predict(
 
     device = find_machine(machine) if machine else None
     opened = Trace.open(trace, rank)
-    basis = basis_of(opened, step_number, device)
-    if batch is not None:
-        from memprof.analysis.at_batch import at_batch
-
-        basis = at_batch(basis, [basis_of(Trace.open(path, rank), step_number, device).step for path in also], batch)
+    basis = size.basis(basis_of(opened, step_number, device), opened, device, step_number)
     if budget is not None:
         plan = replace(
             plan, budget_bytes=parse_budget(budget, int(live_bytes(basis.step).during.max(initial=0)), device)

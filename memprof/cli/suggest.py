@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from memprof.cli.size_options import AskedSize, size_options
 from memprof.cli.wish_options import wish_of, wish_options
 from memprof.emit.registry import TARGETS
 from memprof.errors import MemprofError, UsageError
@@ -31,6 +32,7 @@ Examples:
   memprof suggest run.memprof --budget 8GiB --check
   memprof suggest batch8.memprof --also batch16.memprof --maximise batch --machine rtx3090
   memprof suggest small.memprof --budget 24GiB --at-batch 64
+  memprof suggest mixed.memprof --budget 24GiB --at-length 512
   memprof suggest run.memprof --budget 8GiB --devices
   memprof suggest run.memprof --compare"""
 )
@@ -76,14 +78,7 @@ Examples:
     type=click.Choice(["batch", "sequence"]),
     help="Find the largest batch, or the longest sequence, that fits under some plan.",
 )
-@click.option("--at-batch", "batch", type=click.IntRange(min=1), metavar="N", help="Plan for this batch.")
-@click.option(
-    "--also",
-    multiple=True,
-    type=click.Path(),
-    metavar="TRACE",
-    help="A recording of the same job at another size, for --maximise or --at-batch; may be repeated.",
-)
+@size_options
 @click.option("--devices", is_flag=True, help="Say how many devices are needed: one rank's peak over 2 to 1,024.")
 @click.option("--compare", is_flag=True, help="Show what every planner needs at budgets of 90 to 30 % of the peak.")
 @click.option("--step", "step_number", type=click.IntRange(min=0), metavar="N", help="Plan for this step.")
@@ -101,6 +96,8 @@ def suggest(
     target: str | None,
     maximise: str | None,
     batch: int | None,
+    length: int | None,
+    lengths: Path | None,
     also: tuple[str, ...],
     devices: bool,
     compare: bool,
@@ -120,18 +117,20 @@ def suggest(
     """
     if written is not None:
         refuse_existing(find_place(written), force=force)
-    if also and not maximise and batch is None:
+    size = AskedSize(batch, length, lengths, also)
+    at = size.option
+    if also and not maximise and not at:
         raise UsageError(
-            "--also names recordings of other sizes for --at-batch, --maximise batch or --maximise sequence: add one."
+            "--also names recordings of other sizes for --at-batch, --at-length, --lengths or --maximise: add one."
         )
-    if batch is not None and (maximise or compare or compiled):
-        raise UsageError("--at-batch plans for one batch: leave out --maximise, --compare and --compiled.")
-    if devices and (maximise or compare or compiled or batch is not None):
+    if at and (maximise or compare or compiled):
+        raise UsageError(f"{at} plans for one size: leave out --maximise, --compare and --compiled.")
+    if devices and (maximise or compare or compiled or at):
         raise UsageError("--devices asks how many devices the recorded job needs: leave out what asks for more.")
-    if check is not None and (maximise or compare or devices or batch is not None or explained is not None):
+    if check is not None and (maximise or compare or devices or at or explained is not None):
         raise UsageError(
             "--check dry-runs the job as it was recorded under the best plans: leave out --maximise, --compare, "
-            "--devices, --at-batch and --explain."
+            "--devices, --explain and other sizes such as --at-batch."
         )
     if target is not None and (maximise or compare or devices or is_json):
         raise UsageError(
@@ -186,11 +185,7 @@ def suggest(
 
         if step_number is None and opened.recorded_steps and not has_whole_step(opened):
             return _show_partial(opened, wish, is_json=is_json)
-        basis = basis_of(opened, step_number, machine)
-        if batch is not None:
-            from memprof.analysis.at_batch import at_batch
-
-            basis = at_batch(basis, [basis_of(Trace.open(path, rank), None, machine).step for path in also], batch)
+        basis = size.basis(basis_of(opened, step_number, machine), opened, machine, step_number)
         asked_for = wish(
             basis.peak_bytes,
             world_size=world_size,

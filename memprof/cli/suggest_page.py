@@ -41,7 +41,7 @@ def fill_suggestion(
     if answer.was_stopped:
         page.add(Text("warning: the search was stopped before its end; there may be faster plans.", style="yellow"))
     recorded = answer.recorded
-    known = "recorded" if found.basis.batch is None else f"at batch {found.basis.batch}"
+    known = f"at {found.basis.at}" if found.basis.at else "recorded"
     page.add(
         Text(
             f"{known}: peak {format_bytes(recorded.peak_bytes)} in {printable(place_of(recorded))}, step "
@@ -195,6 +195,8 @@ def _next(found: Suggestion, written: Path | None, checked: tuple[Checked, ...] 
         suggest += f" --machine {shlex.quote(found.basis.machine)}"
     if found.basis.batch is not None:
         suggest += f" --at-batch {found.basis.batch}"
+    if found.basis.length is not None:
+        suggest += f" --at-length {found.basis.length}"
     answer = found.answer
     again = f"{suggest} --budget {answer.wish.budget_bytes}"
     if answer.best is None:
@@ -203,7 +205,9 @@ def _next(found: Suggestion, written: Path | None, checked: tuple[Checked, ...] 
     is_known = answer.best.interval.is_exact
     if written is not None:
         batch = "" if found.basis.batch is None else f" with the job's batch set to {found.basis.batch}"
-        train = (f"memprof record --plan {shlex.quote(str(written))} {job}", f"train under it{batch}, and compare")
+        length = "" if found.basis.length is None else f" on sequences of {found.basis.length}"
+        record = f"memprof record --plan {shlex.quote(str(written))} {job}"
+        train = (record, f"train under it{batch}{length}, and compare")
         return [train] if is_known or checked is not None else [*check, train]
     if checked:
         kept = worth_keeping(checked)
@@ -220,6 +224,6 @@ def _next(found: Suggestion, written: Path | None, checked: tuple[Checked, ...] 
 
 
 def _may_be_checked(found: Suggestion) -> bool:
-    """Whether a dry run can confirm a plan: of a recording that says how it was started, at the batch it had."""
+    """Whether a dry run can confirm a plan: of a recording that says how it was started, at the size it had."""
     command = found.manifest.command
-    return bool(command) and not is_masked(command) and found.basis.batch is None
+    return bool(command) and not is_masked(command) and not found.basis.at

@@ -10,11 +10,8 @@ import numpy as np
 from memprof.errors import PolicyError
 from memprof.policies.base import Policy
 from memprof.policies.several_steps import transform_all
-from memprof.replay.live import live_bytes, live_bytes_by_category
+from memprof.replay.live import live_bytes, made_bytes
 from memprof.trace.step import Step
-
-#: What a step finds when it begins; the errors of predictions are in what it makes besides.
-_FOUND = ("parameter", "buffer", "optimizer_state", "input")
 
 #: By what share jobs were seen above the memory that a policy holds them to: kernels' workspaces are known afterwards.
 OVER_HELD = 0.01
@@ -47,7 +44,8 @@ def interval_of(
     """Returns the bounds of a plan's peak.
 
     The errors seen of each policy (``Policy.errors``) add up over a plan. They are shares of what a step makes beside
-    what it finds, operator by operator, so that they count for little where weights fill the memory.
+    what it finds, operator by operator, so that they count for little where weights fill the memory. Those of a step
+    that was scaled to another size (``Step.size_errors``) are added.
 
     Args:
         policies: The plan.
@@ -57,12 +55,13 @@ def interval_of(
     """
     fullest = _fullest_steps(policies, recorded, predicted) if fullest is None else fullest
     errors = [policy.errors(recorded[0]) for policy in policies]
+    errors.append(recorded[0].size_errors)
     errors += [
         policy.errors_combined
         for policy in policies
         if any(other.handles_saved for other in policies if other is not policy)
     ]
-    below, above = (sum(shares) for shares in zip(*errors, strict=True)) if errors else (0.0, 0.0)
+    below, above = (sum(shares) for shares in zip(*errors, strict=True))
     least, most = _peak(predicted, -below), _peak(fullest, above)
     held = min((policy.held_bytes for policy in policies if policy.held_bytes is not None), default=None)
     if held is not None:  # whatever else is not known, the job is kept below that
@@ -95,8 +94,6 @@ def _peak(steps: Sequence[Step], share: float) -> int:
     for step in steps:
         during = live_bytes(step).during
         if share:
-            by_category = live_bytes_by_category(step)
-            found = sum((by_category[name] for name in _FOUND if name in by_category), np.zeros(len(during), np.int64))
-            during = during + share * np.maximum(during - found, 0)
+            during = during + share * made_bytes(step)
         peaks.append(int(np.ceil(during.max(initial=0))))
     return max(peaks, default=0)

@@ -27,11 +27,15 @@ class Plan:
         policies: The policies in their fixed order (see ``registry.policy_types``), whatever order they were given in.
         prediction: What the step will be, None before anybody predicted it.
         budget_bytes: Most bytes that a step may have allocated at once under it; None where no budget was given.
+        at_batch: The batch that it is for, None for that of the recording.
+        at_length: The length of sequences that it is for, None for that of the recording.
     """
 
     policies: tuple[Policy, ...] = ()
     prediction: Prediction | None = None
     budget_bytes: int | None = None
+    at_batch: int | None = None
+    at_length: int | None = None
 
     def __post_init__(self) -> None:
         """Puts the policies in order; those of one kind stay as given."""
@@ -43,7 +47,7 @@ class Plan:
     def with_policies(self, more: Iterable[Policy]) -> Plan:
         """Returns the plan with more policies, and without a prediction where there are any."""
         added = tuple(more)
-        return Plan((*self.policies, *added), budget_bytes=self.budget_bytes) if added else self
+        return replace(self, policies=(*self.policies, *added), prediction=None) if added else self
 
     def transform(self, step: Step) -> Step:
         """Rewrites a recorded step through all policies.
@@ -106,6 +110,12 @@ class Plan:
     def source(self) -> str:
         """The least sure of the ways in which its policies know; that of replay where there are none."""
         return max((policy.source for policy in self.policies), key=SOURCES.index, default=SOURCES[0])
+
+    @property
+    def at(self) -> str:
+        """The size that it is for in words, such as ``length 512``; "" for that of the recording."""
+        sizes = (("batch", self.at_batch), ("length", self.at_length))
+        return " and ".join(f"{what} {size}" for what, size in sizes if size is not None)
 
     def describe(self) -> str:
         """Says in a few words what the plan does."""

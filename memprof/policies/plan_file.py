@@ -17,6 +17,8 @@ from memprof.policies.base import Policy
 from memprof.policies.place import Place
 from memprof.policies.plan import Plan
 from memprof.policies.plan_tables import (
+    AT_BATCH,
+    AT_LENGTH,
     BUDGET,
     NUMERICS_IN_WORDS,
     PREDICTION,
@@ -116,6 +118,8 @@ def _document_of(plan: Plan) -> TOMLDocument:
     document = tomlkit.document()
     if plan.budget_bytes is not None:
         document.add(BUDGET, _budget_item(plan.budget_bytes))
+    for name, size in _sizes(plan).items():
+        document.add(name, tomlkit.item(size))
     if not plan.policies:
         document.add(tomlkit.comment("a plan without policies: the job as it is"))
     counts: dict[str, int] = {}
@@ -167,11 +171,25 @@ def _document_kept(plan: Plan, before: str) -> TOMLDocument | None:
                 document[BUDGET] = _budget_item(plan.budget_bytes)
             else:
                 above = f"{_document_of(Plan(budget_bytes=plan.budget_bytes)).as_string().splitlines()[0]}\n\n"
+        sizes = _sizes(plan)
+        for name in _sizes(written).keys() - sizes.keys():
+            document.pop(name)
+        for name, size in sizes.items():
+            if name in document:
+                document[name] = size
+            else:
+                above = f"{name} = {size}\n{above or chr(10)}"
         # What was left in front of the old prediction would grow by a line each time.
         kept = f"{above}{tomlkit.dumps(document)}".rstrip("\n")
         return tomlkit.parse(f"{kept}\n") if kept else tomlkit.document()
     except (BadInputError, PolicyError, TOMLKitError):
         return None
+
+
+def _sizes(plan: Plan) -> dict[str, int]:
+    """Returns the size that a plan is for, by its key; none for that of the recording."""
+    sizes = {AT_BATCH: plan.at_batch, AT_LENGTH: plan.at_length}
+    return {name: size for name, size in sizes.items() if size is not None}
 
 
 def _budget_item(budget_bytes: int) -> Integer:

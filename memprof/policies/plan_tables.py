@@ -20,6 +20,9 @@ from memprof.units import parse_bytes
 PREDICTION = "prediction"
 #: The key outside of all tables.
 BUDGET = "budget"
+#: The keys that say for which size the plan is, where it is another than the recording's.
+AT_BATCH, AT_LENGTH = "at_batch", "at_length"
+_ABOVE = (BUDGET, AT_BATCH, AT_LENGTH)
 
 #: What policies do to the numbers of the job, in words; nothing is worth saying of those that leave them alone.
 NUMERICS_IN_WORDS = {
@@ -46,6 +49,7 @@ def plan_from_tables(tables: Mapping[str, Any], place: Place | None = None) -> P
     place = place or Place("the plan", "")
     policies: list[Policy] = []
     prediction, budget_bytes = None, None
+    sizes: dict[str, int] = {}
     for name, content in tables.items():
         if name == PREDICTION:
             prediction = _read_prediction(content, place)
@@ -53,19 +57,23 @@ def plan_from_tables(tables: Mapping[str, Any], place: Place | None = None) -> P
         if name == BUDGET:
             budget_bytes = _read_budget(content, place)
             continue
+        if name in (AT_BATCH, AT_LENGTH):
+            sizes[name] = _read_size(name, content, place)
+            continue
         kind = policy_type(name)
         if kind is None:
-            known = [kind.name for kind in policy_types()] + [PREDICTION, BUDGET]
+            known = [kind.name for kind in policy_types()] + [PREDICTION, *_ABOVE]
             what = f"policy {name!r}" if isinstance(content, dict | list) else f"key {name!r} outside of its tables"
             raise PolicyError(f"{place.at(name)}: a plan has no {what}; {_nearest(name, known)}")
         for number, settings in enumerate(content if isinstance(content, list) else [content]):
             policies.append(_read_policy(kind, settings, place.inside(name, number)))
-    return Plan(tuple(policies), prediction, budget_bytes)
+    return Plan(tuple(policies), prediction, budget_bytes, sizes.get(AT_BATCH), sizes.get(AT_LENGTH))
 
 
 def plan_to_tables(plan: Plan) -> dict[str, Any]:
     """Returns a plan as plain dicts and lists, the way TOML and JSON hold it."""
-    tables: dict[str, Any] = {} if plan.budget_bytes is None else {BUDGET: plan.budget_bytes}
+    above = ((BUDGET, plan.budget_bytes), (AT_BATCH, plan.at_batch), (AT_LENGTH, plan.at_length))
+    tables: dict[str, Any] = {name: value for name, value in above if value is not None}
     for policy in plan.policies:
         settings = settings_of(policy)
         if policy.name not in tables:
@@ -85,7 +93,7 @@ def plan_to_tables(plan: Plan) -> dict[str, Any]:
 
 def policy_tables(tables: Mapping[str, Any] | None) -> dict[str, Any]:
     """Returns the tables of policies alone, of what ``plan_to_tables`` returned; none of no plan."""
-    return {name: content for name, content in (tables or {}).items() if name not in (PREDICTION, BUDGET)}
+    return {name: content for name, content in (tables or {}).items() if name not in (PREDICTION, *_ABOVE)}
 
 
 def _read_budget(content: Any, place: Place) -> int:
@@ -97,6 +105,12 @@ def _read_budget(content: Any, place: Place) -> int:
             raise PolicyError(f"{wanted}: {error}.") from None
     if type(content) is not int or not 0 < content < 2**63:
         raise PolicyError(f"{wanted}, not {_shown(content)}.")
+    return content
+
+
+def _read_size(name: str, content: Any, place: Place) -> int:
+    if type(content) is not int or not 0 < content < 2**63:
+        raise PolicyError(f"{place.at(name)}: {name} must be a whole number above 0, not {_shown(content)}.")
     return content
 
 
@@ -137,7 +151,7 @@ def _checked(kind: type, settings: Mapping[str, Any], place: Place, title: str) 
     names = [field.name for field in dataclasses.fields(kind)]
     values = {}
     for key, value in settings.items():
-        if key == BUDGET and key not in names:
+        if key in _ABOVE and key not in names:
             raise PolicyError(f"{place.at(key)}: {key} is no setting of {title}; write it above the first table.")
         if key not in names:
             raise PolicyError(f"{place.at(key)}: {title} has no setting {key!r}; {_nearest(key, names)}")

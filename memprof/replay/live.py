@@ -9,6 +9,9 @@ import numpy as np
 from memprof.trace.schema import CATEGORIES, NONE, Bools, Ints, Storages
 from memprof.trace.step import Step, sum_at
 
+#: What a step finds when it begins; the errors of predictions are in what it makes besides.
+_FOUND = ("parameter", "buffer", "optimizer_state", "input")
+
 
 @dataclass(frozen=True, eq=False)
 class LiveBytes:
@@ -52,6 +55,13 @@ def live_bytes_by_category(step: Step) -> dict[str, Ints]:
     }
     split["workspace"] = split["workspace"] + step.ops.workspace_bytes
     return split
+
+
+def made_bytes(step: Step) -> Ints:
+    """Returns the bytes alive during each operator beside weights, optimizer state and inputs, shape ``(ops,)``."""
+    is_found = np.isin(step.storages.category, _FOUND)
+    made: Ints = live_bytes(step).during - _during(step.storages.take(is_found), len(step.ops))
+    return np.maximum(made, 0)
 
 
 def live_bytes_by_module(step: Step) -> dict[int, Ints]:

@@ -46,6 +46,8 @@ class Step:
         to_host_bytes_per_us: How fast the device it ran on copies to host memory; 0 where that was not measured.
         from_host_bytes_per_us: The same the other way.
         short_types: Types shorter than float32 that oneDNN computes in on the processor it ran on.
+        size_errors: By what share of what the step makes its peak may be below and above what it says, where it was
+            scaled to a size that was not recorded.
     """
 
     number: int
@@ -63,6 +65,7 @@ class Step:
     to_host_bytes_per_us: float = 0.0
     from_host_bytes_per_us: float = 0.0
     short_types: tuple[str, ...] = ("bfloat16",)
+    size_errors: tuple[float, float] = (0.0, 0.0)
 
     def bytes_at_start(self) -> int:
         """Returns the allocated bytes alive before the first operator."""

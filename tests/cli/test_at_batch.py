@@ -57,11 +57,11 @@ def test_plans_are_for_that_batch(capsys: pytest.CaptureFixture[str], tmp_path: 
     [
         (
             ("suggest", GPT, "--budget", "1GiB", "--at-batch", "8", "--maximise", "batch"),
-            "--at-batch plans for one batch",
+            "--at-batch plans for one size",
         ),
-        (("suggest", GPT, "--at-batch", "8", "--compare"), "--at-batch plans for one batch"),
+        (("suggest", GPT, "--at-batch", "8", "--compare"), "--at-batch plans for one size"),
         (("suggest", GPT, "--budget", "1GiB", "--also", GPT), "--also names recordings of other sizes"),
-        (("predict", GPT, "--checkpoint", "layers.*", "--also", GPT), "--also names recordings at other batches"),
+        (("predict", GPT, "--checkpoint", "layers.*", "--also", GPT), "--also names recordings at other sizes"),
         (("predict", GPT), "There is nothing to predict"),
         (("predict", GPT, "--at-batch", "0"), "--at-batch"),
     ],

@@ -19,8 +19,9 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
 import memprof
+from memprof.planners.scaling.base import SizedStep
 from memprof.planners.scaling.rule import scale_by_shape
-from memprof.planners.scaling.sized import SizedStep, scale_between
+from memprof.planners.scaling.sized import scale_between
 from memprof.replay.live import live_bytes
 from memprof.trace.step import Step
 from memprof.trace.store import Trace

@@ -11,7 +11,7 @@ import pytest
 
 from memprof.errors import InconclusiveError, UsageError
 from memprof.planners.arrays import step_from_arrays
-from memprof.planners.scaling.curves import along, bent, growing
+from memprof.planners.scaling.curves import along, fit, growing
 from memprof.planners.scaling.rule import scale_by_shape
 from memprof.planners.scaling.sized import scale_between
 from memprof.trace.schema import NONE
@@ -168,12 +168,19 @@ def test_cuda_rounds_to_512_bytes() -> None:
 
 
 def test_lines_and_parabolas() -> None:
-    """Two points are a line; three are one line after the other, or a parabola where all of it grows."""
+    """Two points are a line; three are a line or a parabola where they are on one, and else a guess with a bound."""
     sizes = np.array([2.0, 4.0, 6.0])
     columns = np.array([[4.0, 7.0, 9.0], [16.0, 9.0, 9.0], [36.0, 11.0, 12.0]])  # x^2; 5 + x; a step at 4
-    assert bent(sizes, columns, 10.0).tolist() == [100.0, 15.0, 18.0]
-    assert bent(sizes, columns, 4.0).tolist() == [16.0, 9.0, 9.0]
-    assert bent(sizes[:2], columns[:2], 10.0).tolist() == [52.0, 15.0, 9.0]
+    three = fit(sizes, columns, columns, 10.0, may_be_square=True)
+    assert three.is_sure.tolist() == [True, True, False]
+    assert np.allclose(three.likely[:2], [100.0, 15.0])
+    assert three.most[2] >= three.likely[2] >= 12.0
+    assert fit(sizes, columns, columns, 4.0, may_be_square=True).likely.tolist() == [16.0, 9.0, 9.0]
+    two = fit(sizes[:2], columns[:2], columns[:2], 10.0, may_be_square=True)
+    assert two.likely.tolist() == [52.0, 15.0, 9.0]
+    assert np.allclose(two.most, [100.0, 7 + 2 * 96 / 12, 9.0])  # the square that it may be
+    assert two.is_sure.tolist() == [False, False, True]
+    assert fit(sizes[:2], columns[:2], columns[:2], 10.0, may_be_square=False).is_sure.all()
     points = np.repeat(sizes[:, None], 3, axis=1)
     assert along(points, columns, np.full(3, 3.0)).tolist() == [10.0, 8.0, 9.0]
     assert along(points, columns, np.full(3, 8.0)).tolist() == [56.0, 13.0, 15.0]

@@ -79,3 +79,32 @@ def test_mistakes_are_named(text: str, sentence: str) -> None:
         parse_plan(text, "plan.toml")
     assert sentence in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_the_size_it_is_for_is_kept_as_well() -> None:
+    """Above the tables, beside the budget; replaced and taken out in a file of one's own, whose comments stay."""
+    plan = Plan((CHECKPOINT,), budget_bytes=30 << 30, at_length=512)
+    assert format_plan(plan).splitlines()[1] == "at_length = 512"
+    assert parse_plan(format_plan(plan)) == plan
+    assert plan_from_tables(plan_to_tables(plan)) == plan
+    assert policy_tables(plan_to_tables(plan)) == {"checkpoint": {"modules": ["layers.*"]}}
+    assert plan.with_policies([Precision("bf16")]).at_length == 512
+    assert (plan.at, Plan(at_batch=8).at, PLAN.at) == ("length 512", "batch 8", "")
+    mine = "# mine\n[checkpoint]  # all\nmodules = 'layers.*'\n"
+    longer = format_plan(Plan((CHECKPOINT,), at_length=1024), format_plan(Plan((CHECKPOINT,), at_length=512), mine))
+    assert longer == f"at_length = 1024\n\n{mine}"
+    assert "at_length" not in format_plan(Plan((CHECKPOINT,)), longer)
+    assert format_plan(Plan((CHECKPOINT,)), longer).endswith(mine)
+
+
+@pytest.mark.parametrize("value", ["0", "-4", "'long'", "1.5", "true"])
+def test_no_size_is_refused(value: str) -> None:
+    """What is no size is named with its line."""
+    with pytest.raises(PolicyError, match="line 1: at_batch must be a whole number above 0"):
+        parse_plan(f"at_batch = {value}")
+
+
+def test_a_size_below_a_table_says_where_it_belongs() -> None:
+    """Below a policy it would be its setting."""
+    with pytest.raises(PolicyError, match=r"at_length is no setting of .*; write it above the first table"):
+        parse_plan("[checkpoint]\nmodules = 'layers.*'\nat_length = 512")

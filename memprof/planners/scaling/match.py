@@ -53,6 +53,15 @@ def match_steps(steps: Sequence[Step], names: Sequence[str]) -> Match:
     return Match(ops=ops, storages=storages)
 
 
+def group_alike(steps: Sequence[Step]) -> list[list[int]]:
+    """Groups steps that run the same operators outside of loading; returns the places of each group's steps."""
+    codes: dict[tuple[str, ...], int] = {}
+    groups: dict[bytes, list[int]] = {}
+    for place, step in enumerate(steps):
+        groups.setdefault(_op_keys(step, codes)[~_is_loading(step)].tobytes(), []).append(place)
+    return list(groups.values())
+
+
 def _matched_ops(first: Step, second: Step, names: Sequence[str]) -> Ints:
     """Returns the rows of two steps that are the same operator, shape ``(2, matched)``."""
     codes: dict[tuple[str, ...], int] = {}
@@ -134,7 +143,7 @@ def _difference(steps: Sequence[Step], cores: Sequence[Ints], keys: Sequence[Int
         where = f" of {step.modules.name[module] or step.modules.type[module]}" if module != NONE else ""
         told.append(f"at {name} it is {step.ops.name[row]} ({step.ops.phase[row]}{where})")
     return (
-        f"The recordings do not run the same operators, so nothing can be said between or beyond them: after "
+        f"The steps do not run the same operators, so nothing can be said between or beyond them: after "
         f"{place} operators, {told[0]} and {told[1]}. Record the same steps of the same job, at different sizes."
     )
 
@@ -197,7 +206,7 @@ def _matched_storages(signatures: Sequence[_Signatures], names: Sequence[str]) -
             # An older tensor that the step does not touch, such as the data set, is the job's own affair.
             if each.made[row] != NONE or each.is_used[row]:
                 raise InconclusiveError(
-                    f"The recordings do not hold the same tensors, so nothing can be said between or beyond them: at "
+                    f"The steps do not hold the same tensors, so nothing can be said between or beyond them: at "
                     f"{name} there is {each.describe(row)} that has no like in the others."
                 )
     return np.concatenate([matched, more], axis=1)

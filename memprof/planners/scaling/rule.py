@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memprof.errors import InconclusiveError, PolicyError
-from memprof.planners.scaling.sized import check_size
+from memprof.planners.scaling.base import check_size
 from memprof.policies.accumulate.batch import Batch, find_batch, likely_batch
 from memprof.policies.accumulate.scale import scale_step
 from memprof.trace.schema import NONE, Bools, Ints, Memory

@@ -1,69 +1,57 @@
-"""A step as a function of its size, from recordings at two sizes or more."""
+"""A step as a function of its size, from steps at two sizes or more."""
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from functools import cached_property
 
 import numpy as np
 
-from memprof.errors import UsageError
-from memprof.planners.scaling.curves import along, bent, growing
+from memprof.errors import InconclusiveError, UsageError
+from memprof.planners.scaling.base import check_size, resized
+from memprof.planners.scaling.curves import Fit, along, fit
+from memprof.planners.scaling.heirs import linked, spread
 from memprof.planners.scaling.match import Match, match_steps
-from memprof.replay.rounding import rounded
-from memprof.trace.schema import Bools, Floats, Ints, Memory, Ops, Storages
+from memprof.planners.scaling.samples import Sample
+from memprof.planners.scaling.shapes import grow_in_two, grown_shapes
+from memprof.planners.scaling.times import Clock
+from memprof.trace.schema import Bools, Floats, Ints, Memory, Ops
 from memprof.trace.step import Step
 
-
-class SizedStep(Protocol):
-    """A step at any size.
-
-    Attributes:
-        sizes: The sizes it was recorded at.
-        source: How it is known at others (policies.base.SOURCES): modelled from several, or a rule from one.
-    """
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """The sizes it was recorded at."""
-        ...
-
-    @property
-    def source(self) -> str:
-        """How it is known at other sizes: ``modelled`` or ``rule``."""
-        ...
-
-    def step_at(self, size: int) -> Step:
-        """Returns the step as it would be recorded at a size."""
-        ...
+#: What of an operator grows as its bytes do.
+_COUNTS = ("workspace_bytes", "flops", "read_bytes", "written_bytes")
 
 
 @dataclass(frozen=True, eq=False)
 class MeasuredSizes:
-    """A step at any size, from recordings at two or more: what is the same grows along the line between them.
+    """A step at any size, from steps at two sizes or more: what is the same in all of them is fitted over the sizes.
 
     Where the shape of a storage tells its bytes, its dimensions grow, each along its own line: two dimensions that
-    grow with the size make the bytes grow with its square. Elsewhere the bytes do; with three sizes or more they may
-    be a parabola. An operator's temporaries, work and time grow with the size too, or with the bytes it touches where
-    those grow with its square.
+    grow with the size make the bytes grow with its square. Elsewhere the bytes do (``curves.fit``), and so do an
+    operator's temporaries and work. What a step finds of the one before it (its batch, its loss) is as large as what it
+    leaves itself: the step before is taken to be of the same size.
 
-    What cannot be known from two sizes is where a kernel switches to another algorithm, and takes more or less for
+    What cannot be known from some sizes is where a kernel switches to another algorithm, and takes more or less for
     itself, at a size in between or beyond: a recording near the size asked for shows it. On a CPU with one thread,
     torch 2.13 runs 1x1 convolutions with oneDNN from a batch of 16 (``use_mkldnn`` in ATen's Convolution.cpp), which
     made the peak of a U-Net 3.8 % larger than predicted; oneDNN pads an LSTM's workspace to pages, which made 1.0 %.
 
     Attributes:
-        sizes: The sizes recorded, rising.
-        steps: The step at each.
+        samples: The steps, rising in size; several may be of one size.
         match: The rows that are the same.
+        may_be_square: Whether what no shape tells may grow with the square of the size.
     """
 
-    sizes: tuple[int, ...]
-    steps: tuple[Step, ...]
+    samples: tuple[Sample, ...]
     match: Match
+    may_be_square: bool = False
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The sizes it was recorded at, rising."""
+        return tuple(sorted({sample.size for sample in self.samples}))
 
     @property
     def source(self) -> str:
@@ -76,179 +64,206 @@ class MeasuredSizes:
         Raises:
             UsageError: The size is not positive.
         """
+        return self.learned(size)
+
+    def learned(self, size: int, *, at_most: bool = False, without: int | None = None) -> Step:
+        """Returns the step at a size, by all samples or by some.
+
+        Args:
+            size: The size.
+            at_most: Take what the samples do not tell at its most.
+            without: Leave out the samples of this size.
+
+        Raises:
+            UsageError: The size is not positive.
+        """
         check_size(size)
-        storages, touched = self._storages(size)
+        kept = np.array([sample.size != without for sample in self.samples])
+        found, shape = self._storages(size, kept)
+        base = self._base.storages
+        rows = self.match.storages[-1]
+        requested = base.requested_bytes.copy()
+        # Fits lose less than a byte to floats.
+        requested[rows] = np.maximum(np.ceil((found.most if at_most else found.likely) - 1e-3), 0).astype(np.int64)
+        touched = self._touched(requested[rows])
+        clock = Clock(
+            tuple(sample for sample, keeps in zip(self.samples, kept, strict=True) if keeps), self.match.ops[kept]
+        )
+        ops = self._ops(size, kept, touched, at_most=at_most)
+        duration_us, op_times = clock.times_at(size, touched[np.append(kept, True)])
+        durations = ops.duration_us.copy()
+        durations[self.match.ops[-1]] = op_times
         return dataclasses.replace(
             self._base,
-            duration_us=float(growing(*self._columns([[step.duration_us] for step in self.steps], size))[0]),
-            ops=self._ops(size, touched),
-            storages=storages,
+            duration_us=duration_us,
+            ops=ops.replace(duration_us=durations),
+            storages=resized(base, requested, shape),
             memory=Memory.empty(),
         )
 
+    def guessed(self, size: int) -> Bools:
+        """Returns which storages of the step have no sure size there, shape ``(storages,)``."""
+        is_guessed = np.zeros(len(self._base.storages), dtype=np.bool_)
+        is_guessed[self.match.storages[-1]] = ~self._storages(size, np.ones(len(self.samples), dtype=np.bool_))[
+            0
+        ].is_sure
+        return is_guessed
+
+    def guessed_ops(self, size: int) -> Bools:
+        """Returns which operators take an amount for themselves that is not sure there, shape ``(ops,)``."""
+        rows = zip(self.samples, self.match.ops, strict=True)
+        values = np.stack([sample.step.ops.workspace_bytes[row] for sample, row in rows])
+        is_guessed = np.zeros(len(self._base.ops), dtype=np.bool_)
+        is_guessed[self.match.ops[-1]] = ~self._fitted(values, [one.size for one in self.samples], size).is_sure
+        return is_guessed
+
     @property
     def _base(self) -> Step:
-        """The step that gives the others their form: the largest."""
-        return self.steps[-1]
+        """The step that gives the others their form: the last of the largest."""
+        return self.samples[-1].step
 
-    def _columns(self, values: list[list[float]], size: int) -> tuple[Floats, Floats, Floats]:
-        table = np.array(values, dtype=np.float64)
-        width = table.shape[1]
-        return np.repeat(np.array(self.sizes, dtype=np.float64)[:, None], width, axis=1), table, np.full(width, size)
+    @cached_property
+    def _links(self) -> Ints:
+        return linked(self.samples, self.match.storages)
 
-    def _storages(self, size: int) -> tuple[Storages, Floats]:
-        """Returns the storages at a size, and what the bytes of each are there relative to the recorded sizes."""
-        base = self._base.storages
+    def _storages(self, size: int, kept: Bools) -> tuple[Fit, np.ndarray]:
+        """Returns the bytes of the matched storages at a size, and the shapes of all."""
         rows = self.match.storages
-        recorded = np.stack(
-            [step.storages.requested_bytes[row] for step, row in zip(self.steps, rows, strict=True)]
-        ).astype(np.float64)
-        found = np.ceil(bent(np.array(self.sizes, dtype=np.float64), recorded, float(size)) - 1e-6)
-        texts = [step.storages.shape[row].astype(str) for step, row in zip(self.steps, rows, strict=True)]
-        shapes, exact, is_known = _grown_shapes(texts, recorded, self.sizes, size)
-        found = np.where(is_known, exact, found)
-        requested = base.requested_bytes.copy()
-        requested[rows[-1]] = np.maximum(found, 0).astype(np.int64)
-        shape = base.shape.copy()
-        shape[rows[-1][is_known]] = shapes[is_known]
-        return resized(base, requested, shape), found
+        steps = [sample.step for sample in self.samples]
+        recorded = np.stack([step.storages.requested_bytes[row] for step, row in zip(steps, rows, strict=True)])[kept]
+        texts = [
+            step.storages.shape[row].astype(str) for step, row, keeps in zip(steps, rows, kept, strict=True) if keeps
+        ]
+        sizes = [sample.size for sample, keeps in zip(self.samples, kept, strict=True) if keeps]
+        fitted = self._fitted(recorded, sizes, size)
+        shapes, exact, is_known = grown_shapes(texts, recorded.astype(np.float64), sizes, size)
+        found = Fit(
+            np.where(is_known, exact, fitted.likely),
+            np.where(is_known, exact, fitted.most),
+            fitted.is_sure | is_known,
+        )
+        is_made = self._base.storages.created_op_id[rows[-1]] >= 0
+        source = spread(self._links, found.is_sure, is_made)
+        shape = self._base.storages.shape.copy()
+        has_shape = is_known[source]
+        shape[rows[-1][has_shape]] = shapes[source][has_shape]
+        return Fit(found.likely[source], found.most[source], found.is_sure[source]), shape
 
-    def _ops(self, size: int, found: Floats) -> Ops:
-        base = self._base.ops
-        rows = self.match.ops
-        points, at = self._points(size, found)
+    def _fitted(self, values: np.ndarray, sizes: Sequence[int], size: int) -> Fit:
+        """Fits columns of numbers, shape ``(steps, columns)``."""
+        distinct = sorted(set(sizes))
+        of = np.array(sizes)
+        low = np.stack([values[of == one].min(axis=0) for one in distinct]).astype(np.float64)
+        high = np.stack([values[of == one].max(axis=0) for one in distinct]).astype(np.float64)
+        points = np.array(distinct, dtype=np.float64)
+        return fit(points, low, high, float(size), may_be_square=self.may_be_square)
+
+    def _ops(self, size: int, kept: Bools, touched: Floats, *, at_most: bool) -> Ops:
+        base, rows = self._base.ops, self.match.ops
+        steps = [sample.step for sample in self.samples]
+        sizes = [sample.size for sample, keeps in zip(self.samples, kept, strict=True) if keeps]
         changed = {}
-        for name in ("workspace_bytes", "flops", "read_bytes", "written_bytes"):
-            values = np.stack([getattr(step.ops, name)[row] for step, row in zip(self.steps, rows, strict=True)])
-            there = along(points, values.astype(np.float64), at)
+        for name in _COUNTS:
+            values = np.stack([getattr(step.ops, name)[row] for step, row in zip(steps, rows, strict=True)])[kept]
+            fitted = self._fitted(values, sizes, size)
+            there = fitted.most if at_most else fitted.likely
+            if len(set(sizes)) == 2 and not at_most:
+                there = self._between_two(values.astype(np.float64), sizes, size, touched[np.append(kept, True)])
             # Temporaries are negative only where they were recorded so.
             there = np.where((values >= 0).all(axis=0), np.maximum(there, 0.0), there)
             column = getattr(base, name).copy()
             column[rows[-1]] = np.rint(there).astype(np.int64)
             changed[name] = column
-        times = np.stack([step.ops.duration_us[row] for step, row in zip(self.steps, rows, strict=True)])
-        duration = base.duration_us.copy()
-        duration[rows[-1]] = growing(points, times, at)
-        return base.replace(duration_us=duration, **changed)
+        return base.replace(**changed)
 
-    def _points(self, size: int, found: Floats) -> tuple[Floats, Floats]:
-        """Returns what each operator grows with: the size, or the bytes it touches where those grow with its square."""
-        rows, count = self.match.storages, self.match.ops.shape[1]
+    def _between_two(self, values: Floats, sizes: Sequence[int], size: int, touched: Floats) -> Floats:
+        """Follows what operators take along the size, or along the bytes they touch where those grow with its square.
+
+        Args:
+            values: What they take, shape ``(steps, operators)``.
+            sizes: The size of each step; there are two.
+            size: The size to go to.
+            touched: Bytes that they touch in the steps and there, shape ``(steps + 1, operators)``.
+        """
+        ends = [0, len(sizes) - 1]
+        points = np.where(self._is_square, touched, np.array([*sizes, size], dtype=np.float64)[:, None])
+        found: Floats = along(points[ends], values[ends], points[-1])
+        return found
+
+    @cached_property
+    def _is_square(self) -> Bools:
+        """Which matched operators touch storages that grow with the square of the size."""
+        rows = self.match.storages
+        ends = (0, len(self.samples) - 1)
+        first, last = (self.samples[end].step.storages.shape[rows[end]] for end in ends)
+        op, storage = self._uses
+        square: Bools = np.bincount(op, grow_in_two(first, last)[storage], self.match.ops.shape[1]) > 0
+        return square
+
+    @cached_property
+    def _uses(self) -> tuple[Ints, Ints]:
+        """The matched operators and storages of the uses that are of both, as columns of the match."""
         position = np.full(len(self._base.ops), -1)
-        position[self.match.ops[-1]] = np.arange(count)
+        position[self.match.ops[-1]] = np.arange(self.match.ops.shape[1])
         place = np.full(len(self._base.storages), -1)
-        place[rows[-1]] = np.arange(rows.shape[1])
+        place[self.match.storages[-1]] = np.arange(self.match.storages.shape[1])
         uses = self._base.uses
         is_known = (position[uses.op_id] >= 0) & (place[uses.storage_id] >= 0)
-        op, storage = position[uses.op_id[is_known]], place[uses.storage_id[is_known]]
-        bytes_at = [step.storages.requested_bytes[row] for step, row in zip(self.steps, rows, strict=True)]
-        touched = np.stack([np.bincount(op, each[storage], count) for each in (*bytes_at, found)])
-        sizes = np.array([*self.sizes, size], dtype=np.float64)
-        is_square = np.bincount(op, _is_square(self.steps, rows, self.sizes)[storage], count) > 0
-        points: Floats = np.where(is_square, touched, sizes[:, None])
-        return points[:-1], points[-1]
+        return position[uses.op_id[is_known]], place[uses.storage_id[is_known]]
+
+    def _touched(self, there: Ints) -> Floats:
+        """Returns the bytes that each matched operator touches, in every sample and where the storages are as given."""
+        op, storage = self._uses
+        rows = zip(self.samples, self.match.storages, strict=True)
+        every = [*(sample.step.storages.requested_bytes[row] for sample, row in rows), there]
+        return np.stack([np.bincount(op, each[storage], self.match.ops.shape[1]) for each in every])
+
+
+def scale_samples(samples: Sequence[Sample], *, may_be_square: bool = False, what: str = "size") -> MeasuredSizes:
+    """Learns from steps of one job how its step grows; steps that hold other tensors than the largest are left out.
+
+    Args:
+        samples: The steps, of two sizes at least.
+        may_be_square: Whether what no shape tells may grow with the square of the size, as with a length.
+        what: What the size is, in a sentence.
+
+    Raises:
+        UsageError: There are fewer than two sizes, or one that is not positive.
+        InconclusiveError: The steps do not run the same operators, or do not hold the same tensors.
+    """
+    ordered = sorted(samples, key=lambda one: one.size)
+    if len({one.size for one in ordered}) < 2:
+        raise UsageError("Two recordings at different sizes are needed to tell how a step grows with its size.")
+    check_size(ordered[0].size)
+    try:
+        return MeasuredSizes(tuple(ordered), _matched(ordered, what), may_be_square)
+    except InconclusiveError:
+        kept = [one for one in ordered[:-1] if _does_match(one, ordered[-1], what)] + ordered[-1:]
+        if len({one.size for one in kept}) < 2 or len(kept) == len(ordered):
+            raise
+    return MeasuredSizes(tuple(kept), _matched(kept, what), may_be_square)
 
 
 def scale_between(steps: Mapping[int, Step]) -> MeasuredSizes:
     """Learns from recordings of one job at several sizes how its step grows.
 
     Args:
-        steps: A step by its size (samples of the batch, or length of the sequence), two sizes at least.
+        steps: A step of another recording by its size (samples of the batch, or length of the sequence).
 
     Raises:
         UsageError: There are fewer than two sizes, or one that is not positive.
         InconclusiveError: The steps do not run the same operators, or do not hold the same tensors.
     """
-    if len(steps) < 2:
-        raise UsageError("Two recordings at different sizes are needed to tell how a step grows with its size.")
-    sizes = tuple(sorted(steps))
-    check_size(sizes[0])
-    ordered = tuple(steps[size] for size in sizes)
-    return MeasuredSizes(sizes, ordered, match_steps(ordered, [f"size {size}" for size in sizes]))
+    return scale_samples([Sample(step, size, run) for run, (size, step) in enumerate(sorted(steps.items()))])
 
 
-def check_size(size: int) -> None:
-    """Refuses a size that is none.
-
-    Raises:
-        UsageError: It is not positive.
-    """
-    if size < 1:
-        raise UsageError(f"A step of size {size} does not exist: sizes begin at 1.")
+def _matched(samples: Sequence[Sample], what: str) -> Match:
+    return match_steps([one.step for one in samples], [f"{what} {one.size}" for one in samples])
 
 
-def resized(base: Storages, requested: Ints, shape: object) -> Storages:
-    """Gives storages other sizes, and rounds as their allocators do.
-
-    Args:
-        base: The storages as recorded.
-        requested: Bytes each is to have; where they are as recorded, so is what was allocated.
-        shape: The shapes that go with them.
-    """
-    allocated = rounded(requested, base.device)
-    # Memory that the allocator does not own stays so.
-    keeps = (requested == base.requested_bytes) | (base.allocated_bytes == 0)
-    return base.replace(
-        requested_bytes=requested, allocated_bytes=np.where(keeps, base.allocated_bytes, allocated), shape=shape
-    )
-
-
-def _dimensions(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split("x")) if text else ()
-
-
-def _grown_shapes(
-    texts: list[np.ndarray], recorded: Floats, sizes: tuple[int, ...], size: int
-) -> tuple[np.ndarray, Floats, Bools]:
-    """Lets the dimensions of each shape grow along their own lines.
-
-    Returns:
-        The shapes at the size, their bytes, and which of them tell their storage's bytes at every recorded size.
-    """
-    width = recorded.shape[1]
-    shapes, exact = np.full(width, "", dtype=np.object_), np.zeros(width)
-    is_known = np.zeros(width, dtype=np.bool_)
-    known: dict[tuple[str, ...], tuple[tuple[int, ...], list[float]] | None] = {}
-    for column, key in enumerate(zip(*(each.tolist() for each in texts), strict=True)):
-        if key not in known:
-            known[key] = _grown([_dimensions(text) for text in key], sizes, size)
-        grown = known[key]
-        if grown is None:
-            continue
-        dimensions, counts = grown
-        item = recorded[0, column] / counts[0]
-        if item >= 1 and all(recorded[step, column] == count * item for step, count in enumerate(counts)):
-            shapes[column] = "x".join(map(str, dimensions))
-            exact[column] = float(np.prod(dimensions, dtype=np.float64)) * item
-            is_known[column] = True
-    return shapes, exact, is_known
-
-
-def _grown(
-    each: list[tuple[int, ...]], sizes: tuple[int, ...], size: int
-) -> tuple[tuple[int, ...], list[float]] | None:
-    """Returns the dimensions at a size, and the elements at every recorded one; None where the shapes do not tell."""
-    ranks = set(map(len, each))
-    if ranks == {0} or len(ranks) > 1:
-        return None
-    table = np.array(each, dtype=np.float64)
-    counts: list[float] = table.prod(axis=1).tolist()
-    if not all(counts):
-        return None
-    points = np.repeat(np.array(sizes, dtype=np.float64)[:, None], table.shape[1], axis=1)
-    there = np.maximum(np.rint(along(points, table, np.full(table.shape[1], float(size)))), 1)
-    return tuple(int(dimension) for dimension in there), counts
-
-
-def _is_square(steps: tuple[Step, ...], rows: Ints, sizes: tuple[int, ...]) -> Bools:
-    """Returns which matched storages grow with the square of the size: two of their dimensions grow."""
-    texts = [step.storages.shape[row].tolist() for step, row in zip(steps, rows, strict=True)]
-    known: dict[tuple[str, str], bool] = {}
-    square = np.zeros(rows.shape[1], dtype=np.bool_)
-    for column, pair in enumerate(zip(texts[0], texts[-1], strict=True)):
-        if pair not in known:
-            first, last = map(_dimensions, pair)
-            grows = [a < b for a, b in itertools.zip_longest(first, last, fillvalue=0)]
-            known[pair] = len(first) == len(last) and sum(grows) > 1
-        square[column] = known[pair]
-    return square
+def _does_match(one: Sample, largest: Sample, what: str) -> bool:
+    try:
+        _matched((one, largest), what)
+    except InconclusiveError:
+        return False
+    return True

@@ -8,11 +8,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
-
-from memprof.errors import InconclusiveError
+from memprof.planners.scaling.base import SizedStep
 from memprof.planners.scaling.rule import scale_by_shape
-from memprof.planners.scaling.sized import SizedStep, scale_between
+from memprof.planners.scaling.samples import find_samples
+from memprof.planners.scaling.sized import scale_samples
 from memprof.planners.space.explore import Answer, Wish, explore
 from memprof.planners.space.tried import Tried
 from memprof.planners.space.workbench import Workbench
@@ -71,29 +70,8 @@ def sized_step(steps: list[Step]) -> SizedStep:
     """
     if len(steps) == 1:
         return scale_by_shape(steps[0])
-    shapes = [_input_shapes(step) for step in steps]
-    common = min(map(len, shapes))
-    differing = {
-        tuple(shape[row][place] for shape in shapes)
-        for row in range(common)
-        if len({len(shape[row]) for shape in shapes}) == 1
-        for place in range(len(shapes[0][row]))
-        if len({shape[row][place] for shape in shapes}) == len(steps)
-    }
-    # A data set that is made as so many batches differs with them.
-    differing = {sizes for sizes in differing if not any(_is_multiple(sizes, other) for other in differing - {sizes})}
-    if len(differing) != 1:
-        found = "no size in them differs" if not differing else "more than one size in them differs"
-        raise InconclusiveError(
-            f"The recordings' inputs do not tell the size that grows: {found}. Record the job twice with only the "
-            "batch, or only the length, changed."
-        )
-    return scale_between(dict(zip(differing.pop(), steps, strict=True)))
-
-
-def _is_multiple(sizes: tuple[int, ...], of: tuple[int, ...]) -> bool:
-    times = sizes[0] // of[0] if of[0] else 0
-    return times > 1 and all(size == times * one for size, one in zip(sizes, of, strict=True))
+    advice = "Record the job twice with only the batch, or only the length, changed."
+    return scale_samples(find_samples([[step] for step in steps], advice=advice).samples)
 
 
 def find_largest(sized: SizedStep, wish: Wish, report: Callable[[Tried], None] = lambda _: None) -> Largest:
@@ -184,8 +162,3 @@ def _is_fast(one: Tried, step: Step, wish: Wish) -> bool:
 def _replayed(step: Step, policies: tuple[Policy, ...]) -> Tried | None:
     bench = Workbench(step, deadline=math.inf)
     return bench.try_plan(*policies)
-
-
-def _input_shapes(step: Step) -> list[tuple[int, ...]]:
-    rows = np.flatnonzero((step.storages.category == "input") & (step.storages.shape != ""))
-    return [tuple(int(part) for part in str(text).split("x")) for text in step.storages.shape[rows]]

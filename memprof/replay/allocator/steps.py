@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -49,19 +50,48 @@ def requests_of_step(step: Step) -> StepRequests:
     Args:
         step: The step, recorded or predicted.
     """
-    asked = _Asked.of(step.storages, step.ops)
+    return requests_of_steps([step, step])
+
+
+def requests_of_steps(steps: Sequence[Step]) -> StepRequests:
+    """Writes down what steps ask for that follow each other, each at a size of its own; see ``requests_of_step``.
+
+    Args:
+        steps: One step at several sizes: the same operators and storages, row by row, of other bytes.
+
+    Raises:
+        ValueError: The steps do not have the same operators and storages.
+    """
+    every = [_Asked.of(step.storages, step.ops) for step in steps]
+    asked = every[0]
+    if any(len(other.size) != len(asked.size) or (other.about != asked.about).any() for other in every):
+        raise ValueError("The steps do not ask for the same storages.")
     again, orphans = _second_run(asked)
-    about = again[asked.about]
-    is_kept = about != NONE
-    last = len(step.ops) - 1
+    made = np.flatnonzero(asked.made_by != NONE)
+    # Allocations are numbered run by run: those of the first run are its subjects, of each later one what it makes.
+    current = np.arange(len(asked.size))
     runs = [
         (np.full(len(asked.base), ALLOCATE), asked.base, np.full(len(asked.base), NONE)),
         (asked.kind, asked.about, asked.moment),
-        (np.full(len(orphans), FREE), orphans, np.full(len(orphans), last)),
-        (asked.kind[is_kept], about[is_kept], asked.moment[is_kept]),
     ]
-    made = np.flatnonzero(asked.made_by != NONE)
-    return asked.written(runs, np.concatenate([np.arange(len(asked.size)), made]))
+    subject, size = [current], [asked.size]
+    count = len(asked.size)
+    leaving = np.setdiff1d(np.flatnonzero(again != NONE), made)
+    for other in every[1:]:
+        following = np.full(len(asked.size), NONE, dtype=np.int64)
+        following[made] = count + np.arange(len(made))
+        following[leaving] = current[again[leaving]]  # what the run before left takes its place
+        about = following[asked.about]
+        is_kept = about != NONE
+        runs += [
+            (np.full(len(orphans), FREE), current[orphans], np.full(len(orphans), len(steps[0].ops) - 1)),
+            (asked.kind[is_kept], about[is_kept], asked.moment[is_kept]),
+        ]
+        subject.append(made)
+        size.append(other.size[made])
+        count += len(made)
+        current = following
+    return asked.written(runs, np.concatenate(subject), np.concatenate(size))
 
 
 def requests_of_recording(storages: Storages, ops: Ops) -> StepRequests:
@@ -76,7 +106,7 @@ def requests_of_recording(storages: Storages, ops: Ops) -> StepRequests:
         (np.full(len(asked.base), ALLOCATE), asked.base, np.full(len(asked.base), NONE)),
         (asked.kind, asked.about, asked.moment),
     ]
-    return asked.written(runs, np.arange(len(asked.size)))
+    return asked.written(runs, np.arange(len(asked.size)), asked.size)
 
 
 def device_of(step: Step) -> str:
@@ -162,19 +192,20 @@ class _Asked:
             device=device,
         )
 
-    def written(self, runs: list[tuple[Ints, Ints, Ints]], subject: Ints) -> StepRequests:
+    def written(self, runs: list[tuple[Ints, Ints, Ints]], subject: Ints, size: Ints) -> StepRequests:
         """Joins runs to one sequence.
 
         Args:
             runs: Kinds, allocations and operators of the events of each; the last is the steady one.
             subject: The subject each allocation stands for.
+            size: Bytes that each allocation asks for.
         """
         kind, allocation, op_id = (np.concatenate(columns) for columns in zip(*runs, strict=True))
         return StepRequests(
             requests=Requests(
                 kind=kind.astype(np.int8),
                 allocation=allocation.astype(np.int32),
-                size=self.size[subject],
+                size=size,
                 stream=self.stream[subject],
                 owner=np.zeros(len(subject), dtype=np.int32),
             ),

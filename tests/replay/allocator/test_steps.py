@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+import pytest
+
 from memprof.replay.allocator.events import ALLOCATE, replay
 from memprof.replay.allocator.rules import Settings
-from memprof.replay.allocator.steps import requests_of_step, reserved_by_op
+from memprof.replay.allocator.steps import requests_of_step, requests_of_steps, reserved_by_op
 from memprof.replay.live import live_bytes
 from memprof.trace.schema import NONE
 from memprof.trace.step import Step
@@ -74,3 +78,21 @@ def test_expandable_segments_need_no_more_than_whole_pages() -> None:
 def test_a_step_without_memory_asks_for_nothing() -> None:
     """Operators that make nothing reserve nothing."""
     assert reserved_by_op(make_step([Op()], [])).tolist() == [0]
+
+
+def test_steps_of_several_sizes_follow_each_other() -> None:
+    """What a step leaves is freed by the next at the size that it was made in; segments of other sizes pile up."""
+    step = two_layers()
+    larger = dataclasses.replace(
+        step, storages=step.storages.replace(requested_bytes=step.storages.requested_bytes * [1, 2, 2, 2, 2])
+    )
+    asked = requests_of_steps([step, larger, step])
+    done = replay(asked.requests)
+    assert done.allocated()[-1] == 24 * MIB
+    assert int(done.allocated().max()) > int(live_bytes(two_layers()).during.max())
+    alone = max(int(replay(requests_of_step(one).requests).reserved().max()) for one in (step, larger))
+    assert int(done.reserved().max()) >= alone
+    twice = requests_of_steps([step, step])
+    assert twice.requests.size.tolist() == requests_of_step(step).requests.size.tolist()
+    with pytest.raises(ValueError, match="same storages"):
+        requests_of_steps([step, make_step([Op()], [])])

@@ -1,0 +1,63 @@
+"""Storages that outlive their step: what a step finds is what the one before it made, at the size of that one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from memprof.planners.scaling.samples import Sample
+from memprof.trace.schema import Bools, Ints
+
+
+def linked(samples: Sequence[Sample], rows: Ints) -> Ints:
+    """Finds matched storages that are one and the same in two steps that follow each other in a recording.
+
+    Args:
+        samples: The steps.
+        rows: Row of each matched storage in each, shape ``(steps, storages)``.
+
+    Returns:
+        Pairs of columns of ``rows``, one in the earlier step and one in the next, each once, shape ``(2, pairs)``.
+    """
+    place = {(one.run, one.step.number): number for number, one in enumerate(samples)}
+    pairs = [np.empty((2, 0), dtype=np.int64)]
+    for (run, number), earlier in place.items():
+        later = place.get((run, number + 1))
+        if later is None:
+            continue
+        before, after = (samples[each].step.storage_ids[rows[each]] for each in (earlier, later))
+        _, left, right = np.intersect1d(before, after, return_indices=True)
+        pairs.append(np.stack([left, right])[:, left != right])
+    return np.unique(np.concatenate(pairs, axis=1), axis=1)
+
+
+def spread(links: Ints, is_sure: Bools, is_made: Bools) -> Ints:
+    """Says by which storage's size each storage is known: its own, or that of one it follows or precedes.
+
+    What a step finds follows what steps make, where that is sure. What a step makes for the next, such as a batch that
+    is loaded ahead, is as large as what it found so itself.
+
+    Args:
+        links: What ``linked`` found.
+        is_sure: Which storages' own sizes are known, shape ``(storages,)``.
+        is_made: Which storages are made in the step.
+
+    Returns:
+        The column that tells the size of each, shape ``(storages,)``.
+    """
+    source = np.arange(len(is_sure))
+    is_settled = is_sure & is_made
+    is_known = is_sure.copy()
+    for _ in range(links.shape[1]):
+        earlier, later = links
+        forth = is_settled[earlier] & ~is_settled[later]
+        back = is_known[later] & ~is_known[earlier]
+        if not (forth | back).any():
+            break
+        source[later[forth]] = source[earlier[forth]]
+        is_settled[later[forth]] = is_known[later[forth]] = True
+        back &= ~is_known[earlier]
+        source[earlier[back]] = source[later[back]]
+        is_settled[earlier[back]] = is_known[earlier[back]] = True
+    return source

@@ -1,0 +1,138 @@
+"""`--at-length N` and `--lengths FILE` of `memprof suggest` and `memprof predict`, and the plans they write."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from memprof.cli.main import main
+from memprof.policies.plan_file import read_plan
+from memprof.trace.store import Trace
+from tests.planners.lengths import record_lengths
+from tests.planners.sizes import peak_bytes
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A recording of several lengths, and one of 64 alone."""
+    path = tmp_path_factory.mktemp("lengths")
+    record_lengths(path / "run.memprof", (24, 40, 16, 32, 24, 40))
+    record_lengths(path / "64.memprof", [64] * 4)
+    return path
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str | Path, status: int = 0) -> str:
+    assert main([str(word) for word in words]) == status
+    told = capsys.readouterr()
+    return told.err if status == 2 else told.out
+
+
+def test_peak_at_a_length_is_the_measured_one(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    """A recording whose steps differ in length needs no other one: the peak at 64 is exact, and said with bounds."""
+    words = ("predict", folder / "run.memprof", "--at-length", "64")
+    told = json.loads(run(capsys, *words, "--json"))
+    peak = peak_bytes(Trace.open(folder / "64.memprof").steady_step())
+    assert told["predicted"]["peak_allocated_bytes"] == peak
+    assert (told["length"], told["batch"], told["how"], told["lengths"]) == (64, None, "modelled", None)
+    least, most = told["peak_interval_bytes"]
+    assert least < peak < most
+    page = run(capsys, *words)
+    assert "scaled from 4 recorded steps at length 16, 24, 32 and 40 to 64" in page
+    assert page.startswith("predicted peak at length 64: ")
+
+
+def test_plans_say_what_they_are_for(capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path) -> None:
+    """The plan file holds the length; a run of it is compared, and one of another length is said not to be."""
+    written = tmp_path / "plan.toml"
+    words = ("suggest", folder / "run.memprof", "--at-length", "64", "--budget", "1300KiB", "--allow", "checkpoint")
+    page = run(capsys, *words, "--write", written)
+    assert "at length 64: peak" in page
+    assert "train under it on sequences of 64, and compare" in page
+    plan = read_plan(written)
+    assert (plan.at_length, plan.at_batch) == (64, None)
+    assert plan.prediction is not None
+    assert plan.prediction.most_peak_bytes <= 1300 << 10
+
+    same = record_lengths(tmp_path / "same.memprof", [64] * 4, plan)
+    told = json.loads(run(capsys, "verify", written, same, "--json"))
+    assert abs(told["error"]["peak_bytes"]) <= plan.prediction.most_peak_bytes - plan.prediction.peak_allocated_bytes
+    # Predicted anew, it is for the same length.
+    again = json.loads(run(capsys, "verify", written, folder / "run.memprof", same, "--json"))
+    assert again["error"]["peak_bytes"] == told["error"]["peak_bytes"]
+
+    other = record_lengths(tmp_path / "other.memprof", [32] * 4, plan)
+    page = run(capsys, "verify", written, other, status=3)
+    assert "cannot be compared: it is for a step at length 64 on 4x63, 4x64" in page
+
+
+def test_lengths_of_a_data_set(capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path) -> None:
+    """The longest batch counts; the page says how many are beyond what was recorded, and what a mix reserves."""
+    lengths = tmp_path / "lengths.txt"
+    lengths.write_text("# of the training set\n20\n\n16 12, 64\n41,8\n" + "\n".join(str(30 + n % 9) for n in range(60)))
+    told = json.loads(run(capsys, "predict", folder / "run.memprof", "--lengths", lengths, "--json"))
+    assert told["length"] == 64
+    mix = told["lengths"]
+    assert (mix["batches"], mix["longest"], mix["recorded_longest"], mix["above"]) == (63, 64, 40, 2)
+    assert mix["reserved_mix_bytes"] >= mix["reserved_alone_bytes"] >= told["predicted"]["peak_allocated_bytes"]
+    words = ("suggest", folder / "run.memprof", "--lengths", lengths, "--budget", "1300KiB", "--allow", "checkpoint")
+    page = run(capsys, *words)
+    assert "2 of 63 batches are longer than recorded (40)" in page
+    assert "a mix of 48 batches of" in page
+    assert "--at-length 64" in page
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("12\nabc\n", "line 2: 'abc' is not a length"),
+        ("12\n-3\n", "line 2: '-3' is not a length"),
+        ("0\n", "line 1: '0' is not a length"),
+        ("12\n7.5\n", "line 2: '7.5' is not a length"),
+        ("9" * 50, "is not a length"),
+        ("# nothing\n\n", "holds no length"),
+    ],
+)
+def test_bad_lengths_are_one_sentence(
+    capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path, text: str, sentence: str
+) -> None:
+    """What is no length is named with its line."""
+    lengths = tmp_path / "lengths.txt"
+    lengths.write_text(text)
+    assert main(["predict", str(folder / "run.memprof"), "--lengths", str(lengths)]) == 5
+    err = capsys.readouterr().err
+    assert sentence in err
+    assert len(err.splitlines()) == 1
+
+
+def test_bytes_that_are_no_text(capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path) -> None:
+    """A missing file and one of other bytes are a sentence each."""
+    lengths = tmp_path / "lengths.txt"
+    words = ["predict", str(folder / "run.memprof"), "--lengths", str(lengths)]
+    assert main(words) == 5
+    assert "There is no file" in capsys.readouterr().err
+    lengths.write_bytes(b"\xff\xfe\x00\x80")
+    assert main(words) == 5
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("--at-length", "0"), "--at-length"),
+        (("--at-length", "8", "--at-batch", "8"), "--at-batch and --at-length ask for different sizes"),
+        (("--at-length", "8", "--step", "3"), "--at-length needs all steps of the recording"),
+    ],
+)
+def test_mistakes_are_one_sentence(
+    capsys: pytest.CaptureFixture[str], folder: Path, words: tuple[str, ...], sentence: str
+) -> None:
+    """What makes no sense together is refused."""
+    assert sentence in run(capsys, "predict", folder / "run.memprof", *words, status=2)
+
+
+def test_one_length_is_refused(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    """A recording of one length does not tell how memory grows with it: the answer says what to record."""
+    assert main(["predict", str(folder / "64.memprof"), "--at-length", "128"]) == 3
+    assert "no size in them differs, all ran on 4x64, 4x63. Record steps of at least two" in capsys.readouterr().err
