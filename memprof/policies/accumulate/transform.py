@@ -46,10 +46,32 @@ def transform_accumulate(step: Step, policy: Accumulate) -> Step:
             "accumulate does not fit the recorded step: its optimizer runs before the last backward (within it, or "
             "between two networks that train in turn), where gradients of the whole batch would not be complete."
         )
+    _require_untouched_gradients(step, int(backward[-1]))
     batch = find_batch(step)
     parts = part_sizes(batch.size, policy.micro_batches)
     repeats = _repeated(step, int(forward[0]))
     return _Repetition(step, repeats, int(forward[0]), scale_step(step, batch, parts, repeats)).build()
+
+
+def _require_untouched_gradients(step: Step, last_backward: int) -> None:
+    """Makes sure that the update uses the gradients that backward left, which are what micro-batches add up.
+
+    Raises:
+        PolicyError: The loop sets gradients of its own between backward and update, or changes them there.
+    """
+    ops, uses = step.ops, step.uses
+    first_update = int(np.flatnonzero(ops.phase == "optimizer")[0])
+    is_held = np.array([any(place in text for place in _HELD) for text in step.stacks.frames] + [False], dtype=np.bool_)
+    rows = np.arange(len(ops))
+    between = is_beside(ops.phase) & (rows > last_backward) & (rows < first_update) & ~is_held[ops.stack_id]
+    is_gradient = (step.storages.category == "gradient")[uses.storage_id]
+    writes = uses.take(between[uses.op_id] & is_gradient & np.isin(uses.role, ("write", "mutate")))
+    if len(writes):
+        raise PolicyError(
+            "accumulate adds up what backward() leaves in p.grad, and this job's loop sets or changes gradients itself "
+            f"between backward and step() ({ops.name[writes.op_id[0]]}), which would happen once for each micro-batch. "
+            "Clip with torch.nn.utils.clip_grad_norm_, or train without accumulate."
+        )
 
 
 def _repeated(step: Step, first_forward: int) -> Bools:

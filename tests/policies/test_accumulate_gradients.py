@@ -1,0 +1,69 @@
+"""What a loop does to its gradients between backward and update: where a run refuses accumulate, so does predict."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import memprof
+from memprof.errors import PolicyError
+from memprof.policies.accumulate.policy import Accumulate
+from memprof.trace.step import Step
+from memprof.trace.store import Trace
+
+Between = Callable[[nn.Module, torch.Tensor], None]
+
+
+def record(path: Path, train: Between) -> Step:
+    """Records a step of a loop that gets its gradients in some way."""
+    torch.manual_seed(0)
+    gc.collect()
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
+    optimizer = torch.optim.AdamW(model.parameters())
+    with memprof.record(path, skip=1, steps=2):
+        for _ in range(4):
+            train(model, torch.randn(16, 8))
+            optimizer.step()
+            optimizer.zero_grad()
+    return Trace.open(path).steady_step()
+
+
+def sets_them(model: nn.Module, batch: torch.Tensor) -> None:
+    parameters = list(model.parameters())
+    gradients = torch.autograd.grad(model(batch).square().mean(), parameters)
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = gradient / 2
+
+
+def scales_them(model: nn.Module, batch: torch.Tensor) -> None:
+    model(batch).square().mean().backward()
+    for parameter in model.parameters():
+        assert parameter.grad is not None
+        parameter.grad.mul_(0.5)
+
+
+def clips_them(model: nn.Module, batch: torch.Tensor) -> None:
+    model(batch).square().mean().backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+    nn.utils.clip_grad_value_(model.parameters(), 1e-4)
+
+
+@pytest.mark.parametrize(("train", "operator"), [(sets_them, "aten.div.Tensor"), (scales_them, "aten.mul_")])
+def test_gradients_that_the_loop_makes_or_changes_are_refused(train: Between, operator: str, tmp_path: Path) -> None:
+    """They would be made, or changed, once for each micro-batch."""
+    step = record(tmp_path / "run.memprof", train)
+    with pytest.raises(PolicyError, match=rf"between backward and step\(\) \({operator}"):
+        Accumulate(2).transform(step)
+
+
+def test_clipping_by_torch_is_held_back(tmp_path: Path) -> None:
+    """So it is predicted once, on whole gradients."""
+    step = record(tmp_path / "run.memprof", clips_them)
+    clipped = [name for name in Accumulate(2).transform(step).ops.name if "clamp" in name]
+    assert clipped
+    assert len(clipped) == len([name for name in step.ops.name if "clamp" in name])
