@@ -14,7 +14,7 @@ from memprof.replay.live import live_bytes, made_bytes
 from memprof.trace.step import Step
 
 #: By what share jobs were seen above the memory that a policy holds them to: kernels' workspaces are known afterwards.
-OVER_HELD = 0.01
+OVER_HELD = 0.02
 
 
 @dataclass(frozen=True)

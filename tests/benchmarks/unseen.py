@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,6 +22,8 @@ SHARES = (80, 60, 40)
 SEARCH_S = 20
 #: The environment variable that names some of the jobs, separated by commas.
 CHOSEN = "UNSEEN_JOBS"
+#: Lines that say what to type next.
+_NEXT = re.compile(r"memprof: (next|then):")
 COLUMNS = (
     "job",
     "kind",
@@ -195,5 +198,5 @@ def fullest_bytes(path: Path) -> int:
 
 def last_line(done: subprocess.CompletedProcess[str]) -> str:
     """Returns what a run said last on stderr, next commands aside."""
-    lines = [line for line in done.stderr.splitlines() if line.strip() and "next:" not in line]
+    lines = [line for line in done.stderr.splitlines() if line.strip() and not _NEXT.match(line)]
     return lines[-1].removeprefix("memprof: ")[:200] if lines else f"status {done.returncode}"

@@ -116,7 +116,7 @@ def test_remat_holds_the_job_whatever_is_not_known():
     step = record_step("gpt")
     budget = int(0.8 * live_bytes(step).during.max())
     predicted = int(live_bytes(Plan((Remat(budget=str(budget)), BF16)).transform(step)).during.max())
-    assert interval(step, Remat(budget=str(budget)), BF16).most_bytes <= max(1.01 * budget, predicted)
+    assert interval(step, Remat(budget=str(budget)), BF16).most_bytes <= max(1.02 * budget, predicted)
 
 
 def test_precision_is_less_sure_beside_what_handles_saved_tensors():

@@ -46,6 +46,7 @@ class Swap(Policy):
     flag_example: ClassVar[str] = "'layers.[0-3]:disk'"
     numerics: ClassVar[str] = "none"
     source: ClassVar[str] = "modelled"
+    guesses: ClassVar[bool] = True
     errors_seen: ClassVar[tuple[float, float]] = (0.001, 0.002)
 
     modules: tuple[str, ...] = (".",)
@@ -103,6 +104,12 @@ class Swap(Policy):
         from memprof.policies.swap.transform import transform_swap
 
         return transform_swap(step, self)
+
+    def transform_at_most(self, step: Step) -> Step:
+        """Takes variables of the model's code to hold what they may hold: a recording does not tell for how long."""
+        from memprof.policies.swap.transform import transform_swap
+
+        return transform_swap(step, self, at_most=True)
 
     def apply(self, job: Job) -> None:
         """Installs hooks around the chosen modules' forward, or around the optimizers' updates."""

@@ -14,11 +14,14 @@ import numpy as np
 from memprof.errors import PolicyError
 from memprof.policies.model_names import chosen_modules
 from memprof.policies.swap.reruns import find_reruns
+from memprof.trace.columns import Coded
 from memprof.trace.schema import NONE, Bools, Ints
 from memprof.trace.step import Step
 
 #: What is never moved: it has a life of its own, and its owner holds it anyway.
 _OWNED = ("parameter", "buffer", "gradient", "optimizer_state", "input")
+#: Modules that pass each result on at once, under one name.
+_CHAINS = ("Sequential",)
 #: What these policies insert into forward.
 _INSERTED = ("memprof.swap_out", "memprof.swap_in", "memprof.compress")
 #: Why two of them cannot choose the same modules.
@@ -64,7 +67,14 @@ class Records:
         return dataclasses.replace(self, **{name: getattr(self, name)[rows] for name in columns})
 
 
-def find_records(step: Step, patterns: Sequence[str], minimum_bytes: int, dtypes: Sequence[str] = _DTYPES) -> Records:
+def find_records(
+    step: Step,
+    patterns: Sequence[str],
+    minimum_bytes: int,
+    dtypes: Sequence[str] = _DTYPES,
+    *,
+    with_variables: bool = False,
+) -> Records:
     """Finds what is packed while modules matching the patterns run forward.
 
     Args:
@@ -72,6 +82,7 @@ def find_records(step: Step, patterns: Sequence[str], minimum_bytes: int, dtypes
         patterns: Patterns of the modules' names.
         minimum_bytes: Smaller storages stay.
         dtypes: Element types that are packed.
+        with_variables: Variables of a forward hold what they may hold until it returns: a recording does not tell.
 
     Raises:
         PolicyError: A pattern matches no module, or none that is called.
@@ -102,6 +113,8 @@ def find_records(step: Step, patterns: Sequence[str], minimum_bytes: int, dtypes
 
     by_rerun = reruns.is_use & np.isin(step.uses.storage_id, reruns.storage[goes_in])
     held = _held_otherwise(step, calls, is_packed, by_rerun, last)
+    if with_variables:
+        held = np.maximum(held, _variable_ends(step, calls))
     lives = np.where(storages.freed_op_id == NONE, len(ops), storages.freed_op_id)
     into = reruns.storage[goes_in]
     first = np.append(first[forward[is_packed]], reruns.again[goes_in])
@@ -233,6 +246,32 @@ def _held_otherwise(step: Step, calls: Calls, is_packed: Bools, by_rerun: Bools,
         np.maximum.at(held, of_use[was_passed], calls.last[call[was_passed]])
         call = np.where(call != NONE, calls.parent[call], NONE)
     return held
+
+
+def _variable_ends(step: Step, calls: Calls) -> Ints:
+    """Returns until when a variable of a module's forward may hold each storage; NONE where there is none.
+
+    It is the forward of the innermost call in which the storage is made and used last. It holds the storage until it
+    returns, or until the variable is given something else, which is taken to be the next tensor of the same shape.
+    """
+    storages, uses = step.storages, step.uses
+    created = storages.created_op_id
+    last = np.full(len(storages), NONE, dtype=np.int64)
+    in_forward = step.ops.phase[uses.op_id] == "forward"
+    np.maximum.at(last, uses.storage_id[in_forward], uses.op_id[in_forward])
+    call = np.where(last != NONE, calls.inner[last], NONE)
+    while (is_outside := (call != NONE) & (calls.first[call] > created)).any():
+        call = np.where(is_outside, calls.parent[call], call)
+    passes_on = np.isin(step.modules.type, _CHAINS)[step.module_calls.module_id]
+    is_held = (call != NONE) & (created != NONE)
+    is_held[is_held] = ~passes_on[call[is_held]]
+    ends = np.full(len(storages), NONE, dtype=np.int64)
+    shapes = Coded.of(storages.shape).codes
+    for row in np.flatnonzero(is_held).tolist():
+        returns = int(calls.last[call[row]])
+        made = created[shapes == shapes[row]]
+        ends[row] = made[(made > last[row]) & (made <= returns)].min(initial=returns)
+    return ends
 
 
 def node_bounds(forward_op: Ints, is_node: Bools) -> tuple[Ints, Ints]:

@@ -19,8 +19,13 @@ if TYPE_CHECKING:
     from memprof.policies.swap.policy import Swap
 
 
-def transform_swap(step: Step, policy: Swap) -> Step:
+def transform_swap(step: Step, policy: Swap, *, at_most: bool = False) -> Step:
     """Rewrites a step as the policy would have changed it.
+
+    Args:
+        step: The step.
+        policy: What is moved, and where to.
+        at_most: What a recording does not tell, how long variables hold what is moved, is taken at its most.
 
     Raises:
         PolicyError: A pattern matches nothing, or the step did not run where the policy moves from.
@@ -34,11 +39,11 @@ def transform_swap(step: Step, policy: Swap) -> Step:
         return transform_state(step, policy)
     if policy.what == "parameters":
         return transform_parameters(step, policy)
-    return _transform_activations(step, policy)
+    return _transform_activations(step, policy, at_most=at_most)
 
 
-def _transform_activations(step: Step, policy: Swap) -> Step:
-    records = find_records(step, policy.modules, policy.minimum_bytes)
+def _transform_activations(step: Step, policy: Swap, *, at_most: bool) -> Step:
+    records = find_records(step, policy.modules, policy.minimum_bytes, with_variables=at_most)
     draft = Draft(step)
     let_go = _let_go(records, policy.prefetch)
     # The original is gone once nobody holds it, the copy out included: what is let go at a moment goes after the

@@ -1,0 +1,67 @@
+"""Variables of a model's code hold what swap moves away: a recording does not tell, and the interval counts it."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import memprof
+from memprof.policies.interval import interval_of
+from memprof.policies.job import Job
+from memprof.policies.swap.policy import Swap
+from memprof.replay.live import live_bytes
+from memprof.trace.step import Step
+from memprof.trace.store import Trace
+
+
+class Block(nn.Module):
+    """Holds what it makes until it returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        widths = (256, 248, 240, 232, 224, 256)
+        self.layers = nn.ModuleList(nn.Linear(*pair) for pair in itertools.pairwise(widths))
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        one, two, three, four, five = self.layers
+        first = torch.tanh(one(batch))
+        second = torch.tanh(two(first))
+        third = torch.tanh(three(second))
+        fourth = torch.tanh(four(third))
+        return batch + five(fourth)
+
+
+def record(path: Path, policy: Swap | None) -> Step:
+    torch.manual_seed(0)
+    gc.collect()
+    model = nn.Sequential(*(Block() for _ in range(4)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    job = Job(model, [optimizer])
+    if policy is not None:
+        policy.apply(job)
+    with memprof.record(path, skip=1, steps=2):
+        for _ in range(4):
+            model(torch.randn(2048, 256)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    job.undo()
+    return Trace.open(path).steady_step()
+
+
+def peak(step: Step) -> int:
+    return int(live_bytes(step).during.max())
+
+
+def test_what_variables_hold_is_inside_the_interval(tmp_path: Path) -> None:
+    """The measured peak is above the predicted one, and at most the upper end."""
+    policy = Swap(("*",), to="disk")
+    step = record(tmp_path / "plain.memprof", None)
+    measured = peak(record(tmp_path / "swapped.memprof", policy))
+    predicted = policy.transform(step)
+    bounds = interval_of((policy,), (step,), (predicted,))
+    assert peak(predicted) < measured <= bounds.most_bytes
+    assert bounds.most_bytes < 1.02 * measured
