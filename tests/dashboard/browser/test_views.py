@@ -296,7 +296,7 @@ def test_search_highlights_and_filters(look: Show, gpt: Served) -> None:
         found <= total * (1 + 1e-9)
         for found, total in zip(figure["lines"]["found"], figure["lines"]["total"], strict=True)
     )
-    assert "layers.0" in shown.page.inner_text("#live-table")
+    shown.wait_text("#live-table", "layers.0")
     shown.page.fill("#find", "no such thing")
     shown.wait_text("#live-table", "has 'no such thing' in its name")
 
