@@ -44,6 +44,10 @@ class PolicyError(UsageError):
     """A policy's settings make no sense, or it does not fit the model, the step or the machine (exit code 2)."""
 
 
+class NoOptimizerError(PolicyError):
+    """A policy needs an optimizer of the model's parameters, and none has been made so far (exit code 2)."""
+
+
 class InconclusiveError(MemprofError):
     """The question cannot be answered from what is there, such as runs on different devices (exit code 3)."""
 

@@ -19,12 +19,12 @@ R = TypeVar("R")
 
 #: Phases that the recorder tells by itself. Their places are codes in raw recordings: new ones go to the end.
 PHASES = ("forward", "backward", "optimizer", "other", "evaluation", "saving", "loading")
-#: Of these, what a training step consists of; all others, those that a job names included, stand beside it.
+#: Those of them that make up a training step; the others, and those that a job names, are not part of one.
 TRAINING = ("forward", "backward", "optimizer")
 #: Most names of its own that a recording holds.
 MOST_NAMES = 64
 
-#: What else stands where phases do: names of moments, and of operators that run again.
+#: What else may be written in place of a phase: names of moments, and of operators that run again.
 _RESERVED = ("peak", "again", "recomputed", "unknown", "none")
 _NAME = re.compile(r"[A-Za-z0-9._-](?:[A-Za-z0-9 ._-]{0,62}[A-Za-z0-9._-])?")
 
@@ -140,12 +140,12 @@ def unfollow(follower: Callable[[], None]) -> None:
 
 
 def is_own_name(text: str) -> bool:
-    """Tells whether a text can be a job's name for a phase; the names above stand for what they say."""
+    """Tells whether a text can be a job's name for a phase; the names above are reserved."""
     return _NAME.fullmatch(text) is not None and text not in _RESERVED
 
 
 def in_order(names: Iterable[str]) -> list[str]:
-    """Lists phases once each: those of training in a step's order, what stands beside it, the job's own, ``other``."""
+    """Lists phases once each: training in a step's order, evaluation, saving, loading, the job's own, ``other``."""
     found = set(names) - {""}
     known = [*TRAINING, *(name for name in PHASES if name not in (*TRAINING, "other"))]
     return [

@@ -109,7 +109,7 @@ def read_lengths(path: Path) -> tuple[int, ...]:
         The length of each batch, in order.
 
     Raises:
-        BadInputError: There is no such file, it cannot be read, or something in it is no length.
+        BadInputError: There is no such file, it cannot be read, or a line of it is not a length.
     """
     try:
         text = read_text(path)
@@ -125,7 +125,7 @@ def read_lengths(path: Path) -> tuple[int, ...]:
         if words != [""]:
             found.append(max(_length(word, path, number) for word in words if word))
     if not found:
-        raise BadInputError(f"{path} holds no length: write one per line, such as 512.")
+        raise BadInputError(f"{path} contains no lengths: write one per line, such as 512.")
     return tuple(found)
 
 

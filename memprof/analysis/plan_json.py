@@ -56,7 +56,7 @@ def forecast_to_json(made: Forecast) -> Json:
 def _interval(plan: Plan) -> list[int] | None:
     """Returns the bounds of a plan's peak; None where it does not tell them."""
     interval = None if plan.prediction is None else plan.prediction.interval
-    return None if interval is None else [interval.least_bytes, interval.most_bytes]
+    return None if interval is None else interval.bounds
 
 
 def verification_to_json(found: Verification) -> Json:

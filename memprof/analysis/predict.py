@@ -115,14 +115,13 @@ def forecast(trace: Trace, plan: Plan, basis: Basis | None = None) -> Forecast:
     """
     basis = basis or basis_of_steps(trace)
     stages = []
-    steps = (basis.step, *basis.others)
+    steps = whole = (basis.step, *basis.others)
     for policy in plan.policies:
         steps = transform_all(policy, steps)
         peak_bytes = max(int(live_bytes(step).during.max(initial=0)) for step in steps)
         stages.append(Stage(policy, peak_bytes, steps[0].duration_us))
-    recorded, predicted = fullest_of((basis.step, *basis.others)), fullest_of(steps)
+    recorded, predicted = fullest_of(whole), fullest_of(steps)
     how = max(plan.source, basis.scaled_by or plan.source, key=SOURCES.index)
-    whole = (basis.step, *basis.others)
     interval = interval_of(plan.policies, whole, steps)
     prediction = Prediction.of_steps(whole, steps, interval, trace=str(trace.path), how=how, machine=basis.machine)
     return Forecast(

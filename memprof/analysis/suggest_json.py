@@ -55,7 +55,7 @@ def _plan(one: Tried, found: Suggestion, *, fits: bool) -> Json:
         "fits": fits,
         "describe": one.plan.describe(),
         "peak_allocated_bytes": one.peak_bytes,
-        "peak_interval_bytes": [one.interval.least_bytes, one.interval.most_bytes],
+        "peak_interval_bytes": one.interval.bounds,
         "peak_phase": one.peak_phase,
         "peak_module": one.peak_module or None,
         "saved_bytes": recorded.peak_bytes - one.peak_bytes,

@@ -241,7 +241,7 @@ def _budget_of(text: str | None, plan: Plan | None) -> int | None:
     """Returns the budget that is given, or else that of the plan; a share is one of the peak the plan was made from.
 
     Raises:
-        UsageError: The text is no budget.
+        UsageError: The text is not a budget.
     """
     if text is None:
         return None if plan is None else plan.budget_bytes

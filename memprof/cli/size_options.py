@@ -91,7 +91,7 @@ class AskedSize:
             step_number: The only step to start from; None for all.
 
         Raises:
-            BadInputError: A file is missing, damaged, or holds no lengths.
+            BadInputError: A file is missing, damaged, or contains no lengths.
             InconclusiveError: The recordings do not tell that size.
             UsageError: One step alone is asked for, and how it grows with its length is not known from that.
         """

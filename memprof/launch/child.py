@@ -97,12 +97,11 @@ def _dry_run(spool: Path, device_name: str) -> DryRun:
 def _start(spool: Path, window: Window | None, dry: DryRun | None = None, *, is_late: bool = False) -> None:
     """Starts the recorder of a window, or of the whole run where there is none."""
     global _recorder  # noqa: PLW0603 - one recorder a process, reached again at exit and after fork
-    before_call = None if _plan is None else _plan.before_call
     folder = spool / f"process-{os.getpid()}"
     if window is None:
-        _recorder = LightRecorder(folder, is_late=is_late, before_call=before_call)
+        _recorder = LightRecorder(folder, is_late=is_late, plan=_plan)
     else:
-        _recorder = Recorder(folder, window, is_late=is_late, before_call=before_call, dry=dry)
+        _recorder = Recorder(folder, window, is_late=is_late, plan=_plan, dry=dry)
     _recorder.install()
 
 

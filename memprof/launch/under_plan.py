@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from memprof.errors import MemprofError, PolicyError
+from memprof.errors import MemprofError, NoOptimizerError, PolicyError
 from memprof.launch.apply import apply_to, check_model, find_mismatch
 from memprof.launch.plan_errors import end_at_policy_errors, policy_at_fault
 from memprof.launch.plan_marks import mark_applied, refuse
@@ -22,6 +22,7 @@ from memprof.policies.job import Job
 from memprof.policies.patterns import match_modules
 from memprof.policies.plan import Plan
 from memprof.policies.plan_file import parse_plan
+from memprof.policies.prediction import Prediction
 from memprof.policies.wrappers import unwrapped
 from memprof.recorder.construction import is_within_constructor
 from memprof.recorder.faults import is_from_signal_handler
@@ -34,6 +35,9 @@ class UnderPlan:
     A model is the outermost module of a call with gradients recorded, if any of its parameters is trained: loss
     modules, frozen teachers and evaluation are left alone. Where a job trains several models, each gets the policies
     whose patterns match it, and a policy without patterns goes to all.
+
+    Some scripts make their optimizers once the first loss is there (Pyro makes one for each parameter). Where a policy
+    needs one and there is none, the plan is applied at the model's next call, so from the second step on.
     """
 
     def __init__(self, plan: Plan, spool: Path) -> None:
@@ -47,7 +51,9 @@ class UnderPlan:
         self._spool = spool
         self._known: dict[int, weakref.ref[torch.nn.Module]] = {}
         self._applied: set[int] = set()
+        self._waits: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self._refusal = ""
+        self._is_settled = False
         end_at_policy_errors(spool)
         plan.start()
 
@@ -67,10 +73,46 @@ class UnderPlan:
             return  # it is met again when it trains, by then with all its modules
         before = dict(self._known)
         self._know(module)
-        if not _is_trained(module) or not _is_outermost():
+        if _is_trained(module) and _is_outermost():
+            self._try(module, before)
+
+    def after_update(self, optimizer: torch.optim.Optimizer) -> None:
+        """Applies the plan to the model of an optimizer where no call of it was seen, from its second step on.
+
+        Some modules are never called in a way that torch sees: those of GPyTorch and Keras have a ``__call__`` of their
+        own, and scripts may run ``model.forward(batch)``, or methods of other names.
+
+        Raises:
+            SystemExit: The plan does not fit; the job ends here.
+        """
+        if self._refusal:
+            self.refuse(self._refusal)
+        if self._is_settled:
             return
+        self._is_settled = True
+        model = _model_of(optimizer, self._plan.prediction)
+        if model is not None:
+            self._try(model, dict(self._known))
+
+    def _try(self, module: torch.nn.Module, before: dict[int, weakref.ref[torch.nn.Module]]) -> None:
+        """Applies the plan to a model.
+
+        Args:
+            module: The model.
+            before: What was known before it.
+
+        Raises:
+            SystemExit: The plan does not fit.
+            Exception: A signal handler of the job raised it; nothing was applied.
+        """
+        self._is_settled = True
         try:
             self._apply(module)
+        except NoOptimizerError as error:
+            if module in self._waits:
+                self.refuse(str(error), policy_at_fault(error))
+            self._waits.add(module)
+            self._known = before
         except MemprofError as error:
             self.refuse(str(error), policy_at_fault(error))
         except Exception as error:  # a job that was to run under a plan must not run without
@@ -190,14 +232,17 @@ class _Model:
     def find(self, pattern: str) -> list[str] | None:
         """Finds the modules that match a pattern.
 
+        A recording names modules as they stand in the outermost one, so that comes first: where ``agent.act`` calls
+        ``agent.actor``, ``*`` is the actor and not each of its layers.
+
         Returns:
             None where none does, nothing where the pattern does as it is written, and otherwise the names, where it
             does as a recording names them (``Generator.layers.*`` in a job with several models).
         """
         names = _names(unwrapped(self.called))
         wrappers = ("module", "_orig_mod", "module._orig_mod", "_orig_mod.module")
-        for prefix in dict.fromkeys(("", self.place, self.title, _joined(self.title, self.place), *wrappers)):
-            full = _names_under(prefix, names, pattern)
+        for prefix in dict.fromkeys((self.place, "", self.title, _joined(self.title, self.place), *wrappers)):
+            full = _names_under(prefix, names, pattern, holds_itself=prefix == self.place)
             found = _match(pattern, full)
             if found:
                 return [full[name] for name in found] if prefix else []
@@ -206,9 +251,7 @@ class _Model:
 
 def _models(called: torch.nn.Module) -> Iterator[_Model]:
     """Yields the model that is called, then every other one alive whose parameters are trained."""
-    modules = [module for module in live_objects(torch.nn.Module) if "_modules" in module.__dict__]
-    inner = {id(child) for module in modules for child in module._modules.values() if child is not None}
-    tops = [module for module in modules if id(module) not in inner]
+    tops = _outermost_modules()
     if all(module is not called for top in tops for module in top.modules()):
         yield _Model(called, called, "", type(called).__name__)  # modules that hold one another have no outermost
     numbers: dict[str, int] = {}
@@ -230,12 +273,14 @@ def _names(module: torch.nn.Module) -> list[str]:
     return [name for name, _ in module.named_modules()]
 
 
-def _names_under(prefix: str, names: Iterable[str], pattern: str) -> dict[str, str]:
+def _names_under(prefix: str, names: Iterable[str], pattern: str, *, holds_itself: bool = False) -> dict[str, str]:
     """Returns modules by their names under a prefix, "." for the model itself.
 
-    Under its type the model itself has a name, which is not one that a wildcard may match.
+    Under its type the model itself has a name, which is not one that a wildcard may match; where it stands in another,
+    it is one (``holds_itself``).
     """
-    return {_joined(prefix, name): name or "." for name in names if name or not prefix or "*" not in pattern}
+    is_named = holds_itself or not prefix or "*" not in pattern
+    return {_joined(prefix, name): name or "." for name in names if name or is_named}
 
 
 def _match(pattern: str, names: Iterable[str]) -> list[str]:
@@ -275,6 +320,23 @@ def _is_outermost() -> bool:
             return False
         frame = frame.f_back  # type: ignore[assignment]
     return True
+
+
+def _outermost_modules() -> list[torch.nn.Module]:
+    """Lists the modules alive that no other one holds."""
+    modules = [module for module in live_objects(torch.nn.Module) if "_modules" in module.__dict__]
+    inner = {id(child) for module in modules for child in module._modules.values() if child is not None}
+    return [module for module in modules if id(module) not in inner]
+
+
+def _model_of(optimizer: torch.optim.Optimizer, prediction: Prediction | None) -> torch.nn.Module | None:
+    """Finds the outermost module that holds a parameter of an optimizer, best the one that the plan was made for."""
+    own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    found = [
+        module for module in _outermost_modules() if any(id(parameter) in own for parameter in module.parameters())
+    ]
+    fitting = [module for module in found if not find_mismatch(prediction, module)]
+    return next(iter(fitting or found), None)
 
 
 def _optimizers_of(model: torch.nn.Module) -> list[torch.optim.Optimizer]:

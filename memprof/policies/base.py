@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, ClassVar, Self
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from memprof.policies.job import Job
     from memprof.trace.step import Step
 
@@ -29,7 +31,6 @@ class Policy(ABC):
         flag_example: What may stand behind it: ``'layers.*'``.
         numerics: One of NUMERICS.
         source: One of SOURCES: how its transform knows.
-        guesses: Whether there is something that a recording does not tell; ``transform_at_most`` takes it at its most.
         errors_seen: By how much measured peaks were below and above predicted ones at most, on jobs that the transform
             was not made with (docs/benchmarks.md), as shares of what the step makes beside what it finds.
         errors_combined: The same, in addition, beside a policy that ``handles_saved``.
@@ -40,7 +41,6 @@ class Policy(ABC):
     flag_example: ClassVar[str] = ""
     numerics: ClassVar[str] = "none"
     source: ClassVar[str] = "replayed"
-    guesses: ClassVar[bool] = False
     errors_seen: ClassVar[tuple[float, float]] = (0.0, 0.0)
     errors_combined: ClassVar[tuple[float, float]] = (0.0, 0.0)
 
@@ -72,17 +72,22 @@ class Policy(ABC):
         """
         return self.transform(step)
 
-    def errors(self, step: Step) -> tuple[float, float]:
-        """Returns ``errors_seen`` for a step, by its operators and where they run.
+    def errors(self, steps: Sequence[Step]) -> tuple[float, float]:
+        """Returns ``errors_seen`` for a job, by its operators, where they run and how its steps differ.
 
         Args:
-            step: The step as recorded.
+            steps: The steps as recorded, the one that a plan is chosen on first.
         """
         return self.errors_seen
 
     @property
     def handles_saved(self) -> bool:
         """Whether it changes when what forward saves for backward is in memory, or runs operators again."""
+        return False
+
+    @property
+    def guesses(self) -> bool:
+        """Whether there is something that a recording does not tell; ``transform_at_most`` takes it at its most."""
         return False
 
     @property

@@ -30,6 +30,11 @@ class Interval:
     most_bytes: int
 
     @property
+    def bounds(self) -> list[int]:
+        """Both ends, the lower one first."""
+        return [self.least_bytes, self.most_bytes]
+
+    @property
     def is_exact(self) -> bool:
         """Whether the peak is known to the byte."""
         return self.least_bytes == self.most_bytes
@@ -54,7 +59,7 @@ def interval_of(
         fullest: The same with what a recording does not tell taken at its most, where the caller has them.
     """
     fullest = _fullest_steps(policies, recorded, predicted) if fullest is None else fullest
-    errors = [policy.errors(recorded[0]) for policy in policies]
+    errors = [policy.errors(recorded) for policy in policies]
     errors.append(recorded[0].size_errors)
     errors += [
         policy.errors_combined
@@ -62,7 +67,7 @@ def interval_of(
         if any(other.handles_saved for other in policies if other is not policy)
     ]
     below, above = (sum(shares) for shares in zip(*errors, strict=True))
-    least, most = _peak(predicted, -below), _peak(fullest, above)
+    least, most = _peak(predicted, -below), max(_peak(fullest, above), _peak(predicted, above))
     held = min((policy.held_bytes for policy in policies if policy.held_bytes is not None), default=None)
     if held is not None:  # whatever else is not known, the job is kept below that
         most = max(_peak(predicted, 0.0), min(most, int(held * (1 + OVER_HELD))))

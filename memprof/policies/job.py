@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from memprof.errors import PolicyError
+from memprof.errors import NoOptimizerError
 from memprof.policies.copies import CopyGuard, without_hook
 from memprof.policies.forwards import PlannedForward
 
@@ -76,11 +76,11 @@ class Job:
             policy: What needs it.
 
         Raises:
-            PolicyError: None is.
+            NoOptimizerError: None is.
         """
         if not self.optimizers:
-            raise PolicyError(
-                f"{policy} needs an optimizer of the model's parameters, and there was none when the model was first "
+            raise NoOptimizerError(
+                f"{policy} needs an optimizer of the model's parameters, and there was none when the model was "
                 "called. Make one earlier, hand it over with memprof.apply(plan, model, optimizer), or leave "
                 "the policy out if the script updates the weights itself."
             )

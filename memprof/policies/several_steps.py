@@ -61,7 +61,7 @@ def _bytes_at_end(step: Step) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
 
 
 def _without(step: Step, sizes: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Step:
-    """Returns a step that finds so many bytes less of each of _KEPT when it begins."""
+    """Returns a step that begins with fewer bytes of each category in _KEPT: ``sizes`` of them are taken away."""
     storages = step.storages
     kept = storages.allocated_bytes.copy()
     for name, size in zip(_KEPT, sizes.tolist(), strict=True):

@@ -9,13 +9,14 @@ code object is put back when the window closes.
 from __future__ import annotations
 
 import ast
-import inspect
-import textwrap
 from collections.abc import Callable, Container
+from functools import partial
 from types import CodeType, FunctionType
 from typing import Any
 
 import torch
+
+from memprof.recorder.recompiled import recompiled
 
 Enter = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 Exit = Callable[[Any, BaseException | None], None]
@@ -54,8 +55,10 @@ class ModuleCallObserver:
         """
         self._function: FunctionType = torch.nn.Module._wrapped_call_impl  # type: ignore[assignment]
         self._original: CodeType = self._function.__code__
-        self.code: CodeType = _observed(self._function, _EVERY_CALL)
-        self.root_code: CodeType | None = _observed(self._function, _ROOT_CALLS) if finds_roots else None
+        self.code: CodeType = recompiled(self._function, partial(_observe, entry=_EVERY_CALL))
+        self.root_code: CodeType | None = (
+            recompiled(self._function, partial(_observe, entry=_ROOT_CALLS)) if finds_roots else None
+        )
         self._callbacks: dict[str, Any] = {_ENTER: enter, _EXIT: leave, _ID: id, _ROOTS: {}}
         self.is_installed = False
 
@@ -84,31 +87,8 @@ class ModuleCallObserver:
             self.is_installed = False
 
 
-def _observed(function: FunctionType, entry: str) -> CodeType:
-    if function.__closure__:
-        raise RuntimeError("torch.nn.Module._wrapped_call_impl has become a closure")
-    try:
-        lines, first = inspect.getsourcelines(function)
-    except (OSError, TypeError) as error:
-        raise RuntimeError(f"the source of torch.nn.Module is not there: {error}") from error
-    source = "".join(lines)
-    indent = len(lines[0]) - len(lines[0].lstrip())
-    tree = ast.parse(textwrap.dedent(source))
-    definition = tree.body[0]
-    if not isinstance(definition, ast.FunctionDef) or definition.decorator_list:
-        raise RuntimeError("torch.nn.Module._wrapped_call_impl is not a plain function")
-    ast.increment_lineno(tree, first - 1)
-    for node in ast.walk(tree):  # dedent moved the columns; tracebacks underline by column
-        for name in ("col_offset", "end_col_offset"):
-            if hasattr(node, name):
-                setattr(node, name, getattr(node, name) + indent)
+def _observe(definition: ast.FunctionDef, entry: str) -> None:
     definition.body = _wrapped(definition.body, entry)
-    ast.fix_missing_locations(tree)
-    module_code = compile(tree, function.__code__.co_filename, "exec", dont_inherit=True)
-    code = next(c for c in module_code.co_consts if isinstance(c, CodeType))
-    if code.co_freevars or code.co_varnames[: code.co_argcount] != function.__code__.co_varnames[: code.co_argcount]:
-        raise RuntimeError("torch.nn.Module._wrapped_call_impl has another shape than known")
-    return code.replace(co_qualname=function.__code__.co_qualname)
 
 
 def _wrapped(body: list[ast.stmt], entry_expression: str) -> list[ast.stmt]:

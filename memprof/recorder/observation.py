@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from memprof.recorder.batches import BatchObserver
 from memprof.recorder.failures import FailureLog
 from memprof.recorder.inventory import Inventory
 from memprof.recorder.log import TOO_MANY_NAMES, RawLog
@@ -71,6 +72,7 @@ class Observation:
         on_fault: Callable[[Exception], None],
         on_operator_error: Callable[[], None],
         on_thread_end: Callable[[], None],
+        batches: BatchObserver,
         dry: DryRun | None = None,
     ) -> None:
         """Opens the recording.
@@ -86,6 +88,7 @@ class Observation:
             on_fault: Told when logging an operator failed.
             on_operator_error: Told when an operator of the job raised.
             on_thread_end: Told, in the observed thread, when it ends: no session may outlive its thread.
+            batches: Looks at what DataLoaders hand out.
             dry: The dry run that the job is, if it is one.
 
         Raises:
@@ -121,6 +124,7 @@ class Observation:
         self._has_pending_cut = False
         self._inventory = Inventory(log, self._registry, self._mode.tensor_number)
         self._dry = dry
+        self._batches = batches
         if dry is not None:
             dry.adopt(self._mode, self._inventory, self._sources, log)
         self._registry.scan()
@@ -420,6 +424,8 @@ class Observation:
         )
 
     def _write_notes(self) -> None:
+        if self._batches.undivided:
+            self._log.record("batches", self._batches.undivided)
         for sentence in self._dry.notes() if self._dry is not None else ():
             self.note(sentence)
         for name in sorted(self._mode.not_followed):

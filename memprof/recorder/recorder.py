@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ import torch
 
 from memprof.recorder.after_window import AfterWindow
 from memprof.recorder.aside import StepsAside
+from memprof.recorder.batches import BatchObserver
 from memprof.recorder.construction import is_within_constructor
 from memprof.recorder.faults import explain_fault, raise_if_of_job, write_fault
 from memprof.recorder.job_end import end_job
@@ -23,6 +23,7 @@ from memprof.recorder.native import AllocatorTable
 from memprof.recorder.observation import Observation
 from memprof.recorder.operators import OperatorMode, skip_compiling
 from memprof.recorder.out_of_memory import find_out_of_memory, write_unrecorded
+from memprof.recorder.plan_hooks import PlanHooks
 from memprof.recorder.profiler_guard import ProfilerGuard
 from memprof.recorder.progress import OpenCall
 from memprof.recorder.rounds import OptimizerRounds
@@ -55,7 +56,7 @@ class Recorder:
         window: Window,
         *,
         is_late: bool = False,
-        before_call: Callable[[torch.nn.Module], None] | None = None,
+        plan: PlanHooks | None = None,
         dry: DryRun | None = None,
     ) -> None:
         """Prepares a recording.
@@ -64,15 +65,14 @@ class Recorder:
             folder: Spool folder of this process; made when the recording begins.
             window: Which steps to record.
             is_late: Tensors were made before this recorder came.
-            before_call: Told of every module call made while gradients are recorded, before it runs and before the
-                recording begins with it. Only what it raises to end the job (SystemExit) passes through.
+            plan: What the job is to run under, told of its calls and updates.
             dry: The dry run that the job is to be, if it is one.
         """
         self.failure = ""
         self._folder = folder
         self._window = window
         self._is_late = is_late
-        self._before_call = before_call
+        self._plan = plan
         self._dry = dry
         self._table = AllocatorTable()
         self._rounds = OptimizerRounds()
@@ -80,6 +80,7 @@ class Recorder:
         self._guard = ProfilerGuard(self._make_way)
         self._after = AfterWindow(self._calls, self._guard, self._table) if window.goes_on else None
         self._updates = UpdateHooks(self._before_update, self._after_update)
+        self._batches = BatchObserver()
         self._observation: Observation | None = None
         self._step = 0
         self._beginning = threading.Lock()  # taken once, by the thread that is then observed
@@ -106,6 +107,7 @@ class Recorder:
         self._calls.install()
         self._guard.install()
         self._updates.install()
+        self._batches.install()
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=partial(_abandon, weakref.ref(self)))
 
@@ -190,8 +192,8 @@ class Recorder:
 
     def _enter(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OpenCall | None:
         call = None
-        if self._before_call is not None and torch.is_grad_enabled():
-            self._before_call(module)
+        if self._plan is not None and torch.is_grad_enabled():
+            self._plan.before_call(module)
         try:
             if self._observation is None and not self.failure and self._should_begin():
                 self._begin()
@@ -209,6 +211,7 @@ class Recorder:
                 self._end_step(observation)
             if self._after is not None and self._after.look(observation, module, args, kwargs):
                 self._after.end_part(observation, self._step)
+            self._rounds.note_call()
             if observation.is_recording:
                 with untraced():
                     call = observation.open_call(module, args, kwargs)
@@ -240,6 +243,8 @@ class Recorder:
             self._fail(error)
 
     def _after_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if self._plan is not None:
+            self._plan.after_update(optimizer)
         try:
             observation = self._observation
             if observation is not None and not self._is_observed():
@@ -321,6 +326,7 @@ class Recorder:
             on_fault=self._fail,
             on_operator_error=clean_uncaught,
             on_thread_end=self._end_with_thread,
+            batches=self._batches,
             dry=self._dry,
         )
         self._begin_step(self._observation)
@@ -402,6 +408,7 @@ class Recorder:
         self._guard.remove()
         self._table.switch_off()
         self._updates.remove()
+        self._batches.remove()
 
     def _fail(self, error: Exception) -> None:
         """Gives up recording after a fault of its own; the job goes on, with an error of its own where it is one."""

@@ -64,7 +64,7 @@ class ModuleRegistry:
                 yield root
 
     def root_number(self, module: torch.nn.Module) -> int:
-        """Returns the number of a model, -1 for what is no model, or a part of one."""
+        """Returns the number of a model, -1 for anything that is neither a model nor part of one."""
         number = self.root_ids.get(id(module), -1)
         return number if number >= 0 and self._roots[number]() is module else -1
 

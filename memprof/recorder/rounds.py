@@ -23,6 +23,8 @@ class OptimizerRounds:
         self._idle: set[int] = set()
         self._updates: dict[int, int] = {}
         self._totals: dict[int, int] = {}
+        self._has_ended = False
+        self._was_called = False
 
     @property
     def has_optimizers(self) -> bool:
@@ -76,6 +78,10 @@ class OptimizerRounds:
         key = id(optimizer)
         if not self._knows(optimizer):
             self.add(optimizer)
+            if self._has_ended and not self._was_called:
+                # Made one by one as they update (Pyro): the step ended with the first of them, and this belongs to it.
+                self._totals[key] = 1
+                return False
         self._idle.discard(key)
         self._updates[key] = self._updates.get(key, 0) + 1
         self._totals[key] = self._totals.get(key, 0) + 1
@@ -87,7 +93,13 @@ class OptimizerRounds:
 
     def begin_step(self) -> None:
         """Starts a new round."""
+        self._has_ended |= bool(self._updates)
+        self._was_called = False
         self._updates.clear()
+
+    def note_call(self) -> None:
+        """Notes that a model is called."""
+        self._was_called = True
 
     def _knows(self, optimizer: Any) -> bool:
         known = self._known.get(id(optimizer))

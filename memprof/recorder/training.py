@@ -1,4 +1,4 @@
-"""Knows which models a job trains: those whose evaluation is told from the forward of others."""
+"""Which models a job trains. Only a trained model's call with gradients off counts as evaluation."""
 
 from __future__ import annotations
 

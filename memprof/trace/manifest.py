@@ -165,6 +165,8 @@ class Manifest(_Json):
         capture: How much was recorded.
         window: The steps asked for.
         op_times: Where operator durations come from, such as ``timed step 5``.
+        undivided: Why the batches of its DataLoaders cannot be split into micro-batches, a clause; "" where they can
+            be, or that is not known.
         notes: Sentences for the reader of a report.
     """
 
@@ -182,6 +184,7 @@ class Manifest(_Json):
     node: str = ""
     clock: str = ""
     plan: dict[str, Any] | None = None
+    undivided: str = ""
     backend: Backend = field(default_factory=Backend)
     capture: Capture = field(default_factory=Capture)
     window: Window = field(default_factory=Window)

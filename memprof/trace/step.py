@@ -48,6 +48,7 @@ class Step:
         short_types: Types shorter than float32 that oneDNN computes in on the processor it ran on.
         size_errors: By what share of what the step makes its peak may be below and above what it says, where it was
             scaled to a size that was not recorded.
+        undivided: Why the job's batches cannot be split into micro-batches, a clause; "" where that is not known.
     """
 
     number: int
@@ -66,6 +67,7 @@ class Step:
     from_host_bytes_per_us: float = 0.0
     short_types: tuple[str, ...] = ("bfloat16",)
     size_errors: tuple[float, float] = (0.0, 0.0)
+    undivided: str = ""
 
     def bytes_at_start(self) -> int:
         """Returns the allocated bytes alive before the first operator."""

@@ -205,7 +205,8 @@ class Trace:
             BadInputError: Its tables contradict one another.
             UsageError: The trace has no operators of it; the sentence lists the steps it has.
         """
-        step, machine = cut_step(self, number), self.manifest.machine
+        machine = self.manifest.machine
+        step = replace(cut_step(self, number), undivided=self.manifest.undivided)
         try:
             step.check_lives()
         except InvariantError as error:

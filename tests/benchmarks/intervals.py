@@ -152,10 +152,11 @@ def _try_policies(job: Job, prepared: Prepared, folder: Path) -> Iterator[Pair |
         head.unlink(missing_ok=True)
         ran = prepared.run("-o", str(head), "--plan", str(plan))
         found, _ = ask("verify", str(plan), str(head), "--json") if head.exists() else ({}, "")
-        if not found.get("measured_bytes") and ran.returncode != REFUSED_STATUS:
+        measured = (found.get("measured") or {}).get("peak_allocated_bytes") or 0
+        if not measured and ran.returncode != REFUSED_STATUS:
             yield f"{job.name} under {' '.join(options)}: {last_line(ran)}"
             continue
-        measured, error = found.get("measured_bytes") or 0, (found.get("error") or {}).get("time_ratio")
+        error = (found.get("error") or {}).get("time_ratio")
         pair = Pair(job.name, " ".join(options), least, most, measured, error)
         print(json.dumps(asdict(pair)), file=sys.stderr, flush=True)
         yield pair

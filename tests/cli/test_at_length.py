@@ -91,13 +91,13 @@ def test_lengths_of_a_data_set(capsys: pytest.CaptureFixture[str], folder: Path,
         ("0\n", "line 1: '0' is not a length"),
         ("12\n7.5\n", "line 2: '7.5' is not a length"),
         ("9" * 50, "is not a length"),
-        ("# nothing\n\n", "holds no length"),
+        ("# nothing\n\n", "contains no lengths"),
     ],
 )
 def test_bad_lengths_are_one_sentence(
     capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path, text: str, sentence: str
 ) -> None:
-    """What is no length is named with its line."""
+    """Text that is not a length is named with its line."""
     lengths = tmp_path / "lengths.txt"
     lengths.write_text(text)
     assert main(["predict", str(folder / "run.memprof"), "--lengths", str(lengths)]) == 5

@@ -57,8 +57,9 @@ def test_emitted_code_trains_as_memprof_does(small_heap: None, name: str) -> Non
     """Every loss and the weights at the end are equal to the bit, and so is the peak of a recorded step to the byte."""
     job, plan, difference = PLANS[name]
     emitted = emit(plan)
+    _element.cache_clear()  # what other tests left in this process
     applied = run(job, plan=parse_plan(plan))
-    _element.cache_clear()  # what memprof's own run left in this process
+    _element.cache_clear()  # what memprof's own run left in it
     found = run(job, text=emitted.text)
     assert not emitted.cannot
     assert found.losses == applied.losses

@@ -106,6 +106,63 @@ thread.start()
 thread.join()
 """
 
+LATE_OPTIMIZER = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(64, 256), nn.Tanh(), nn.Linear(256, 64))
+optimizer = None
+for step in range(8):
+    loss = model(torch.randn(512, 64)).square().mean()
+    if optimizer is None:  # as Pyro makes its own, once it has seen the parameters
+        optimizer = torch.optim.Adam(model.parameters())
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    print(repr(loss.item()))
+"""
+
+NO_OPTIMIZER = """
+import torch
+from torch import nn
+model = nn.Linear(64, 64)
+for step in range(8):
+    model(torch.randn(32, 64)).square().mean().backward()
+    print(step, flush=True)
+"""
+
+OWN_CALL = """
+import torch
+from torch import nn
+class Module(nn.Module):
+    def __call__(self, *inputs):  # as GPyTorch has it: torch sees no call
+        return self.forward(*inputs)
+class Block(Module):
+    def __init__(self):
+        super().__init__()
+        self.wide, self.narrow = nn.Linear(64, 256), nn.Linear(256, 64)
+    def forward(self, x):
+        x = torch.tanh(x @ self.wide.weight.t())
+        return torch.tanh(x @ self.narrow.weight.t())
+class Net(Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(Block() for _ in range(3))
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+torch.manual_seed(0)
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(8):
+    optimizer.zero_grad()
+    loss = model(torch.randn(512, 64)).square().mean()
+    loss.backward()
+    optimizer.step()
+    print(repr(loss.item()))
+"""
+
 WITHOUT_MODEL = """
 import torch
 weight = torch.randn(4, 4, requires_grad=True)
@@ -124,6 +181,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "two.py": TWO_MODELS,
         "parts.py": PARTS,
         "thread.py": IN_THREAD,
+        "late.py": LATE_OPTIMIZER,
+        "none.py": NO_OPTIMIZER,
+        "own_call.py": OWN_CALL,
         "without.py": WITHOUT_MODEL,
         "hello.py": "open('ran', 'w')",
     }
@@ -195,6 +255,39 @@ def test_real_model_meets_its_prediction() -> None:
     verified = memprof("verify", "plan.toml", "run.memprof", "head.memprof")
     assert verified.returncode == 0
     assert "warning" not in verified.stdout
+
+
+@pytest.mark.parametrize(
+    ("script", "flags"),
+    [("late.py", ("--swap", "optimizer:disk")), ("own_call.py", ("--remat", "2.6MiB"))],
+    ids=["optimizer made after the first call", "no call that torch sees"],
+)
+def test_a_plan_that_comes_with_the_second_step(script: str, flags: tuple[str, str]) -> None:
+    """Where the first call finds no optimizer, or torch sees none, the plan is in force from the second step on."""
+    plain = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True).stdout
+    assert memprof("record", "-q", "-o", "run.memprof", script).returncode == 0
+    predicted = memprof("predict", "run.memprof", *flags, "--write", "plan.toml")
+    assert predicted.returncode == 0, predicted.stderr
+    ended = memprof("record", "-o", "head.memprof", "--plan", "plan.toml", script)
+    assert (ended.returncode, ended.stdout) == (0, plain), ended.stderr
+    found = json.loads(memprof("verify", "plan.toml", "head.memprof", "--json").stdout)
+    measured = found["measured"]["peak_allocated_bytes"]
+    assert measured < 0.95 * int(Trace.open("run.memprof").steady_step().memory.allocated_bytes.max())
+    assert measured == pytest.approx(found["predicted"]["peak_allocated_bytes"], rel=0.001)
+
+
+def test_a_job_that_makes_no_optimizer_is_refused_at_its_second_call() -> None:
+    """One that updates its weights itself runs no further than that."""
+    ended = memprof("record", "-o", "run.memprof", "--swap", "optimizer:disk", "none.py")
+    assert (ended.returncode, ended.stdout) == (125, "0\n")
+    assert "needs an optimizer of the model's parameters" in ended.stderr
+
+
+@pytest.mark.parametrize(("pattern", "changed"), [("*", "encoder decoder"), ("*.0", "encoder.0 decoder.0")])
+def test_a_pattern_is_of_the_outermost_module_where_a_part_is_called(pattern: str, changed: str) -> None:
+    """As in a recording, by whose names it was predicted: ``*`` is each part, and not each of its layers."""
+    ended = memprof("record", "-q", "-o", "run.memprof", "--checkpoint", pattern, "parts.py")
+    assert (ended.returncode, ended.stdout) == (0, f"{changed}\n"), ended.stderr
 
 
 def test_each_of_several_models_gets_what_matches_it() -> None:

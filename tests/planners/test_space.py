@@ -42,8 +42,8 @@ def test_answers_are_sorted_and_complete() -> None:
     answer = explore(step, Wish(peak // 2))
     times = [one.step_time_us for one in answer.fitting]
     assert times == sorted(times)
-    assert all(one.peak_bytes <= peak // 2 for one in answer.fitting)
-    assert all(one.peak_bytes > peak // 2 for one in answer.others)
+    assert all(one.interval.most_bytes <= peak // 2 for one in answer.fitting)
+    assert all(one.interval.most_bytes > peak // 2 for one in answer.others)
     # The recording itself is no plan.
     assert len(answer.fitting) + len(answer.others) == answer.tried - 1
 

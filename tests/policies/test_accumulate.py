@@ -6,6 +6,7 @@ import dataclasses
 import gc
 import math
 from collections import namedtuple
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +19,16 @@ from torch.utils.data import DataLoader, TensorDataset
 import memprof
 from memprof.errors import PolicyError
 from memprof.policies.accumulate.batch import find_batch, part_sizes
+from memprof.policies.accumulate.comparisons import compares_samples
 from memprof.policies.accumulate.feed import split_from_start
 from memprof.policies.accumulate.policy import Accumulate
 from memprof.policies.accumulate.round import Round
-from memprof.policies.accumulate.split import batch_size, micro_batches, split_batch
+from memprof.policies.accumulate.split import micro_batches, split_batch
 from memprof.policies.job import Job
 from memprof.policies.plan import Plan
 from memprof.policies.registry import policy_type
 from memprof.policies.replaced import cell_of_body
+from memprof.recorder.batch_structure import batch_size
 from memprof.replay.live import live_bytes
 from memprof.trace.schema import Table
 from memprof.trace.step import Step
@@ -153,6 +156,47 @@ def test_the_batch_is_found(recorded: dict[str, Step]) -> None:
     assert find_batch(recorded["lstm"]).size == 12
 
 
+LOSSES = {
+    "contrastive": lambda a, b: nn.functional.cross_entropy(a @ b.t(), torch.arange(len(a))),
+    "views": lambda a, b: (torch.cat([a, b]) @ torch.cat([a, b]).t()).logsumexp(1).mean(),
+    "distances": lambda a, b: torch.cdist(a, b).relu().mean(),
+    "classes": lambda a, b: nn.functional.cross_entropy(a, torch.zeros(len(a), dtype=torch.long)) + b.mean(),
+    "attention": lambda a, b: (a.view(-1, 4, 6) @ b.view(-1, 6, 4)).softmax(-1).mean(),
+}
+
+
+@pytest.mark.parametrize(("loss", "compares"), [(name, name in list(LOSSES)[:3]) for name in LOSSES])
+def test_losses_that_compare_samples_are_known(loss: str, compares: bool, tmp_path: Path) -> None:
+    """A number for every two samples cannot be had from parts of the batch."""
+    model = nn.Linear(6, 24)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with memprof.record(tmp_path / "run.memprof", skip=1, steps=1):
+        for _ in range(3):
+            optimizer.zero_grad()
+            LOSSES[loss](model(torch.randn(30, 6)), model(torch.randn(30, 6))).backward()
+            optimizer.step()
+    assert compares_samples(Trace.open(tmp_path / "run.memprof").steady_step()) == compares
+
+
+def test_samples_of_any_size_may_leave_one_part_the_larger(tmp_path: Path) -> None:
+    """Where batches are sets of any number of things, the upper end says that parts vary more than batches do."""
+    steps = []
+    for name, sizes in (("varied", (90, 110, 100)), ("padded", (100, 110, 110)), ("equal", (110, 110, 110))):
+        model = nn.Sequential(nn.Linear(6, 200), nn.Tanh(), nn.Linear(200, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with memprof.record(tmp_path / f"{name}.memprof", skip=0, steps=3):
+            for size in sizes:
+                optimizer.zero_grad()
+                model(torch.randn(size, 6)).mean().backward()
+                optimizer.step()
+        trace = Trace.open(tmp_path / f"{name}.memprof")
+        steps.append([trace.step(number) for number in range(3)])
+    varied, padded, equal = (Accumulate(2).errors(each)[1] for each in steps)
+    assert padded == equal == Accumulate.errors_seen[1]
+    # By hand: activations of (90, 110, 100) things have a standard deviation of a tenth of their mean.
+    assert varied == pytest.approx(equal + (1 + 2 * 0.1 * math.sqrt(2)) / 1.1 - 1, rel=0.05)
+
+
 def test_parts_are_as_tensor_split_has_them() -> None:
     """The remainder goes to the first parts; a batch of fewer samples has one part a sample."""
     for size in range(1, 14):
@@ -211,6 +255,42 @@ def test_images_of_any_size_in_a_list_are_split_by_the_list() -> None:
     assert parts is not None
     assert [len(part.batch[0]) for part in parts] == [2, 2]
     assert [len(part.batch[1]) for part in parts] == [2, 2]
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a collate function of a job's own may return."""
+
+    image: torch.Tensor
+    names: list[str]
+    scale: float = 1.0
+
+
+def test_dataclasses_are_split_by_field() -> None:
+    """Frozen ones too; they keep their type."""
+    parts = split_batch(Record(torch.arange(6).view(6, 1), list("abcdef")), 3)
+    assert parts is not None
+    assert [type(part.batch) for part in parts] == [Record] * 3
+    assert [part.batch.image.flatten().tolist() for part in parts] == [[0, 1], [2, 3], [4, 5]]
+    assert [part.batch.names for part in parts] == [["a", "b"], ["c", "d"], ["e", "f"]]
+
+
+def test_graphs_are_split_by_graph() -> None:
+    """A batch of torch_geometric is one graph of many parts: nodes go with their graph, and edges keep their ends."""
+    data = pytest.importorskip("torch_geometric.data")
+    edges = torch.tensor([[0, 1], [1, 0]])
+    graphs = [data.Data(x=torch.full((2 + k, 1), float(k)), edge_index=edges, y=torch.tensor([k])) for k in range(5)]
+    batch = data.Batch.from_data_list(graphs)
+    parts = split_batch(batch, 2, expected_size=8)
+    assert parts is not None
+    assert [part.batch.num_graphs for part in parts] == [3, 2]
+    assert parts[1].batch.x.flatten().tolist() == [3.0] * 5 + [4.0] * 6
+    assert parts[1].batch.edge_index.tolist() == [[0, 1, 5, 6], [1, 0, 6, 5]]
+    assert torch.cat([part.batch.y for part in parts]).tolist() == list(range(5))
+    nested = split_batch((batch, torch.arange(5)), 5)
+    assert nested is not None
+    assert [len(part.batch[1]) for part in nested] == [1] * 5
+    assert [part.batch[0].num_graphs for part in nested] == [1] * 5
 
 
 def test_what_cannot_be_split_is_told() -> None:
@@ -480,7 +560,7 @@ def test_gradients_that_would_be_mixed_up_are_refused() -> None:
 @pytest.mark.parametrize(
     ("optimizers", "sentence"),
     [
-        ([], "there was none when the model was first called"),
+        ([], "there was none when the model was called"),
         ([torch.optim.LBFGS], "calls its closure many times"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from functools import cache
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+import memprof
 from memprof.errors import PolicyError
 from memprof.policies.checkpoint.policy import Checkpoint
 from memprof.policies.checkpoint.segments import split
@@ -18,6 +20,7 @@ from memprof.policies.precision.policy import Precision
 from memprof.replay.live import live_bytes
 from memprof.trace.schema import NONE
 from memprof.trace.step import Step
+from memprof.trace.store import Trace
 from tests.policies.faces import load_job, peaks, record_step, train
 
 #: Job and flag; "" is the root.
@@ -88,6 +91,45 @@ def test_under_autocast_a_region_casts_its_weights_again():
     and the two policies together are predicted to the byte."""
     plan = Plan((Checkpoint(modules=("mixer",)), Precision.from_flag("bf16")))
     assert peaks(plan.transform(recorded("shared"))) == peaks(record_step("shared", plan))
+
+
+class CalledTwice(nn.Module):
+    """An encoder for two inputs, as contrastive models have it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32), nn.LayerNorm(32))
+
+    def forward(self, first, second):
+        return self.encoder(first) - self.encoder(second)
+
+
+def test_under_autocast_a_module_called_twice_runs_again_with_its_matmuls_kept(tmp_path):
+    """In forward the second call finds the weights cast by the first; each second run casts them anew."""
+    plan = Plan((Precision.from_flag("bf16"), Checkpoint(modules=("encoder",), keep=("matmul",))))
+    steps, losses = [], []
+    for applied in (None, Plan((Precision.from_flag("bf16"),)), plan):
+        torch.manual_seed(0)
+        model = CalledTwice()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        job = Job(model, [optimizer])
+        if applied is not None:
+            applied.apply(job)
+        gc.collect()
+        losses.append([])
+        with memprof.record(tmp_path / "run.memprof", force=True, skip=1, steps=1):
+            for _ in range(3):
+                optimizer.zero_grad()
+                loss = model(torch.randn(64, 32), torch.randn(64, 32)).square().mean()
+                loss.backward()
+                optimizer.step()
+                losses[-1].append(loss.item())
+                del loss
+        job.undo()
+        steps.append(Trace.open(tmp_path / "run.memprof").steady_step())
+    assert losses[2] == losses[1]
+    predicted, measured = peaks(plan.transform(steps[0])), peaks(steps[2])
+    assert predicted[0] == pytest.approx(measured[0], rel=0.03)
 
 
 def test_transform_leaves_the_step_as_it_was():

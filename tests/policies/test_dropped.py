@@ -11,12 +11,16 @@ import torch
 
 from memprof.policies.accumulate.policy import Accumulate
 from memprof.policies.base import Policy
+from memprof.policies.checkpoint.policy import Checkpoint
+from memprof.policies.compress.policy import Compress
 from memprof.policies.job import Job
 from memprof.policies.loss.policy import ChunkedLoss
 from memprof.policies.optimizer.policy import OptimizerPolicy
 from memprof.policies.plan import Plan
 from memprof.policies.precision.policy import Precision
 from memprof.policies.remat import apply as remat
+from memprof.policies.remat.policy import Remat
+from memprof.policies.swap.policy import Swap
 from tests.policies.matrix.cells import single_plans, title_of
 from tests.policies.matrix.world import World
 
@@ -43,6 +47,50 @@ def test_a_dropped_model_is_freed(plan: Plan) -> None:
     del model, optimizer, world
     gc.collect()
     assert not [each for each in weights + state if each() is not None]
+
+
+class Heads(torch.nn.Module):
+    """Two heads, of which a loss may use one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.first = torch.nn.Linear(11, 11), torch.nn.Linear(11, 11)
+        self.second = torch.nn.Sequential(torch.nn.Linear(11, 11), torch.nn.Softmax(dim=1))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        hidden = torch.tanh(self.body(x))
+        return self.first(hidden), self.second(hidden)
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        Swap(to="disk"),
+        Swap(what="parameters", to="disk", minimum_bytes=1),
+        Compress(("*",)),
+        Remat("1GiB"),
+        Checkpoint(("second",)),
+        Precision("bf16"),
+    ],
+    ids=lambda policy: policy.describe(),
+)
+def test_an_output_that_no_backward_comes_to_is_freed(policy: Policy) -> None:
+    """A node that saves its own output, and never runs, goes with the job's variables, as without a plan."""
+    model = Heads()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    job = Job(model, [optimizer])
+    policy.apply(job)
+    alive = []
+    for _ in range(4):
+        optimizer.zero_grad()
+        used, unused = model(torch.randn(37, 11))
+        used.sum().backward()
+        optimizer.step()
+        del used, unused
+        gc.collect()
+        alive.append(sum(type(one) is torch.Tensor and one.shape == (37, 11) for one in gc.get_objects()))
+    job.undo()
+    assert alive[3] == alive[1]
 
 
 @pytest.mark.parametrize(

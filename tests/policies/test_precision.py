@@ -22,6 +22,7 @@ from memprof.policies.plan import Plan
 from memprof.policies.precision.operators import FIRST, FLOAT32, SHORT, VIEW, WIDEST, plain_names, rules
 from memprof.policies.precision.policy import Precision
 from memprof.replay.live import live_bytes
+from memprof.trace.schema import NONE
 from memprof.trace.store import Trace
 from tests.policies.faces import record_step, train
 
@@ -92,6 +93,16 @@ def test_lists_differ_between_devices():
     )
     assert rules(names, "cpu").tolist() == [SHORT, VIEW, FIRST, WIDEST]
     assert rules(names, "cuda").tolist() == [SHORT, VIEW, FLOAT32, FLOAT32]
+
+
+@pytest.mark.parametrize(
+    ("stacks", "rule"), [((3, 3), FLOAT32), ((3, 4), WIDEST), ((NONE, 4), FLOAT32), (None, FLOAT32)]
+)
+def test_cross_entropy_is_one_call(stacks, rule):
+    """On a CPU its softmax is in float32; one that a model returns, with the likelihood taken outside, is not."""
+    names = plain_names(np.array(["aten._log_softmax.default", "aten.nll_loss_forward.default"], dtype=object))
+    found = rules(names, "cpu", None if stacks is None else np.array(stacks))
+    assert found.tolist() == [rule, FLOAT32]
 
 
 # The prediction

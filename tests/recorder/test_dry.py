@@ -53,6 +53,34 @@ def test_a_plan_is_dry_run_as_it_is_applied(tmp_path: Path) -> None:
     assert dry.peak == real.peak
 
 
+_EXPERTS = """
+import torch
+from torch import nn
+class Experts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 32, 64))
+    def forward(self, x):
+        ends = torch.tensor([16, 32, 48, 64], dtype=torch.int32)
+        return torch._grouped_mm(x, self.weight, offs=ends)
+model = Experts()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(6):
+    model(torch.randn(64, 32)).pow(2).mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.skipif(not hasattr(torch, "_grouped_mm"), reason="this torch has no product of groups")
+def test_an_operator_whose_rule_refuses_what_the_processor_takes(tmp_path: Path) -> None:
+    """Its kernel is run on zeros, and what that returns has its shape: a mixture of experts in float32."""
+    real = record_script(tmp_path, _EXPERTS, "--stop", name="real.memprof")
+    dry = record_script(tmp_path, _EXPERTS, "--dry-run", name="dry.memprof")
+    assert _names(dry.step) == _names(real.step)
+    assert dry.peak == real.peak
+
+
 _LARGE = """
 import torch
 model = torch.nn.Sequential(*[torch.nn.Linear(16384, 16384, bias=False) for _ in range(32)])

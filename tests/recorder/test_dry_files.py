@@ -104,6 +104,41 @@ def test_safetensors_are_shapes_in_a_mapped_file(tmp_path: Path) -> None:
     assert 16_384 + 256 < dry.peak < 2 * 16_384
 
 
+_IN_THREADS = """
+from concurrent.futures import ThreadPoolExecutor
+from safetensors import safe_open
+model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(8)))
+def read(name):
+    with safe_open("run.safetensors", framework="pt") as file:
+        part = file.get_slice(name)[...].to(torch.float64)
+    return name, (part + torch.ones(64, dtype=torch.float64)).to(torch.float32)
+with safe_open("run.safetensors", framework="pt") as file, ThreadPoolExecutor(4) as pool:
+    state = dict(task.result() for task in [pool.submit(read, name) for name in file.keys()])
+    ends = pool.submit(lambda: 1 / 0)
+print({type(tensor).__name__ for tensor in state.values()}, type(ends.exception()).__name__)
+model.load_state_dict(state, assign=True)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(6):
+    model(torch.randn(4, 64)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_weights_that_a_pool_of_threads_reads_are_shapes(tmp_path: Path) -> None:
+    """As transformers reads them; the tasks' errors are theirs."""
+    pytest.importorskip("safetensors")
+    import torch
+    from safetensors.torch import save_file
+
+    model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(8)))
+    save_file(model.state_dict(), tmp_path / "run.safetensors")
+    real = record_script(tmp_path, _MODEL + _IN_THREADS, name="real.memprof")
+    dry = record_script(tmp_path, _MODEL + _IN_THREADS, "--dry-run", name="dry.memprof")
+    assert (real.stdout, dry.stdout) == ("{'Tensor'} ZeroDivisionError\n", "{'FakeTensor'} ZeroDivisionError\n")
+    assert dry.peak == real.peak
+
+
 _MISSING = """
 def resume():
     return torch.load("nowhere/best.pt")

@@ -45,6 +45,16 @@ def test_a_gan_steps_when_both_have_updated() -> None:
     assert ends(rounds, [critic, generator] * 2) == [False, True, False, True]
 
 
+def test_optimizers_made_one_by_one_as_they_update_end_a_step_together() -> None:
+    """As Pyro makes one for each parameter, in the first step; from the second on the last of them ends it."""
+    rounds, optimizers = OptimizerRounds(), [Optimizer() for _ in range(4)]
+    rounds.note_call()
+    assert ends(rounds, optimizers) == [True, False, False, False]
+    for _ in range(3):
+        rounds.note_call()
+        assert ends(rounds, optimizers) == [False, False, False, True]
+
+
 def test_a_wasserstein_gan_steps_once_a_generator_update() -> None:
     """Five critic updates, then the generator's: the sixth update ends the step."""
     rounds, critic, generator = OptimizerRounds(), Optimizer(), Optimizer()

@@ -116,7 +116,7 @@ class _SavedElsewhere:
             or storage.nbytes() < self.minimum_bytes
             or storage.data_ptr() in self.staying
         ):
-            return tensor
+            return tensor.detach()  # an output holds its node, which would hold it
         key = storage.data_ptr(), tensor._version
         moved = self.moved.get(key)
         if moved is None or moved.original() is not storage:

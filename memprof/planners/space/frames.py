@@ -10,6 +10,7 @@ import numpy as np
 from memprof.errors import PolicyError
 from memprof.planners.space.workbench import Workbench
 from memprof.policies.accumulate.batch import find_batch
+from memprof.policies.accumulate.comparisons import compares_samples
 from memprof.policies.accumulate.policy import Accumulate
 from memprof.policies.base import Policy
 from memprof.policies.loss.policy import ChunkedLoss
@@ -81,14 +82,38 @@ def _precisions(step: Step) -> tuple[Policy, ...]:
 
 def _accumulations(bench: Workbench) -> tuple[Policy, ...]:
     """Returns micro-batches where the job takes its batches from a DataLoader, so that they can be split for it."""
-    options = tuple(Accumulate(count) for count in _MICRO_BATCHES if count <= _batch_size(bench.step))
-    if any(_DATA_LOADER in str(frames) for frames in bench.step.stacks.frames):
-        return options
-    bench.refused[(Accumulate(_MICRO_BATCHES[0]),)] = (
-        "No DataLoader was seen to feed the job, so its batches cannot be split for it. Write 'for part in "
-        "memprof.micro_batches(batch, 2):' in the training loop, and predict that with --accumulate 2."
-    )
+    why = _why_whole(bench.step)
+    if not why:
+        return tuple(Accumulate(count) for count in _MICRO_BATCHES if count <= _batch_size(bench.step))
+    bench.refused[(Accumulate(_MICRO_BATCHES[0]),)] = why
     return ()
+
+
+def _why_whole(step: Step) -> str:
+    """Says why the job's batches cannot be split for it; "" where they can."""
+    if not any(_DATA_LOADER in str(frames) for frames in step.stacks.frames):
+        return (
+            "No DataLoader was seen to feed the job, so its batches cannot be split for it. Write 'for part in "
+            "memprof.micro_batches(batch, 2):' in the training loop, and predict that with --accumulate 2."
+        )
+    if step.undivided:
+        return (
+            f"The job's batches cannot be split for it: {step.undivided}. Give the loader a smaller batch, and update "
+            "after several of them, as trainers do with gradient_accumulation_steps."
+        )
+    if _compares_samples(step):
+        return (
+            "The loss compares the samples of a batch with one another, so gradients of parts of it do not add up to "
+            "those of the whole. Where fewer pairs are acceptable, predict that with --accumulate 2."
+        )
+    return ""
+
+
+def _compares_samples(step: Step) -> bool:
+    try:
+        return compares_samples(step)
+    except PolicyError:  # prediction will say that the batch cannot be told
+        return False
 
 
 def _batch_size(step: Step) -> float:

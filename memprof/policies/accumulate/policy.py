@@ -9,6 +9,8 @@ from memprof.errors import PolicyError
 from memprof.policies.base import Policy
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from memprof.policies.job import Job
     from memprof.trace.step import Step
 
@@ -50,6 +52,13 @@ class Accumulate(Policy):
     def handles_saved(self) -> bool:
         """It does."""
         return True
+
+    def errors(self, steps: Sequence[Step]) -> tuple[float, float]:
+        """Returns what was seen, and what parts of samples that differ in size may take more than their share."""
+        from memprof.policies.accumulate.unequal import excess_of
+
+        below, above = self.errors_seen
+        return below, above + excess_of(steps, self.micro_batches)
 
     @classmethod
     def from_flag(cls, text: str) -> Self:

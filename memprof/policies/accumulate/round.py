@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
+
+from memprof.recorder.batch_structure import first_tensor
 
 #: Rounds of the jobs to which accumulate is applied at present.
 _active: list[Round] = []
@@ -93,7 +95,7 @@ class Round:
         self.split += number == 0 and count > 1
         self.reason, self._still_evaluates = "", lambda: False
         # Weakly: a batch must not live longer for being remembered.
-        tensor = _first_tensor(batch)
+        tensor = first_tensor(batch)
         self._tensor = weakref.ref(tensor) if tensor is not None else lambda: None
 
     def evaluate(self, still_evaluates: Callable[[], bool]) -> None:
@@ -116,13 +118,5 @@ class Round:
 
     def is_handed(self, batch: Any) -> bool:
         """Whether a batch is the part handed out last."""
-        tensor = _first_tensor(batch)
+        tensor = first_tensor(batch)
         return tensor is not None and self._tensor() is tensor
-
-
-def _first_tensor(value: Any) -> torch.Tensor | None:
-    """Finds a tensor by which a batch is known again: a list or tuple itself cannot be remembered weakly."""
-    if isinstance(value, torch.Tensor):
-        return value
-    entries = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
-    return next((found for entry in entries if (found := _first_tensor(entry)) is not None), None)

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.nn.utils.rnn import PackedSequence
 
 from memprof.errors import PolicyError
 from memprof.policies.accumulate.round import Round
-
-#: What is no sequence of samples although it is a sequence.
-_WHOLE = (str, bytes, torch.Size)
+from memprof.recorder.batch_structure import WHOLE, batch_size, collect, fields_of, is_graphs, is_record
 
 
 @dataclass(frozen=True)
@@ -44,7 +40,8 @@ def micro_batches(batch: Any, count: int) -> Iterator[Any]:
     not, this only splits. A part that a DataLoader handed out under accumulate is not split again.
 
     Args:
-        batch: Tensors whose first dimension is the batch, also in tuples, lists and mappings.
+        batch: Tensors whose first dimension is the batch, also in tuples, lists, mappings and dataclasses, or a batch
+            of graphs of torch_geometric.
         count: Number of micro-batches, at most.
 
     Yields:
@@ -75,12 +72,12 @@ def split_batch(batch: Any, count: int, expected_size: int | None = None) -> lis
     """Splits a batch along its samples, into equal parts or with the first ones one sample larger.
 
     Args:
-        batch: Tensors, also in tuples, lists and mappings.
+        batch: Tensors, also in tuples, lists, mappings, dataclasses and batched graphs.
         count: Number of parts; a batch of fewer samples has one part a sample.
         expected_size: Samples a batch usually has, where that is known.
 
     Returns:
-        The parts, views of the batch; None where nothing tells its size.
+        The parts, views of the batch (of graphs: copies); None where nothing tells its size.
     """
     size = batch_size(batch, expected_size)
     if size is None:
@@ -94,48 +91,12 @@ def split_batch(batch: Any, count: int, expected_size: int | None = None) -> lis
     ]
 
 
-def batch_size(batch: Any, expected_size: int | None = None) -> int | None:
-    """Returns how many samples a batch has, None where nothing tells.
-
-    It is the first size of its tensors, of most of them where they differ. Where a loader says what to expect, a
-    list of so many samples that cannot be stacked (images of any size) is a batch, too; and what is larger than
-    expected is not.
-    """
-    tensors: list[torch.Tensor] = []
-    lengths: list[int] = []
-    if not _collect(batch, tensors, lengths):
-        return None
-    first = Counter(tensor.shape[0] for tensor in tensors)
-    if expected_size is not None and expected_size in first:
-        return expected_size
-    if expected_size is not None and expected_size in lengths:
-        return expected_size
-    if not first:
-        return None
-    size = first.most_common(1)[0][0]
-    return size if size > 0 and (expected_size is None or size <= expected_size) else None
-
-
-def _collect(value: Any, tensors: list[torch.Tensor], lengths: list[int]) -> bool:
-    """Lists the tensors and the lengths of sequences in a batch; False where it holds what cannot be split."""
-    if isinstance(value, PackedSequence):
-        return False  # its samples lie interleaved
-    if isinstance(value, torch.Tensor):
-        if value.dim():
-            tensors.append(value)
-        return True
-    if isinstance(value, Mapping):
-        return all(_collect(each, tensors, lengths) for each in value.values())
-    if isinstance(value, (list, tuple)) and not isinstance(value, _WHOLE):
-        lengths.append(len(value))
-        return all(_collect(each, tensors, lengths) for each in value)
-    return True
-
-
 def _taken(value: Any, size: int, start: int, stop: int) -> Any:
     """Takes some samples of a batch: of every tensor and sequence that has one entry a sample; the rest is shared."""
     if isinstance(value, torch.Tensor):
         return value[start:stop] if value.dim() and value.shape[0] == size else value
+    if is_graphs(value):
+        return type(value).from_data_list(value.to_data_list()[start:stop]) if value.num_graphs == size else value
     if isinstance(value, Mapping):
         taken = {key: _taken(each, size, start, stop) for key, each in value.items()}
         if type(value) is dict:
@@ -143,16 +104,21 @@ def _taken(value: Any, size: int, start: int, stop: int) -> Any:
         clone: Any = copy.copy(value)  # of its own type, such as a tokenizer's BatchEncoding
         clone.update(taken)
         return clone
-    if isinstance(value, (list, tuple)) and not isinstance(value, _WHOLE):
+    if isinstance(value, (list, tuple)) and not isinstance(value, WHOLE):
         if len(value) == size and not _holds_batches(value, size):
             return type(value)(value[start:stop])
         entries = [_taken(each, size, start, stop) for each in value]
         return type(value)(*entries) if hasattr(value, "_fields") else type(value)(entries)
+    if is_record(value):
+        part = copy.copy(value)
+        for name, each in fields_of(value).items():
+            object.__setattr__(part, name, _taken(each, size, start, stop))  # which frozen ones have, too
+        return part
     return value
 
 
 def _holds_batches(value: Any, size: int) -> bool:
     """Whether a sequence holds tensors of a whole batch: (images, labels) with two samples each."""
     tensors: list[torch.Tensor] = []
-    _collect(value, tensors, [])
+    collect(value, tensors, [])
     return any(tensor.shape[0] == size for tensor in tensors)

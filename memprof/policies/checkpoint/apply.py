@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -257,7 +258,26 @@ def _selective(keep: frozenset[str]) -> tuple[AbstractContextManager[Any], Abstr
 
     contexts: Any = create_selective_checkpoint_contexts
     before, again = contexts(decide)
+    kind: Any = type(again)
+    again.__class__ = _only_kept(kind, keep)
     return before, again
+
+
+@cache
+def _only_kept(kind: Any, keep: frozenset[str]) -> Any:
+    """Makes torch's mode of the second run look up kept operators alone.
+
+    Torch's mode counts every operator and raises where one runs more often than in forward. That is legitimate under
+    autocast: a module's second call reuses cached weight casts, but its recomputation casts them again.
+    """
+
+    class OnlyKept(kind):  # type: ignore[misc]  # torch's class is private
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if str(func) in keep:
+                return super().__torch_dispatch__(func, types, args, kwargs)
+            return func(*args, **(kwargs or {}))
+
+    return OnlyKept
 
 
 def _drops_out(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

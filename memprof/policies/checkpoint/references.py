@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from memprof.policies.autocast_cache import cached_until
 from memprof.policies.checkpoint.nodes import Nodes
-from memprof.trace.schema import NONE, Bools, Ints
+from memprof.trace.schema import NONE, Ints
 from memprof.trace.step import Step
 
 
@@ -24,39 +25,8 @@ def python_death(step: Step, nodes: Nodes) -> Ints:
     is_hidden = (released != NONE) & (freed != NONE) & (freed <= released)
     death = freed.copy()
     death[is_hidden] = np.maximum(_last_held(step)[is_hidden], storages.created_op_id[is_hidden])
-    casts = parameter_casts(step)
-    death[casts & is_hidden] = np.maximum(death, _autocast_end(step, casts & ~is_hidden))[casts & is_hidden]
+    death[is_hidden] = np.maximum(death, cached_until(step, is_hidden))[is_hidden]
     return np.where(is_hidden, np.minimum(death, freed), death)
-
-
-def parameter_casts(step: Step) -> Bools:
-    """Marks the storages that hold a parameter in another type, made in forward, shape ``(storages,)``.
-
-    Under autocast they are in its cache, which lives as long as the outermost autocast context.
-    """
-    uses = step.uses
-    reads_parameter = np.zeros(len(step.ops), dtype=np.bool_)
-    is_read = (uses.role == "read") & (step.storages.category[uses.storage_id] == "parameter")
-    reads_parameter[uses.op_id[is_read]] = True
-    is_cast = (step.ops.name == "aten._to_copy.default") & (step.ops.phase == "forward") & reads_parameter
-    created = step.storages.created_op_id
-    casts: Bools = (created != NONE) & is_cast[created]
-    return casts
-
-
-def _autocast_end(step: Step, seen: Bools) -> Ints:
-    """Returns when autocast's cache is cleared that a storage made by an operator is in, shape ``(storages,)``.
-
-    Casts that nobody saves, such as those of biases, show it; else it is the end of the outermost module's call.
-    """
-    calls = step.module_calls
-    created, freed = step.storages.created_op_id, step.storages.freed_op_id
-    end = np.full(len(created), NONE, dtype=np.int64)
-    for call in np.flatnonzero((calls.parent_call_id == NONE) & ~calls.is_recompute & (calls.first_op_id != NONE)):
-        is_inside = (created >= calls.first_op_id[call]) & (created <= calls.last_op_id[call])
-        shown = freed[is_inside & seen & (freed != NONE)]
-        end[is_inside] = shown.max() if len(shown) else calls.last_op_id[call]
-    return end
 
 
 def _last_held(step: Step) -> Ints:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from memprof.errors import PolicyError
+from memprof.policies.autocast_cache import parameter_casts
 from memprof.policies.checkpoint.kinds import KINDS, RANDOM_REFUSAL, operators_of
 from memprof.policies.checkpoint.lives import Lives, find_lives
 from memprof.policies.checkpoint.nodes import find_nodes
 from memprof.policies.checkpoint.policy import Checkpoint
 from memprof.policies.checkpoint.recompute import NEVER, Recompute, plan_recompute
-from memprof.policies.checkpoint.references import parameter_casts
 from memprof.policies.checkpoint.regions import Regions, find_regions
 from memprof.policies.checkpoint.unread import with_unread
 from memprof.policies.draft import Draft
@@ -293,8 +293,13 @@ def _saved(step: Step, regions: Regions, recompute: Recompute, lives: Lives) -> 
     region = regions.innermost[saved.forward_op_id]
     rows = np.flatnonzero(region != NONE)
     rows = rows[recompute.starts[region[rows]] != NEVER]
-    _, read = recompute.storage_read(region[rows], saved.storage_id[rows])
+    found, read = recompute.storage_read(region[rows], saved.storage_id[rows])
     storage_ids, forward_op_ids = saved.storage_id.copy(), saved.forward_op_id.copy()
     storage_ids[rows] = read
-    forward_op_ids[rows] = lives.save_op(recompute, region[rows], saved.forward_op_id[rows])
+    saves = lives.save_op(recompute, region[rows], saved.forward_op_id[rows])
+    # What a kept operator read is saved again without it: no earlier than it is there, as a weight cast anew is.
+    is_own = found == region[rows]
+    made = recompute.storage_op[read[is_own] - len(step.storages)]
+    saves[is_own] = np.maximum(saves[is_own], made)
+    forward_op_ids[rows] = saves
     return saved.replace(storage_id=storage_ids, forward_op_id=forward_op_ids)

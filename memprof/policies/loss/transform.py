@@ -123,7 +123,27 @@ def transform_loss(step: Step, policy: ChunkedLoss) -> Step:
     draft = Draft(step)
     for one, head in zip(found, heads, strict=True):
         _rewrite(draft, step, policy, one, head)
+    draft.remove_storages(_left_behind(step, [one.logits for one, head in zip(found, heads, strict=True) if head]))
     return draft.build()
+
+
+def _left_behind(step: Step, logits: list[int]) -> Ints:
+    """Returns the logits that the step before left, which are gone with this one's.
+
+    A loop that writes ``logits, loss = model(x, y)`` holds them until it has the next ones.
+
+    Args:
+        step: The step.
+        logits: Storages of the logits that are never whole under the policy.
+    """
+    storages = step.storages
+    lasting = [one for one in logits if storages.freed_op_id[one] == NONE]
+    is_used = np.zeros(len(storages), dtype=np.bool_)
+    is_used[step.uses.storage_id] = True
+    is_left = (storages.created_op_id == NONE) & (storages.freed_op_id != NONE) & ~is_used
+    is_left &= np.isin(storages.category, ("activation", "temporary", "unknown"))
+    alike = np.flatnonzero(is_left & np.isin(storages.allocated_bytes, storages.allocated_bytes[lasting]))
+    return alike[: len(lasting)]
 
 
 def _is_one_call(step: Step, one: CrossEntropy) -> bool:

@@ -9,6 +9,8 @@ from memprof.errors import PolicyError
 from memprof.policies.base import Policy
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from memprof.policies.job import Job
     from memprof.trace.step import Step
 
@@ -77,7 +79,7 @@ class OptimizerPolicy(Policy):
                 raise PolicyError(f"The optimizer cannot be {' and '.join(chosen)} at once; write one of them.")
         return cls(state="".join(states), loop="".join(loops), in_backward=_IN_BACKWARD in words)
 
-    def errors(self, step: Step) -> tuple[float, float]:
+    def errors(self, steps: Sequence[Step]) -> tuple[float, float]:
         """Returns what was seen: with the state in 8 bits more than with another loop."""
         return self.errors_seen if self.state else (0.002, 0.002)
 

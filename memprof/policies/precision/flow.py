@@ -83,7 +83,7 @@ def follow_types(step: Step, *, is_pure: bool, has_own_casts: bool = False) -> T
     region, region_end = _regions(step)
     names = plain_names(ops.name)
     device = "cuda" if any(str(name).startswith("cuda") for name in set(storages.device)) else "cpu"
-    rule = rules(names, device)
+    rule = rules(names, device, step.ops.stack_id)
     if is_pure:
         # No autocast: only the norms and views keep rules of their own.
         rule = np.where(np.isin(rule, (VIEW, FIRST)), rule, WIDEST)

@@ -6,16 +6,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memprof.policies.precision.operators import VIEW, is_one_of
-from memprof.trace.columns import Coded
-from memprof.trace.schema import NONE, Bools, Ints
+from memprof.policies.precision.operators import VIEW
+from memprof.policies.variables import variable_ends
+from memprof.trace.schema import NONE, Ints
 
 if TYPE_CHECKING:
     from memprof.policies.precision.flow import Types
     from memprof.trace.step import Step
-
-#: Modules that pass each result on at once, under one name.
-CHAINS = ("Sequential",)
 
 
 class Nodes:
@@ -58,17 +55,14 @@ class Nodes:
             if calls.first_op_id[row] != NONE and calls.last_op_id[row] != NONE:
                 innermost[calls.first_op_id[row] : calls.last_op_id[row] + 1] = row
         self._innermost = innermost
-        self._storages = step.storages
-        is_chain = is_one_of(step.modules.type, CHAINS)
-        self._is_chain: Bools = is_chain[calls.module_id] if len(calls) else np.zeros(0, dtype=np.bool_)
+        self._step = step
 
     def python_end(self, rows: Ints, last_read: Ints) -> Ints:
         """Tells when Python lets go of a storage that is not saved.
 
         What is passed to a module is held by the caller until the call returns, so it goes with the outermost call
         that reads it last and began after it was made; without one, with its last read. The caller's own variable
-        holds it longer: until it is given something else, which is taken to be the next tensor of the same shape, or
-        until the caller returns. (``x = norm(x); y = head(x); loss = f(y)``: x lives until the end.)
+        may hold it longer (``variable_ends``).
 
         Args:
             rows: The storages.
@@ -77,7 +71,7 @@ class Nodes:
         Returns:
             Operators after which they are freed, as long as ``rows``.
         """
-        created = self._storages.created_op_id[rows]
+        created = self._step.storages.created_op_id[rows]
         end = last_read.copy()
         call = self._innermost[last_read]
         while np.any(call != NONE):
@@ -86,15 +80,7 @@ class Nodes:
             if not is_after.any():
                 break
             call = np.where(is_after, self._calls.parent_call_id[call], call)
-        is_local = (call != NONE) & (created != NONE)
-        is_local[is_local] = ~self._is_chain[call[is_local]]
-        shapes = Coded.of(self._storages.shape).codes
-        for place in np.flatnonzero(is_local).tolist():
-            last = int(self._calls.last_op_id[call[place]])
-            made = self._storages.created_op_id[shapes == shapes[rows[place]]]
-            made = made[(made > end[place]) & (made <= last)]
-            end[place] = made.min(initial=last)
-        return end
+        return np.maximum(end, variable_ends(self._step, rows, call, end))
 
 
 def _after_backward(types: Types) -> int:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memprof.trace.columns import Coded
+from memprof.trace.schema import NONE
 
 if TYPE_CHECKING:
     from memprof.trace.schema import Bools, Ints, Texts
@@ -223,12 +224,13 @@ def is_one_of(texts: Texts, wanted: Sequence[str]) -> Bools:
     return np.fromiter((text in known for text in texts.tolist()), dtype=np.bool_, count=len(texts))
 
 
-def rules(names: Texts, device: str) -> Ints:
+def rules(names: Texts, device: str, stacks: Ints | None = None) -> Ints:
     """Tells what autocast does to each operator.
 
     Args:
         names: Plain names, shape ``(ops,)``.
         device: ``cpu`` or ``cuda``: their lists differ.
+        stacks: The Python stack of each, NONE where there is none; None where stacks are not known.
 
     Returns:
         One of the rules above for each, shape ``(ops,)``.
@@ -249,10 +251,19 @@ def rules(names: Texts, device: str) -> Ints:
     coded = Coded.of(names)
     known = np.array([table.get(name, WIDEST) for name in coded.distinct], dtype=np.int64)[coded.codes]
     if not is_cuda:
-        # The CPU's list has cross_entropy_loss, which is a log_softmax with the nll_loss right behind it.
+        # The CPU's list has cross_entropy_loss, which is a log_softmax with the nll_loss right behind it, in one call.
         is_loss = is_one_of(names, ["nll_loss_forward", "nll_loss2d_forward"])
-        softmax = np.flatnonzero((names[:-1] == "_log_softmax") & (is_loss[1:]))
-        skipped = np.flatnonzero((names[:-2] == "_log_softmax") & (is_loss[2:]) & (known[1:-1] == VIEW))
+        stacks = np.full(len(names), NONE, dtype=np.int64) if stacks is None else stacks
+        is_one, is_next = _is_one_call(stacks, 1), _is_one_call(stacks, 2)
+        softmax = np.flatnonzero((names[:-1] == "_log_softmax") & is_loss[1:] & is_one)
+        skipped = np.flatnonzero((names[:-2] == "_log_softmax") & is_loss[2:] & (known[1:-1] == VIEW) & is_next)
         known[softmax] = FLOAT32
         known[skipped] = FLOAT32
     return known
+
+
+def _is_one_call(stacks: Ints, distance: int) -> Bools:
+    """Tells whether operators that far apart were run by one line of Python; true where a stack is not known."""
+    first, second = stacks[:-distance], stacks[distance:]
+    same: Bools = (first == second) | (first == NONE) | (second == NONE)
+    return same

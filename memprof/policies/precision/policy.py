@@ -9,6 +9,8 @@ from memprof.errors import PolicyError
 from memprof.policies.base import Policy
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from memprof.policies.job import Job
     from memprof.trace.step import Step
 
@@ -32,7 +34,6 @@ class Precision(Policy):
     flag_example: ClassVar[str] = "bf16"
     numerics: ClassVar[str] = "rounding"
     source: ClassVar[str] = "modelled"
-    guesses: ClassVar[bool] = True
     errors_combined: ClassVar[tuple[float, float]] = (0.02, 0.10)
 
     dtype: str = "bf16"
@@ -74,17 +75,22 @@ class Precision(Policy):
 
         return transform_precision(step, self)
 
+    @property
+    def guesses(self) -> bool:
+        """A job may cast by itself, which leaves no trace in a float32 recording."""
+        return True
+
     def transform_at_most(self, step: Step) -> Step:
         """Takes the job to cast to float32 itself what such jobs do now and then: a recording tells nothing of it."""
         from memprof.policies.precision.transform import transform_precision
 
         return transform_precision(step, self, has_own_casts=True)
 
-    def errors(self, step: Step) -> tuple[float, float]:
+    def errors(self, steps: Sequence[Step]) -> tuple[float, float]:
         """Returns what was seen, by the kernels that the step runs."""
         from memprof.policies.precision.errors_seen import errors_of
 
-        return errors_of(step, self)
+        return errors_of(steps[0], self)
 
     def apply(self, job: Job) -> None:
         """Runs the root module in the shorter type from now on."""

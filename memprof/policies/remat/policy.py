@@ -41,7 +41,6 @@ class Remat(Policy):
     flag_example: ClassVar[str] = "8GiB"
     numerics: ClassVar[str] = "none"
     source: ClassVar[str] = "modelled"
-    guesses: ClassVar[bool] = True
     errors_seen: ClassVar[tuple[float, float]] = (0.01, 0.01)
 
     budget: str = ""
@@ -111,6 +110,11 @@ class Remat(Policy):
         from memprof.policies.remat.transform import transform_remat
 
         return transform_remat(step, self)
+
+    @property
+    def guesses(self) -> bool:
+        """The runtime needs some room above what it keeps, and how much is not known."""
+        return True
 
     def transform_at_most(self, step: Step) -> Step:
         """Holds somewhat less: where that cannot be, the runtime might have to end the job."""

@@ -111,13 +111,21 @@ class _Packed:
 
 
 class Left:
-    """A tensor left where it is."""
+    """A tensor left where it is.
+
+    An operator's output holds the node that made it. Where that node saves it, they would hold each other, and for ever
+    where no backward comes to it; so what is held is detached.
+    """
 
     __slots__ = ("_tensor", "_version")
 
     def __init__(self, tensor: torch.Tensor) -> None:
+        is_known = is_plain(tensor)
+        if type(tensor) is torch.Tensor:  # those of a dry run, which have no memory, stay as they are
+            with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+                tensor = tensor if tensor.is_leaf else tensor.detach()
         self._tensor = tensor
-        self._version = Version(tensor, keeps_memory=True) if is_plain(tensor) else None
+        self._version = Version(tensor, keeps_memory=True) if is_known else None
 
     def unpack(self) -> torch.Tensor:
         """Returns it."""

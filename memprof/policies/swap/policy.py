@@ -46,7 +46,6 @@ class Swap(Policy):
     flag_example: ClassVar[str] = "'layers.[0-3]:disk'"
     numerics: ClassVar[str] = "none"
     source: ClassVar[str] = "modelled"
-    guesses: ClassVar[bool] = True
     errors_seen: ClassVar[tuple[float, float]] = (0.001, 0.002)
 
     modules: tuple[str, ...] = (".",)
@@ -104,6 +103,11 @@ class Swap(Policy):
         from memprof.policies.swap.transform import transform_swap
 
         return transform_swap(step, self)
+
+    @property
+    def guesses(self) -> bool:
+        """Variables may hold activations that were moved; optimizer state and parameters have owners that are known."""
+        return self.what == "activations"
 
     def transform_at_most(self, step: Step) -> Step:
         """Takes variables of the model's code to hold what they may hold: a recording does not tell for how long."""

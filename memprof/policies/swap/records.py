@@ -12,16 +12,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from memprof.errors import PolicyError
+from memprof.policies.autocast_cache import cached_until
 from memprof.policies.model_names import chosen_modules
 from memprof.policies.swap.reruns import find_reruns
+from memprof.policies.variables import variable_ends
 from memprof.trace.columns import Coded
 from memprof.trace.schema import NONE, Bools, Ints
 from memprof.trace.step import Step
 
 #: What is never moved: it has a life of its own, and its owner holds it anyway.
 _OWNED = ("parameter", "buffer", "gradient", "optimizer_state", "input")
-#: Modules that pass each result on at once, under one name.
-_CHAINS = ("Sequential",)
 #: What these policies insert into forward.
 _INSERTED = ("memprof.swap_out", "memprof.swap_in", "memprof.compress")
 #: Why two of them cannot choose the same modules.
@@ -114,7 +114,8 @@ def find_records(
     by_rerun = reruns.is_use & np.isin(step.uses.storage_id, reruns.storage[goes_in])
     held = _held_otherwise(step, calls, is_packed, by_rerun, last)
     if with_variables:
-        held = np.maximum(held, _variable_ends(step, calls))
+        moved = np.unique(np.append(storage[is_packed], reruns.storage[goes_in]))
+        held = np.maximum(held, _held_by_variables(step, calls, moved))
     lives = np.where(storages.freed_op_id == NONE, len(ops), storages.freed_op_id)
     into = reruns.storage[goes_in]
     first = np.append(first[forward[is_packed]], reruns.again[goes_in])
@@ -237,6 +238,12 @@ def _held_otherwise(step: Step, calls: Calls, is_packed: Bools, by_rerun: Bools,
     np.maximum.at(held, uses.storage_id[~by_packer], uses.op_id[~by_packer])
     others = ~is_packed & (node_last[saved.forward_op_id] != NONE)
     np.maximum.at(held, saved.storage_id[others], node_last[saved.forward_op_id[others]])
+    held = np.maximum(held, cached_until(step, np.isin(np.arange(len(storages)), saved.storage_id)))
+    # What outlives backward although its nodes have let go of it, somebody holds all the time: an output, a cache.
+    freed = np.where(storages.freed_op_id == NONE, len(ops), storages.freed_op_id)
+    is_retained = np.isin(np.arange(len(storages)), saved.storage_id[saved.released_op_id == NONE])
+    outlives = (freed > node_last.max(initial=NONE)) & (storages.created_op_id != NONE) & ~is_retained
+    held[outlives] = freed[outlives]
     # A call's frames hold what it was called with until it returns: what was there before and is used inside.
     of_use = uses.storage_id
     created = storages.created_op_id[of_use]
@@ -248,29 +255,31 @@ def _held_otherwise(step: Step, calls: Calls, is_packed: Bools, by_rerun: Bools,
     return held
 
 
-def _variable_ends(step: Step, calls: Calls) -> Ints:
+def _held_by_variables(step: Step, calls: Calls, moved: Ints) -> Ints:
     """Returns until when a variable of a module's forward may hold each storage; NONE where there is none.
 
-    It is the forward of the innermost call in which the storage is made and used last. It holds the storage until it
-    returns, or until the variable is given something else, which is taken to be the next tensor of the same shape.
+    It is the forward of the innermost call in which the storage is made and used last. The first one of a shape that
+    is moved in a call is held until that returns: a forward often goes on under another name than it began with
+    (``x = self.embed(ids); output = self.encoder(x)``), and then under one (``for layer in layers: x = layer(x)``).
+
+    Args:
+        step: The step.
+        calls: Its calls.
+        moved: Storages that are moved.
     """
     storages, uses = step.storages, step.uses
-    created = storages.created_op_id
     last = np.full(len(storages), NONE, dtype=np.int64)
     in_forward = step.ops.phase[uses.op_id] == "forward"
     np.maximum.at(last, uses.storage_id[in_forward], uses.op_id[in_forward])
     call = np.where(last != NONE, calls.inner[last], NONE)
-    while (is_outside := (call != NONE) & (calls.first[call] > created)).any():
+    while (is_outside := (call != NONE) & (calls.first[call] > storages.created_op_id)).any():
         call = np.where(is_outside, calls.parent[call], call)
-    passes_on = np.isin(step.modules.type, _CHAINS)[step.module_calls.module_id]
-    is_held = (call != NONE) & (created != NONE)
-    is_held[is_held] = ~passes_on[call[is_held]]
-    ends = np.full(len(storages), NONE, dtype=np.int64)
-    shapes = Coded.of(storages.shape).codes
-    for row in np.flatnonzero(is_held).tolist():
-        returns = int(calls.last[call[row]])
-        made = created[shapes == shapes[row]]
-        ends[row] = made[(made > last[row]) & (made <= returns)].min(initial=returns)
+    ends = variable_ends(step, np.arange(len(storages)), call, last)
+    rows = moved[ends[moved] != NONE]
+    rows = rows[np.argsort(storages.created_op_id[rows], kind="stable")]
+    frames = np.stack([call[rows], Coded.of(storages.shape).codes[rows]], axis=1)
+    first = rows[np.unique(frames, axis=0, return_index=True)[1]]
+    ends[first] = calls.last[call[first]]
     return ends
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -105,18 +105,47 @@ class Kernels:
             return result, 0
         if packet in _PRODUCTS and all(tensor.dtype not in _SHORT for tensor in tensors):
             return result, 0
-        key = (func, _key(args), _key(tuple(kwargs.items())), torch.is_grad_enabled(), torch.get_num_threads())
-        found = self._found.get(key)
-        if key not in self._found:
-            if sum(tensor.untyped_storage().nbytes() for tensor in tensors) > _MOST_BYTES:
-                self._untried[str(func)] += 1
-                return result, 0
-            found = self._found[key] = _try(func, args, kwargs)
+        found = self._tried(func, args, kwargs, tensors)
         if found is None:
             self._untried[str(func)] += 1
             return result, 0
         extra_bytes, shapes = found
         return _corrected(result, shapes, make), extra_bytes
+
+    def stand_in(self, func: Any, args: Any, kwargs: Any, make: Callable[..., torch.Tensor]) -> Any:
+        """Returns what an operator's kernel returns for zeros, without memory; None where that cannot be had.
+
+        Some rules for tensors without memory know a device's kernel alone, and refuse what the processor's takes:
+        that of ``_grouped_mm`` wants bfloat16, as mixtures of experts in float32 do not have it.
+
+        Args:
+            func: The operator.
+            args: Its arguments, without memory.
+            kwargs: Its keyword arguments.
+            make: Makes a tensor without memory of a size, strides and a type.
+        """
+        schema = func._schema
+        tensors = [*_tensors(args), *_tensors(tuple(kwargs.values()))]
+        is_plain = all(tensor.device.type == "cpu" and tensor.layout is torch.strided for tensor in tensors)
+        aliases = schema.is_mutable or any(returned.alias_info is not None for returned in schema.returns)
+        if not self._is_available or not is_plain or aliases or len(schema.returns) != 1:
+            return None
+        found = self._tried(func, args, kwargs, tensors)
+        if found is None or len(found[1]) != 1:
+            return None
+        shape, stride, dtype, _ = found[1][0]
+        return make(shape, stride, dtype=dtype)
+
+    def _tried(
+        self, func: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor]
+    ) -> tuple[int, list[Any]] | None:
+        """Returns what ``_try`` finds, once for arguments alike; None where their tensors are too large to be tried."""
+        key = (func, _key(args), _key(tuple(kwargs.items())), torch.is_grad_enabled(), torch.get_num_threads())
+        if key not in self._found:
+            if sum(tensor.untyped_storage().nbytes() for tensor in tensors) > _MOST_BYTES:
+                return None
+            self._found[key] = _try(func, args, kwargs)
+        return self._found[key]
 
     def _wrapped_bytes(self, func: Any, args: Any, kwargs: Any) -> int:
         """Returns what wrapping a number takes, tried on tensors of two elements."""

@@ -176,7 +176,9 @@ class DryMode(FakeTensorMode):
         except RuntimeError as error:
             if _NO_FAKE in str(error):
                 self._refuse(_without_kernel(func, None))
-            raise
+            result = self._kernels.stand_in(func, args, kwargs, self._make) if self._device is None else None
+            if result is None:
+                raise
         result = self._in_place.result(func, args, result)
         if self._device is None:
             result, self.extra_bytes = self._kernels.learn(func, args, kwargs, result, self._make)

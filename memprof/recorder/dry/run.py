@@ -20,6 +20,7 @@ from memprof.recorder.dry.answers import Answers
 from memprof.recorder.dry.files import Files
 from memprof.recorder.dry.no_device import refuse_missing_device
 from memprof.recorder.dry.pickles import outside_dry_run, pickle_shapes
+from memprof.recorder.dry.pools import follow_pools
 from memprof.recorder.dry.ranks import join_nobody
 from memprof.recorder.dry.replicas import refuse_replicas
 from memprof.recorder.dry.spans import dry_owned_span, dry_span, dry_storage_span
@@ -143,6 +144,7 @@ class DryRun:
         self._show_no_values()
         self._load_real_data()
         self._leave_out()
+        follow_pools()
 
     def _leave(self) -> None:
         torch._C._unset_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)

@@ -22,6 +22,7 @@ from memprof.recorder.modules import ModuleCallObserver
 from memprof.recorder.native import AllocatorTable
 from memprof.recorder.operators import skip_compiling
 from memprof.recorder.out_of_memory import find_out_of_memory, write_unrecorded
+from memprof.recorder.plan_hooks import PlanHooks
 from memprof.recorder.profiler_guard import ProfilerGuard
 from memprof.recorder.rounds import OptimizerRounds
 from memprof.recorder.sessions import clear_leftovers
@@ -39,20 +40,18 @@ class LightRecorder:
         failure: Traceback of what ended the recording, or the sentence of its limit, "" while nothing has.
     """
 
-    def __init__(
-        self, folder: Path, *, is_late: bool = False, before_call: Callable[[torch.nn.Module], None] | None = None
-    ) -> None:
+    def __init__(self, folder: Path, *, is_late: bool = False, plan: PlanHooks | None = None) -> None:
         """Prepares a recording.
 
         Args:
             folder: Spool folder of this process; made when the recording begins.
             is_late: Tensors were made before this recorder came.
-            before_call: As for `Recorder`.
+            plan: As for `Recorder`.
         """
         self.failure = ""
         self._folder = folder
         self._is_late = is_late
-        self._before_call = before_call
+        self._plan = plan
         self._table = AllocatorTable()
         self._count = AllocatorCount()
         self._rounds = OptimizerRounds()
@@ -145,8 +144,8 @@ class LightRecorder:
     # -- what the job does --------------------------------------------------------------------------------------
 
     def _enter(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LightCall | None:
-        if self._before_call is not None and torch.is_grad_enabled():
-            self._before_call(module)
+        if self._plan is not None and torch.is_grad_enabled():
+            self._plan.before_call(module)
         try:
             if self._observation is None:
                 self._begin_if_due()
@@ -158,6 +157,7 @@ class LightRecorder:
                 self._end_step()
             elif observation.is_outside and not self._rounds.has_optimizers and not self._has_manual_steps:
                 self._end_step_without_optimizer()
+            self._rounds.note_call()
             return observation.enter(module, args, kwargs)
         except Exception as error:  # noqa: BLE001 - nothing in here may reach the job
             self._fail(error)
@@ -182,6 +182,8 @@ class LightRecorder:
             self._guarded(lambda: self._begin_update(optimizer))
 
     def _after_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if self._plan is not None:
+            self._plan.after_update(optimizer)
         if self._observation is None or self._is_observed():
             self._guarded(lambda: self._end_update(optimizer))
 

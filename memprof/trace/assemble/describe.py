@@ -59,6 +59,7 @@ def build_manifest(
         node=start.get("node", ""),
         clock=start.get("clock", ""),
         plan=next(reversed(spool.records.get("plan", [])), None),
+        undivided=next(reversed(spool.records.get("batches", [])), ""),
         backend=backend_of(recording),
         capture=_capture(spool, exit_record, steps, ops, modules),
         window=Window(**start["window"]),

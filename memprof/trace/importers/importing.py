@@ -61,6 +61,8 @@ def import_file(
         del data
         return _import_snapshot(path, snapshot, device, rank, on_progress)
     found = read_kineto(path, data, on_progress)
+    if len({one.number for one in found}) < len(found):
+        raise BadInputError(f"{path} has memory of several kinds of devices with one number; export one of them.")
     chosen = _choose(path, [one.number for one in found], device, rank)
     return Imported(
         kind=kind,

@@ -8,10 +8,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from memprof.errors import MemprofError
+from memprof.errors import BadInputError, MemprofError
 from memprof.trace.importers import import_file
 from memprof.trace.schema import Steps
 from memprof.trace.store import Trace, write_trace
@@ -134,6 +135,17 @@ def test_changed_bytes_of_a_profilers_trace(changed: list[tuple[int, int]]) -> N
     for place, value in changed:
         mutable[place % len(mutable)] = value
     opens_or_says_why(bytes(mutable))
+
+
+def test_two_kinds_of_devices_with_one_number_are_refused() -> None:
+    """Both would be one rank."""
+    events: Any = job()
+    next(event for event in events if event.get("name") == "[memory]")["args"]["Device Type"] = -1
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "file"
+        file.write_bytes(json.dumps(events).encode())
+        with pytest.raises(BadInputError, match="several kinds of devices with one number"):
+            import_file(file)
 
 
 @given(st.data())

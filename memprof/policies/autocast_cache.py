@@ -1,0 +1,49 @@
+"""Autocast's cache: weights in the short type are held by it, whoever else has saved them, until autocast ends."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from memprof.trace.schema import NONE, Bools, Ints
+from memprof.trace.step import Step
+
+
+def cached_until(step: Step, is_hidden: Bools) -> Ints:
+    """Returns the operator up to which autocast's cache holds each storage, NONE where it holds it not at all.
+
+    Args:
+        step: The step.
+        is_hidden: Storages that somebody else holds longer, so that their end does not show the cache's.
+    """
+    casts = parameter_casts(step)
+    return np.where(casts, _cache_end(step, casts & ~is_hidden), NONE)
+
+
+def parameter_casts(step: Step) -> Bools:
+    """Marks the storages that hold a parameter in another type, made in forward, shape ``(storages,)``.
+
+    Under autocast they are in its cache, which lives as long as the outermost autocast context.
+    """
+    uses = step.uses
+    reads_parameter = np.zeros(len(step.ops), dtype=np.bool_)
+    is_read = (uses.role == "read") & (step.storages.category[uses.storage_id] == "parameter")
+    reads_parameter[uses.op_id[is_read]] = True
+    is_cast = (step.ops.name == "aten._to_copy.default") & (step.ops.phase == "forward") & reads_parameter
+    created = step.storages.created_op_id
+    casts: Bools = (created != NONE) & is_cast[created]
+    return casts
+
+
+def _cache_end(step: Step, seen: Bools) -> Ints:
+    """Returns when autocast's cache is cleared that a storage made by an operator is in, shape ``(storages,)``.
+
+    Casts that nobody saves, such as those of biases, show it; else it is the end of the outermost module's call.
+    """
+    calls = step.module_calls
+    created, freed = step.storages.created_op_id, step.storages.freed_op_id
+    end = np.full(len(created), NONE, dtype=np.int64)
+    for call in np.flatnonzero((calls.parent_call_id == NONE) & ~calls.is_recompute & (calls.first_op_id != NONE)):
+        is_inside = (created >= calls.first_op_id[call]) & (created <= calls.last_op_id[call])
+        shown = freed[is_inside & seen & (freed != NONE)]
+        end[is_inside] = shown.max() if len(shown) else calls.last_op_id[call]
+    return end
