@@ -6,6 +6,20 @@ import gc
 from itertools import chain, compress, repeat
 from typing import Any
 
+from torch.optim import Optimizer
+
+
+def live_optimizers(*, is_late: bool) -> list[Any]:
+    """Lists the optimizers alive where a recording begins.
+
+    Args:
+        is_late: Whether the process was at work before, as in a notebook. Optimizers of earlier cells that nobody
+            holds any more, but for reference cycles, are collected first: a step would wait for their updates.
+    """
+    if is_late and len(live_objects(Optimizer)) > 1:
+        gc.collect()
+    return live_objects(Optimizer)
+
 
 def live_objects(kind: type) -> list[Any]:
     """Lists the objects of a type (or a subclass) that the garbage collector knows.

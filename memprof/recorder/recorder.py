@@ -17,7 +17,7 @@ from memprof.recorder.batches import BatchObserver
 from memprof.recorder.construction import is_within_constructor
 from memprof.recorder.faults import explain_fault, raise_if_of_job, write_fault
 from memprof.recorder.job_end import end_job
-from memprof.recorder.live_objects import live_objects
+from memprof.recorder.live_objects import live_objects, live_optimizers
 from memprof.recorder.modules import ModuleCallObserver
 from memprof.recorder.native import AllocatorTable
 from memprof.recorder.observation import Observation
@@ -314,7 +314,7 @@ class Recorder:
         if not self._beginning.acquire(blocking=False):
             return  # another thread was first
         self._step = first_step
-        self._rounds.meet(live_objects(torch.optim.Optimizer))
+        self._rounds.meet(live_optimizers(is_late=self._is_late))
         self._observation = Observation(
             self._folder,
             self._window,

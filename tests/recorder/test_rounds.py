@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import gc
+from pathlib import Path
 
 import pytest
 import torch
 
+import memprof
 from memprof.recorder.rounds import PATIENCE, OptimizerRounds
 from memprof.trace.schema import Steps
+from memprof.trace.store import Trace
 from tests.recorder.conftest import RecordJob
 
 
@@ -152,3 +155,24 @@ def test_wrappers_that_never_report_are_not_waited_for() -> None:
     rounds.add(inner)
     assert not rounds.meet([wrapper, inner])
     assert rounds.update(inner)
+
+
+@pytest.mark.parametrize("is_light", [False, True], ids=["record", "light"])
+def test_optimizers_discarded_before_a_recording_are_not_waited_for(tmp_path: Path, is_light: bool) -> None:
+    """An optimizer of an earlier cell of a notebook, held by a reference cycle alone, is not waited for."""
+    discarded = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    discarded.itself = discarded
+    gc.disable()  # so that it is still there
+    try:
+        del discarded
+        model = torch.nn.Linear(3, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with memprof.record(tmp_path / "run.memprof", **({"light": True} if is_light else {"skip": 0, "steps": 3})):
+            for _ in range(3):
+                optimizer.zero_grad()
+                model(torch.randn(4, 3)).sum().backward()
+                optimizer.step()
+    finally:
+        gc.enable()
+    trace = Trace.open(tmp_path / "run.memprof")
+    assert trace.table(Steps).optimizer_updates[:3].tolist() == [1, 1, 1]

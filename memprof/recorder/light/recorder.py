@@ -17,7 +17,7 @@ from memprof.recorder.faults import explain_fault, raise_if_of_job, write_fault
 from memprof.recorder.light.count import AllocatorCount
 from memprof.recorder.light.observation import LightCall, LightObservation
 from memprof.recorder.light.thread_end import ThreadEnd
-from memprof.recorder.live_objects import live_objects
+from memprof.recorder.live_objects import live_objects, live_optimizers
 from memprof.recorder.modules import ModuleCallObserver
 from memprof.recorder.native import AllocatorTable
 from memprof.recorder.operators import skip_compiling
@@ -214,7 +214,7 @@ class LightRecorder:
             return
         if not self._beginning.acquire(blocking=False):
             return  # another thread was first
-        self._rounds.meet(live_objects(torch.optim.Optimizer))
+        self._rounds.meet(live_optimizers(is_late=self._is_late))
         self._observation = LightObservation(
             self._folder, self._rounds, self._count, is_late=self._is_late, can_hear=self._table.is_available
         )
