@@ -19,6 +19,7 @@ from memprof.trace.manifest import Manifest
 from memprof.trace.store import write_trace
 from tests.building import Op, Storage, Tables, make_tables
 from tests.slow_cases import is_slow_case
+from tests.warm import client
 
 # A busy machine is slow, not wrong.
 settings.register_profile("memprof", deadline=None)
@@ -39,8 +40,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Lets the scripts that tests start run in forks of a process that has imported torch."""
+    if not config.getoption("--cold"):
+        client.install()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds an option with which every process of a test starts anew."""
+    parser.addoption("--cold", action="store_true", help="Start every process anew, as tests marked `cold` always do")
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skips what needs a GPU where there is none."""
+    """Skips what needs a GPU where there is none, and says how the processes of this test start."""
+    client.set_enabled(item.get_closest_marker("cold") is None)
     if item.get_closest_marker("gpu") is not None:
         import torch
 

@@ -135,6 +135,7 @@ def test_a_torch_that_is_too_old(other: Path, torch_folder: Path, tmp_path: Path
     assert f"torch {OLDEST} or newer" in found(done, "torch")["advice"]
 
 
+@pytest.mark.cold
 @pytest.mark.parametrize(
     ("code", "says"),
     [

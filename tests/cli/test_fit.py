@@ -115,6 +115,7 @@ def test_mistakes_are_told_before_the_job_runs(capsys: pytest.CaptureFixture[str
     assert "more than" in refused(capsys, "--budget", "80GiB", "--machine", "rtx3090", "train.py")
 
 
+@pytest.mark.cold
 def test_job_without_training_is_no_plan(capfd: pytest.CaptureFixture[str]) -> None:
     """3, and a sentence that says why there is nothing to plan from; nothing is left."""
     Path("train.py").write_text("print('nothing')")

@@ -11,6 +11,8 @@ import pytest
 
 from memprof.trace.store import Trace
 
+pytestmark = pytest.mark.cold
+
 #: It has the system end it where a file would grow beyond the limit, and counts how often that was tried.
 JOB = """
 import signal, sys

@@ -19,6 +19,8 @@ from memprof.launch import host
 from memprof.launch.host import INTERVAL_S, HostSampler
 from tests.clocks import Clock
 
+pytestmark = pytest.mark.cold
+
 JOB = """
 import multiprocessing, subprocess, sys
 

@@ -15,6 +15,8 @@ import pytest
 from memprof.cli.main import main
 from memprof.launch.isolation import command_apart, why_not_apart
 
+pytestmark = pytest.mark.cold
+
 WRITING = """
 import os, socket, sys, torch
 torch.manual_seed(0)

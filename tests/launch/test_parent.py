@@ -15,6 +15,8 @@ import pytest
 from memprof.trace.schema import HostMemory, Steps
 from memprof.trace.store import Trace
 
+pytestmark = pytest.mark.cold
+
 TRAINING = """
 import os, sys, time, torch
 torch.manual_seed(0)

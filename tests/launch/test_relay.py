@@ -14,6 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+pytestmark = pytest.mark.cold
+
 COUNTING = """
 import os, signal, sys, time
 got = []

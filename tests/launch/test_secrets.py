@@ -103,6 +103,7 @@ def test_keep_arguments_keeps_them(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "run.memprof").stat().st_mode) == 0o600
 
 
+@pytest.mark.cold
 @pytest.mark.parametrize("light", [False, True])
 def test_a_spool_is_its_owners_alone(tmp_path: Path, light: bool) -> None:
     """So is what is there while the job runs, and stays where memprof is killed; without secrets in its files."""

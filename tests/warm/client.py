@@ -1,0 +1,78 @@
+"""Starts the server of a test process, and puts what hands jobs to it on ``PYTHONPATH``."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+_HERE = Path(__file__).parent
+_NAME = "WARM_PYTHON"
+_START = "import sys; exec(compile(open(sys.argv[1]).read(), '<frozen warm>', 'exec'))"
+
+
+class Client:
+    """The server that this process starts with the first process that it starts, and the variables that name it."""
+
+    def __init__(self) -> None:
+        """Starts nothing."""
+        self._pid = os.getpid()
+        self._address = Path(tempfile.gettempdir()) / f"warm-python-{self._pid}"
+        self._server: subprocess.Popen[bytes] | None = None
+        self._is_enabled = False
+        self._has_begun = False
+
+    def start_with(self, event: str, _: Any) -> None:
+        """Starts the server where a first process is started; an audit hook."""
+        if event == "subprocess.Popen" and self._is_enabled and not self._has_begun and os.getpid() == self._pid:
+            self._has_begun = True
+            # Its end of the pipe closes with this process, however that ends.
+            self._server = subprocess.Popen(
+                [sys.executable, "-c", _START, str(_HERE / "server.py"), str(self._address)],
+                stdin=subprocess.PIPE,
+                env={**_without(os.environ), "OMP_NUM_THREADS": "1"},
+                start_new_session=True,
+            )
+            atexit.register(self._stop)
+
+    def set_enabled(self, is_enabled: bool) -> None:
+        """Says in the environment whether jobs are handed to the server."""
+        self._is_enabled = is_enabled
+        os.environ.pop(_NAME, None)
+        paths = [path for path in os.environ.pop("PYTHONPATH", "").split(os.pathsep) if path not in ("", str(_HERE))]
+        if is_enabled:
+            os.environ[_NAME] = str(self._address)
+            paths.insert(0, str(_HERE))
+        if paths:
+            os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+
+    def _stop(self) -> None:
+        if self._server is not None and os.getpid() == self._pid:
+            self._server.kill()
+            self._server.wait()
+            self._address.unlink(missing_ok=True)
+
+
+_client: Client | None = None
+
+
+def install() -> None:
+    """Makes a client for this process."""
+    global _client  # noqa: PLW0603 - one a process
+    if _client is None:
+        _client = Client()
+        sys.addaudithook(_client.start_with)
+
+
+def set_enabled(is_enabled: bool) -> None:
+    """Says whether the jobs that this process starts are handed to the server, where there is one."""
+    if _client is not None:
+        _client.set_enabled(is_enabled)
+
+
+def _without(environment: os._Environ[str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if name not in (_NAME, "PYTHONPATH")}

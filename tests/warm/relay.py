@@ -1,0 +1,80 @@
+"""A process that stands for another: it hands over its command line and files, waits, and ends as the other did."""
+
+from __future__ import annotations
+
+import array
+import json
+import os
+import signal
+import socket
+import struct
+import sys
+from collections.abc import Mapping, Sequence
+
+#: Signals that a job may be sent.
+_RELAYED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+
+#: Settings of the interpreter's that the server's fork follows.
+_FOLLOWED = ("PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE", "PYTHONHASHSEED")
+
+
+def is_job(words: Sequence[str], environment: Mapping[str, str]) -> bool:
+    """Whether a command line, without the interpreter, is a script's that may begin with torch imported.
+
+    Settings of the interpreter's own take effect at its start alone, so such processes start anew.
+    """
+    if any(name.startswith("PYTHON") and name not in _FOLLOWED for name in environment):
+        return False
+    scripts = words[1:2] if words[:1] == ["-u"] else words[:1]
+    return any(word.endswith(".py") and os.path.isfile(word) for word in scripts)
+
+
+def run_elsewhere(address: str) -> None:
+    """Runs this process's command line in a fork of the server's, and ends as it does; returns where there is none."""
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        connection.connect(address)
+    except OSError:
+        return
+    descriptors = _descriptors(connection.fileno())
+    umask = os.umask(0)
+    os.umask(umask)
+    ignored = [number for number in _RELAYED if signal.getsignal(number) == signal.SIG_IGN]
+    request = {
+        "words": sys.orig_argv[1:],
+        "folder": os.getcwd(),
+        "environment": dict(os.environ),
+        "umask": umask,
+        "descriptors": descriptors,
+        "ignored": ignored,
+    }
+    for number in _RELAYED:
+        if number not in ignored:
+            signal.signal(number, lambda arrived, _: connection.send(bytes([arrived])))
+    text = json.dumps(request).encode(errors="surrogateescape")
+    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
+    connection.sendmsg([struct.pack("=i", len(text))], rights)
+    connection.sendall(text)
+    answer = connection.recv(4)
+    # Without an answer the server has died; a job that was killed looks the same.
+    _end_like(struct.unpack("=i", answer)[0] if len(answer) == 4 else -signal.SIGKILL)
+
+
+def _descriptors(own: int) -> list[int]:
+    found = [int(name) for name in os.listdir("/proc/self/fd")]
+    return [number for number in found if number != own and _is_open(number)]
+
+
+def _is_open(number: int) -> bool:
+    try:
+        os.fstat(number)
+    except OSError:
+        return False
+    return os.get_inheritable(number)
+
+
+def _end_like(returncode: int) -> None:
+    if returncode < 0:
+        signal.signal(-returncode, signal.SIG_DFL) if -returncode != signal.SIGKILL else None
+        os.kill(os.getpid(), -returncode)
+    os._exit(returncode)

@@ -1,0 +1,258 @@
+"""Has torch imported, and runs each job that it is handed in a fork of itself, as a new interpreter would.
+
+Importing torch and what its first optimizer needs takes most of a small job's processor time (2.7 of 2.8 s).
+
+It ends when its standard input does. Its own code is named as what Python is made of (client.py), since its frames are
+below those of every job.
+"""
+
+from __future__ import annotations
+
+import array
+import atexit
+import builtins
+import contextlib
+import gc
+import importlib
+import io
+import json
+import os
+import selectors
+import signal
+import socket
+import struct
+import sys
+import threading
+from types import ModuleType
+from typing import Any, NoReturn
+
+HERE = os.path.dirname(os.path.abspath(sys.argv[1]))
+_MOST_DESCRIPTORS = 64
+
+
+class Server:
+    """Forks, and tells each relay how its job ended."""
+
+    def __init__(self, address: str) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._jobs: dict[int, socket.socket] = {}
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(address)
+        self._listener.listen(64)
+        self._woken, waking = socket.socketpair()
+        waking.setblocking(False)
+        signal.set_wakeup_fd(waking.fileno(), warn_on_full_buffer=False)
+        self._waking = waking
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        for source in (self._listener, self._woken, sys.stdin):
+            self._selector.register(source, selectors.EVENT_READ)
+
+    def serve(self) -> dict[str, Any] | None:
+        """Serves; returns in a fork, with what it shall run, and with None when it is over."""
+        while True:
+            for key, _ in self._selector.select():
+                source = key.fileobj
+                if source is sys.stdin:
+                    self._end_jobs()
+                    return None
+                if source is self._woken:
+                    self._woken.recv(4096)
+                    self._tell_ended()
+                elif source is self._listener:
+                    request = self._begin()
+                    if request is not None:
+                        return request
+                elif isinstance(source, socket.socket):
+                    self._relay_signals(source)
+
+    def _begin(self) -> dict[str, Any] | None:
+        connection, _ = self._listener.accept()
+        space = socket.CMSG_SPACE(_MOST_DESCRIPTORS * 4)
+        head, rights, *_ = connection.recvmsg(4, space)
+        descriptors = array.array("i", rights[0][2] if rights else b"")
+        text = b""
+        while len(text) < struct.unpack("=i", head)[0]:
+            text += connection.recv(1 << 16)
+        pid = os.fork()
+        if pid:
+            for number in descriptors:
+                os.close(number)
+            self._jobs[pid] = connection
+            self._selector.register(connection, selectors.EVENT_READ, pid)
+            return None
+        request: dict[str, Any] = json.loads(text)
+        self._leave(connection)
+        _take_descriptors(list(descriptors), request["descriptors"])
+        return request
+
+    def _leave(self, connection: socket.socket) -> None:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for other in (connection, self._listener, self._woken, self._waking, *self._jobs.values()):
+            other.close()
+        self._selector.close()
+
+    def _relay_signals(self, connection: socket.socket) -> None:
+        pid = self._selector.get_key(connection).data
+        try:
+            numbers = connection.recv(64)
+        except OSError:
+            numbers = b""
+        for number in numbers or [signal.SIGKILL]:  # the relay was killed
+            os.kill(pid, number)
+        if not numbers:
+            self._selector.unregister(connection)
+
+    def _tell_ended(self) -> None:
+        while self._jobs:
+            pid, status, used = os.wait4(-1, os.WNOHANG)
+            if not pid:
+                return
+            if os.environ.get("WARM_LOG"):
+                print("cpu", round(used.ru_utime, 2), round(used.ru_stime, 2), file=sys.stderr, flush=True)
+            connection = self._jobs.pop(pid)
+            if connection in self._selector.get_map():
+                self._selector.unregister(connection)
+            try:
+                connection.sendall(struct.pack("=i", os.waitstatus_to_exitcode(status)))
+            except OSError:
+                pass  # nobody waits any more
+            connection.close()
+
+    def _end_jobs(self) -> None:
+        for pid in self._jobs:
+            os.kill(pid, signal.SIGKILL)
+
+
+def _take_descriptors(held: list[int], wanted: list[int]) -> None:
+    """Gives descriptors the numbers that they had."""
+    beyond = max([*held, *wanted, 2]) + 1
+    parked = []
+    for number in held:
+        parked.append(_copy_beyond(number, beyond))
+        os.close(number)
+    for number, target in zip(parked, wanted, strict=True):
+        os.dup2(number, target, inheritable=True)
+        os.close(number)
+
+
+def _copy_beyond(number: int, beyond: int) -> int:
+    import fcntl
+
+    return fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, beyond)
+
+
+def become(request: dict[str, Any]) -> str:
+    """Makes this process look as if an interpreter had just started it; returns the script's path."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
+        default = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+        signal.signal(number, signal.SIG_IGN if number in request["ignored"] else default)
+    os.umask(request["umask"])
+    os.chdir(request["folder"])
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    sys.dont_write_bytecode = bool(os.environ.get("PYTHONDONTWRITEBYTECODE"))
+    unbuffered = bool(os.environ.get("PYTHONUNBUFFERED")) or request["words"][0] == "-u"
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115 - as the interpreter does
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        is_terminal = os.isatty(number)
+        raw = io.FileIO(number, "w", closefd=False)
+        stream = io.TextIOWrapper(
+            raw if unbuffered else io.BufferedWriter(raw),
+            encoding="utf-8",
+            errors="backslashreplace" if number == 2 else "strict",
+            line_buffering=is_terminal or number == 2,
+            write_through=unbuffered,
+        )
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+    sys.__stdin__ = sys.stdin
+    words = request["words"]
+    sys.orig_argv = [sys.executable, *words]
+    if words[0] == "-u":
+        words = words[1:]
+    script = words[0]
+    sys.argv = list(words)
+    paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and path != HERE]
+    sys.path[:] = [os.path.dirname(os.path.realpath(script)), *paths, *BASE_PATH]
+    sys.path_importer_cache.clear()
+    importlib.invalidate_caches()
+    try:
+        import sitecustomize  # noqa: F401 - as site does
+    except ImportError as error:
+        if error.name != "sitecustomize":
+            raise
+    return os.path.abspath(script)
+
+
+def run(script: str) -> None:
+    """Runs a script as the main module."""
+    from importlib.machinery import SourceFileLoader
+
+    main = ModuleType("__main__")
+    main.__dict__.update(__file__=script, __builtins__=builtins, __loader__=SourceFileLoader("__main__", script))
+    main.__dict__["__cached__"] = None
+    sys.modules["__main__"] = main
+    with open(script, "rb") as file:
+        text = file.read()
+    exec(compile(text, script, "exec", dont_inherit=True), main.__dict__)
+
+
+def show(error: BaseException) -> None:
+    """Shows an exception that nobody caught, as the interpreter does."""
+    traceback = error.__traceback__
+    while traceback is not None and traceback.tb_frame.f_code.co_filename.startswith("<"):
+        traceback = traceback.tb_next
+    error.__traceback__ = traceback
+    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, traceback
+    if sys.version_info >= (3, 12):
+        sys.last_exc = error
+    sys.excepthook(type(error), error, traceback)
+
+
+def end(status: int) -> NoReturn:
+    """Ends this process as the interpreter does, but for taking apart what it has imported, which takes a second."""
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    os._exit(status)
+
+
+def status_of(error: SystemExit) -> int:
+    """Returns the exit status that an exit stands for, having printed its message."""
+    if error.code is None:
+        return 0
+    if isinstance(error.code, int):
+        return error.code & 0xFF
+    print(error.code, file=sys.stderr)
+    return 1
+
+
+def main() -> None:
+    """Serves until its standard input ends; in a fork, runs a job."""
+    import torch
+    import torch._dynamo  # noqa: F401
+
+    gc.collect()
+    gc.freeze()
+    request = Server(sys.argv[2]).serve()
+    if request is None:
+        return
+    script = become(request)
+    status = 0
+    try:
+        run(script)
+    except SystemExit as error:
+        status = status_of(error)
+    except BaseException as error:  # noqa: BLE001
+        show(error)
+        status = 1
+    end(status)
+
+
+BASE_PATH = [entry for entry in sys.path if entry != HERE]
+
+if __name__ == "__main__":
+    main()
