@@ -31,11 +31,22 @@ if TYPE_CHECKING:
     from memprof.launch.inline import record
     from memprof.launch.live.make_fit import make_fit
     from memprof.phases import phase
-    from memprof.planners.arrays import step_from_arrays
     from memprof.planners.find import find_plan
+    from memprof.planners.graph.arrays import step_from_arrays
     from memprof.policies.accumulate.split import micro_batches
+    from memprof.policies.plan.plan_file import parse_plan
 
-__all__ = ["__version__", "apply", "find_plan", "make_fit", "micro_batches", "phase", "record", "step_from_arrays"]
+__all__ = [
+    "__version__",
+    "apply",
+    "find_plan",
+    "make_fit",
+    "micro_batches",
+    "parse_plan",
+    "phase",
+    "record",
+    "step_from_arrays",
+]
 
 #: Public names that are imported at their first use, and the modules they are in.
 _LAZY = {
@@ -43,9 +54,10 @@ _LAZY = {
     "find_plan": "memprof.planners.find",
     "make_fit": "memprof.launch.live.make_fit",
     "micro_batches": "memprof.policies.accumulate.split",
+    "parse_plan": "memprof.policies.plan.plan_file",
     "phase": "memprof.phases",
     "record": "memprof.launch.inline",
-    "step_from_arrays": "memprof.planners.arrays",
+    "step_from_arrays": "memprof.planners.graph.arrays",
 }
 
 

@@ -59,7 +59,7 @@ def test_wheel_holds_both_packages_and_nothing_else(wheel: zipfile.ZipFile) -> N
         "memprof_dashboard/py.typed",
         "memprof_dashboard/app.py",
         "memprof_dashboard/assets/memprof.css",
-        "memprof_dashboard/export.html",
+        "memprof_dashboard/export_page/export.html",
     } <= set(names)
     assert not [name for name in names if name.endswith((".pyc", ".memprof"))]
 

@@ -13,9 +13,9 @@ from memprof_dashboard import frame, ids, parts
 from memprof_dashboard.guard import guard, own_path
 from memprof_dashboard.page import or_sentence
 from memprof_dashboard.pages import PAGES
-from memprof_dashboard.reactions import on_click, on_key, on_zoom, shown
 from memprof_dashboard.sources import Desk, MemprofError, Source
 from memprof_dashboard.state import View
+from memprof_dashboard.views.reactions import on_click, on_key, on_zoom, shown
 
 #: How often a recording that is going on is looked at, in milliseconds.
 _TICK_MS = 2_000

@@ -12,14 +12,14 @@ from dash import Dash, Input, Output, Patch, State, ctx, dcc, html, no_update
 from memprof.replay.history import History
 from memprof.trace.schema import Ints
 from memprof_dashboard import ids, parts
-from memprof_dashboard.figures.base import CONFIG
+from memprof_dashboard.figures.shared import CONFIG
 from memprof_dashboard.figures.timeline import Marks, cursor_line, overview, timeline
-from memprof_dashboard.glance import budget_of, facts_of, readout, rows_of
 from memprof_dashboard.page import or_message, or_sentence, theme_of
-from memprof_dashboard.reactions import shown
-from memprof_dashboard.search import storages_found
 from memprof_dashboard.sources import Desk, Rank
 from memprof_dashboard.state import View
+from memprof_dashboard.summary_bar import budget_of, facts_of, readout, rows_of
+from memprof_dashboard.views.reactions import shown
+from memprof_dashboard.views.search import storages_found
 
 _MOST_TABLE_ROWS = 200
 #: Where the cursor is in the timeline that was drawn last; None while there is none.
@@ -252,7 +252,7 @@ def _stretch_of(beside: Rank, rank: Rank, first: int, end: int) -> tuple[int, in
 
 
 def _nothing(theme: Any) -> Any:
-    from memprof_dashboard.figures.base import message
+    from memprof_dashboard.figures.shared import message
 
     return message("No operators were recorded.", theme_of(theme))
 

@@ -11,7 +11,7 @@ from plotly import graph_objects as go
 
 from memprof.errors import MemprofError
 from memprof_dashboard import parts
-from memprof_dashboard.figures.base import message
+from memprof_dashboard.figures.shared import message
 from memprof_dashboard.palette import THEMES, Theme
 from memprof_dashboard.sources import Desk
 from memprof_dashboard.state import View

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
-from memprof.analysis.sources import Sources, find_sources
+from memprof.analysis.report.sources import Sources, find_sources
 from memprof.errors import BadInputError, MemprofError
 from memprof.replay.history import History
-from memprof.trace.columns import Coded
-from memprof.trace.pack import is_spool_folder
+from memprof.trace.files.columns import Coded
+from memprof.trace.files.pack import is_spool_folder
 from memprof.trace.schema import NONE, Modules, Ops, Stacks, Steps, Storages, Table
 from memprof.trace.step import Step
 from memprof.trace.store import Trace

@@ -13,11 +13,11 @@ from functools import cache
 
 from docs.building.commands import ROOT
 from memprof.errors import MemprofError, PolicyError
-from memprof.launch import target
+from memprof.launch.parent import target
 from memprof.machines.catalogue import PRECISIONS, Accelerator, accelerators
 from memprof.planners.registry import planner_types
 from memprof.policies.base import Policy
-from memprof.policies.plan import Plan
+from memprof.policies.plan.plan import Plan
 from memprof.policies.registry import policy_types
 from memprof.trace.store import Trace
 from memprof.units import format_bytes

@@ -17,8 +17,8 @@ from memprof.cli.harmless import tell
 from memprof.errors import MemprofError
 from memprof.version import __version__
 
-#: Verb, and its line in ``memprof --help``. The verb's command is ``memprof.cli.<verb>.<verb>``, with an underscore
-#: behind a word of Python's own, imported only when it is run: ``memprof --help`` and shell completion stay fast.
+#: Verb, and its line in ``memprof --help``. The command is ``memprof.cli.verbs.<verb>.<verb>`` (with a trailing
+#: underscore for a Python keyword), imported only when it runs: ``memprof --help`` and shell completion stay fast.
 VERBS = {
     "record": "Run a training job unchanged and record its memory.",
     "import": "Make a recording of a memory snapshot or a profiler's trace.",
@@ -54,7 +54,7 @@ class LazyVerbs(click.Group):
         if cmd_name not in VERBS:
             return None
         name = f"{cmd_name}_" if keyword.iskeyword(cmd_name) else cmd_name
-        command = getattr(importlib.import_module(f"memprof.cli.{name}"), name)
+        command = getattr(importlib.import_module(f"memprof.cli.verbs.{name}"), name)
         assert isinstance(command, click.Command)
         if "_MEMPROF_COMPLETE" in os.environ:  # the shell asks what may come next
             from memprof.cli.completing import offer_values

@@ -25,6 +25,6 @@ def open_trace(path: str, rank: int | None = None, *, is_scrubbed: bool) -> Trac
     opened = Trace.open(path, rank)
     if not is_scrubbed:
         return opened
-    from memprof.analysis.scrub import own_names, scrubbed
+    from memprof.analysis.export.scrub import own_names, scrubbed
 
     return scrubbed(opened, names=own_names())

@@ -9,9 +9,9 @@ from typing import Self
 from rich.console import Console
 from rich.status import Status
 
-from memprof.analysis.compare import Point
-from memprof.planners.space.explore import Wish
-from memprof.planners.space.tried import Tried
+from memprof.analysis.plans.compare_planners import Point
+from memprof.planners.search.explore import Wish
+from memprof.planners.search.tried import Tried
 from memprof.units import format_us
 
 

@@ -6,7 +6,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from memprof.emit.base import Target
+    from memprof.emit.emission import Target
 
 #: Names of the forms, for the command line.
 TARGETS = ("pytorch", "fsdp2", "deepspeed", "hf", "lightning", "torchtitan")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import textwrap
 
-from memprof.emit.base import Request
-from memprof.policies.plan_tables import NUMERICS_IN_WORDS
+from memprof.emit.emission import Request
+from memprof.policies.plan.plan_tables import NUMERICS_IN_WORDS
 from memprof.units import format_bytes, format_us
 from memprof.version import __version__
 

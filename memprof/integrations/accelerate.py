@@ -13,8 +13,8 @@ from memprof.integrations.asked import ask
 from memprof.integrations.fitting import Fit
 from memprof.integrations.plans import inner_optimizer
 from memprof.integrations.session import Session
-from memprof.recorder.rounds import OptimizerRounds
-from memprof.recorder.update_hooks import UpdateHooks
+from memprof.recorder.steps.rounds import OptimizerRounds
+from memprof.recorder.steps.update_hooks import UpdateHooks
 
 
 class AcceleratedRecording:

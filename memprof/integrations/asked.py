@@ -70,7 +70,7 @@ def ask(
     elif allow or forbid:
         raise UsageError("allow and forbid choose policies of a plan: add budget='8GiB'.")
     if allow or forbid:
-        from memprof.planners.space.workbench import allowed_names
+        from memprof.planners.search.workbench import allowed_names
 
         allowed_names(tuple(allow), tuple(forbid), ())
     return Asked(Path(path), steps, skip, force, text, tuple(allow), tuple(forbid), time_limit)

@@ -30,8 +30,8 @@ def summary(trace: str | os.PathLike[str] | Trace) -> dict[str, float]:
         BadInputError: There is no such recording, it holds no operators, or is damaged.
         InconclusiveError: No step was recorded to its end.
     """
-    from memprof.analysis.summary import PEAK, summarise
-    from memprof.policies.plan_tables import plan_from_tables
+    from memprof.analysis.diff.summary import PEAK, summarise
+    from memprof.policies.plan.plan_tables import plan_from_tables
     from memprof.trace.store import Trace
 
     opened = trace if isinstance(trace, Trace) else Trace.open(Path(trace))

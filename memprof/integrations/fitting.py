@@ -8,17 +8,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from memprof.analysis.basis import Basis, basis_of, link_of
-from memprof.analysis.suggest import Suggestion, describe_least, suggest
+from memprof.analysis.plans.basis import Basis, basis_of, link_of
+from memprof.analysis.plans.suggest import Suggestion, describe_least, suggest
 from memprof.errors import UsageError
 from memprof.integrations.asked import Asked
 from memprof.launch.fit.attempt import measure
 from memprof.machines.budget import parse_budget
-from memprof.planners.space.explore import Wish
-from memprof.planners.space.tried import Tried
-from memprof.planners.space.workbench import Workbench, rank
+from memprof.planners.search.explore import Wish
+from memprof.planners.search.tried import Tried
+from memprof.planners.search.workbench import Workbench, rank
 from memprof.policies.base import Policy
-from memprof.policies.plan_file import write_plan
+from memprof.policies.plan.plan_file import write_plan
 from memprof.trace.store import Trace
 from memprof.units import format_bytes
 

@@ -13,8 +13,8 @@ from memprof.integrations.hf_arguments import INSTEAD, possible_choices
 from memprof.integrations.planned import PlannedTraining
 from memprof.integrations.plans import apply_plan
 from memprof.integrations.session import Session
-from memprof.policies.job import Job
-from memprof.policies.plan import Plan
+from memprof.policies.plan.plan import Plan
+from memprof.policies.runtime.job import Job
 
 
 class MemprofCallback(PlannedTraining, TrainerCallback):  # type: ignore[misc]  # not typed

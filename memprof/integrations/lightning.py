@@ -16,9 +16,9 @@ from memprof.integrations.plans import apply_plan
 from memprof.integrations.session import Session
 from memprof.policies.accumulate.policy import Accumulate
 from memprof.policies.base import Policy
-from memprof.policies.job import Job
-from memprof.policies.plan import Plan
+from memprof.policies.plan.plan import Plan
 from memprof.policies.precision.policy import Precision
+from memprof.policies.runtime.job import Job
 
 #: Names that Lightning is imported by, the newer one first.
 _LIBRARIES = ("lightning.pytorch", "pytorch_lightning")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from memprof.integrations.fitting import Fit
 from memprof.integrations.session import Session
-from memprof.policies.job import Job
+from memprof.policies.runtime.job import Job
 
 
 class PlannedTraining:

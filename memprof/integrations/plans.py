@@ -10,9 +10,9 @@ import torch
 from memprof.errors import PolicyError
 from memprof.launch import child
 from memprof.launch.apply import apply
-from memprof.policies.job import Job
-from memprof.policies.plan import Plan
-from memprof.policies.plan_file import read_plan
+from memprof.policies.plan.plan import Plan
+from memprof.policies.plan.plan_file import read_plan
+from memprof.policies.runtime.job import Job
 
 
 def apply_plan(

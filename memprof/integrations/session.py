@@ -11,17 +11,17 @@ import sys
 from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec
 
-from memprof.analysis.another_plan import PlannedJob
+from memprof.analysis.plans.another_plan import PlannedJob
 from memprof.errors import MemprofError
 from memprof.integrations.asked import Asked
 from memprof.integrations.fitting import Fit, find_fit
 from memprof.launch import child
 from memprof.launch.inline import InlineRecording
-from memprof.launch.plan_errors import policy_at_fault
-from memprof.launch.plan_verdict import Ended, add_budget, add_plan
-from memprof.launch.verdict import Verdict, describe_recording
-from memprof.policies.plan_tables import plan_from_tables
-from memprof.recorder.ranks import find_rank
+from memprof.launch.outcome.plan_errors import policy_at_fault
+from memprof.launch.outcome.plan_verdict import Ended, add_budget, add_plan
+from memprof.launch.outcome.verdict import Verdict, describe_recording
+from memprof.policies.plan.plan_tables import plan_from_tables
+from memprof.recorder.rank_identity import find_rank
 from memprof.trace.store import Trace
 
 P = ParamSpec("P")

@@ -10,12 +10,12 @@ from typing import cast
 import torch
 
 from memprof.errors import PolicyError
-from memprof.policies.job import Job
-from memprof.policies.plan import Plan
-from memprof.policies.plan_file import read_plan
-from memprof.policies.plan_tables import plan_to_tables
-from memprof.policies.prediction import Prediction
-from memprof.policies.wrappers import WRAPPERS, fitted, unwrapped
+from memprof.policies.plan.plan import Plan
+from memprof.policies.plan.plan_file import read_plan
+from memprof.policies.plan.plan_tables import plan_to_tables
+from memprof.policies.plan.prediction import Prediction
+from memprof.policies.runtime.job import Job
+from memprof.policies.runtime.wrappers import WRAPPERS, fitted, unwrapped
 from memprof.recorder.remarks import add_remark, remove_remark
 from memprof.units import format_bytes
 

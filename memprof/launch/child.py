@@ -10,14 +10,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memprof.launch.plan_marks import refuse
+from memprof.launch.outcome.plan_marks import refuse
 from memprof.recorder.light.recorder import LightRecorder
-from memprof.recorder.native import AllocatorTable, NativeEvents
+from memprof.recorder.profiler.native import AllocatorTable, NativeEvents
+from memprof.recorder.profiler.speed import FILE_NAME as SPEED_FILE
+from memprof.recorder.profiler.speed import write_device_speed
 from memprof.recorder.recorder import Recorder
-from memprof.recorder.speed import FILE_NAME as SPEED_FILE
-from memprof.recorder.speed import write_device_speed
-from memprof.recorder.window import Window
-from memprof.trace.private_file import write_private
+from memprof.recorder.steps.window import Window
+from memprof.trace.files.private_file import write_private
 
 if TYPE_CHECKING:
     from memprof.launch.under_plan import UnderPlan
@@ -85,7 +85,7 @@ def _dry_run(spool: Path, device_name: str) -> DryRun:
     if device_name:
         from memprof.machines.card import find_card
         from memprof.policies.allocator.policy import options_in_force
-        from memprof.recorder.dry.device.device import VirtualDevice
+        from memprof.recorder.dry.device.virtual_device import VirtualDevice
 
         _card = find_card(device_name)
         device = VirtualDevice(_card, options_in_force(os.environ))

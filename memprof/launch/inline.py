@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Self
 
 from memprof.errors import BadInputError, MemprofError
 from memprof.launch import child
-from memprof.launch.output import claim_output, spool_of, write_exit, write_launch
-from memprof.launch.settings import Settings
-from memprof.launch.target import Target
+from memprof.launch.outcome.output import claim_output, spool_of, write_exit, write_launch
+from memprof.launch.parent.settings import Settings
+from memprof.launch.parent.target import Target
 from memprof.recorder.light.recorder import LightRecorder
-from memprof.recorder.ranks import find_rank
+from memprof.recorder.rank_identity import find_rank
 from memprof.recorder.recorder import Recorder
-from memprof.recorder.window import Window
+from memprof.recorder.steps.window import Window
 
 if TYPE_CHECKING:
-    from memprof.trace.pack import PackResult
+    from memprof.trace.files.pack import PackResult
 
 _logger = logging.getLogger("memprof")
 
@@ -92,7 +92,7 @@ class InlineRecording:
         """Begins to record.
 
         Raises:
-            memprof.launch.target.CannotStartError: The file exists already, or cannot be written.
+            memprof.launch.parent.target.CannotStartError: The file exists already, or cannot be written.
         """
         if child.is_recording():
             _logger.info("this job is being recorded already; %s is not written", self.path)
@@ -141,7 +141,7 @@ class InlineRecording:
             self._recorder.finish("given up")
 
     def _pack(self, status: int) -> None:
-        from memprof.trace.pack import pack_spool
+        from memprof.trace.files.pack import pack_spool
 
         assert self._recorder is not None
         spool = spool_of(self.path)

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from memprof.errors import BadInputError, MemprofError, UsageError
-from memprof.trace.reading import parse_json, read_text
-from memprof.trace.whole_file import whole_file
+from memprof.trace.files.reading import parse_json, read_text
+from memprof.trace.files.whole_file import whole_file
 from memprof.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
-    from memprof.analysis.summary import Summary
+    from memprof.analysis.diff.summary import Summary
 
 _LIMIT, _INCREASE = "limit_gpu_memory", "limit_gpu_memory_increase"
 #: What a report carries from the process that ran the test to the one that writes the table.
@@ -55,7 +55,7 @@ class Recording:
         Raises:
             BadInputError: No training step was recorded.
         """
-        from memprof.analysis.diff import open_side
+        from memprof.analysis.diff.comparison import open_side
 
         return open_side(self.path)
 
@@ -155,7 +155,7 @@ def _device_peak(recording: Recording) -> Iterator[None]:
 
 def _read(recording: Recording) -> None:
     """Reads the peak over everything recorded, steps or not."""
-    from memprof.analysis.sources import find_sources
+    from memprof.analysis.report.sources import find_sources
     from memprof.replay.history import History
     from memprof.trace.schema import Ops, Stacks
     from memprof.trace.store import Trace
@@ -215,7 +215,7 @@ def _baseline_of(path: Path, test: str) -> int:
     except ValueError:
         raise UsageError(f"{path} is no JSON: write it anew with pytest --memprof-update.") from None
     if isinstance(record, dict) and "memprof_summary" in record:
-        from memprof.analysis.summary import read_summary
+        from memprof.analysis.diff.summary import read_summary
 
         return read_summary(text, str(path)).peak.bytes
     value = record.get(test) if isinstance(record, dict) else None

@@ -15,18 +15,18 @@ import torch
 
 from memprof.errors import MemprofError, NoOptimizerError, PolicyError
 from memprof.launch.apply import apply_to, check_model, find_mismatch
-from memprof.launch.plan_errors import end_at_policy_errors, policy_at_fault
-from memprof.launch.plan_marks import mark_applied, refuse
+from memprof.launch.outcome.plan_errors import end_at_policy_errors, policy_at_fault
+from memprof.launch.outcome.plan_marks import mark_applied, refuse
 from memprof.policies.base import Policy
-from memprof.policies.job import Job
-from memprof.policies.patterns import match_modules
-from memprof.policies.plan import Plan
-from memprof.policies.plan_file import parse_plan
-from memprof.policies.prediction import Prediction
-from memprof.policies.wrappers import unwrapped
-from memprof.recorder.construction import is_within_constructor
+from memprof.policies.plan.patterns import match_modules
+from memprof.policies.plan.plan import Plan
+from memprof.policies.plan.plan_file import parse_plan
+from memprof.policies.plan.prediction import Prediction
+from memprof.policies.runtime.job import Job
+from memprof.policies.runtime.wrappers import unwrapped
+from memprof.recorder.calls.construction import is_within_constructor
 from memprof.recorder.faults import is_from_signal_handler
-from memprof.recorder.live_objects import live_objects
+from memprof.recorder.memory.live_objects import live_objects
 
 
 class UnderPlan:

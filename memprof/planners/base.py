@@ -7,8 +7,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from memprof.planners.graph import Graph
-from memprof.planners.moves import Moves
+from memprof.planners.graph.graph import Graph
+from memprof.planners.graph.moves import Moves
 from memprof.trace.schema import Ints
 
 #: How a search ended: proved to be the fastest; found, not proved; nothing fits and that is proved; nothing that fits

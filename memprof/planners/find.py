@@ -8,16 +8,16 @@ from dataclasses import dataclass
 
 from memprof.errors import UsageError
 from memprof.planners.base import Found, Task
-from memprof.planners.graph import Graph, graph_of
-from memprof.planners.moves import Moves
-from memprof.planners.project import project
+from memprof.planners.graph.graph import Graph, graph_of
+from memprof.planners.graph.moves import Moves
+from memprof.planners.graph.project import project
+from memprof.planners.graph.schedule import replay, scheduled_step
 from memprof.planners.registry import named_planner
-from memprof.planners.schedule import replay, scheduled_step
-from memprof.planners.space.explore import Wish, explore
-from memprof.planners.space.groups import find_groups
-from memprof.planners.space.tried import Tried
-from memprof.planners.space.workbench import Workbench
-from memprof.policies.plan import Plan
+from memprof.planners.search.explore import Wish, explore
+from memprof.planners.search.groups import find_groups
+from memprof.planners.search.tried import Tried
+from memprof.planners.search.workbench import Workbench
+from memprof.policies.plan.plan import Plan
 from memprof.trace.schema import Ints
 from memprof.trace.step import Step
 

@@ -12,15 +12,15 @@ from memprof.planners.base import Planner
 @cache
 def planner_types() -> tuple[type[Planner], ...]:
     """Returns the planners in the order in which tables list them."""
-    from memprof.planners.auto import Auto
-    from memprof.planners.bptt import Bptt
-    from memprof.planners.chain import Chain
-    from memprof.planners.checkmate import Checkmate
-    from memprof.planners.dtr import Dtr
-    from memprof.planners.knapsack import Knapsack
-    from memprof.planners.selective import Selective
-    from memprof.planners.sqrt import Sqrt
-    from memprof.planners.swap import SwapOut
+    from memprof.planners.published.auto import Auto
+    from memprof.planners.published.bptt import Bptt
+    from memprof.planners.published.chain import Chain
+    from memprof.planners.published.checkmate import Checkmate
+    from memprof.planners.published.dtr import Dtr
+    from memprof.planners.published.knapsack import Knapsack
+    from memprof.planners.published.selective import Selective
+    from memprof.planners.published.sqrt import Sqrt
+    from memprof.planners.published.swap import SwapOut
 
     return Sqrt, Selective, Bptt, Chain, Checkmate, Dtr, Knapsack, SwapOut, Auto
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from memprof.policies.job import Job
+    from memprof.policies.runtime.job import Job
     from memprof.trace.step import Step
 
 #: What a policy does to the numbers the job computes: nothing, rounding only, or an approximation.

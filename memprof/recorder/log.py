@@ -10,7 +10,7 @@ from typing import Any
 
 from memprof.phases import MOST_NAMES
 from memprof.recorder.faults import raise_if_of_job
-from memprof.trace.spool import COLUMNS, SpoolWriter
+from memprof.trace.files.spool import COLUMNS, SpoolWriter
 
 #: Bound now: a job may put one of its own in the place of the builtin, and count.
 _open = open

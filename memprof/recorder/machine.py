@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from memprof.recorder.ranks import describe_place, find_rank
-from memprof.recorder.window import Window
-from memprof.trace.masking import mask_words
-from memprof.trace.spool import SPOOL_VERSION
+from memprof.recorder.rank_identity import describe_place, find_rank
+from memprof.recorder.steps.window import Window
+from memprof.trace.files.spool import SPOOL_VERSION
+from memprof.trace.secrets.masking import mask_words
 from memprof.version import __version__
 
 #: Bound now: a job may put one of its own in the place of the builtin, and count.

@@ -12,23 +12,23 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from memprof.recorder.batches import BatchObserver
-from memprof.recorder.failures import FailureLog
-from memprof.recorder.inventory import Inventory
+from memprof.recorder.calls.module_registry import ModuleRegistry
+from memprof.recorder.calls.stacks import StackTable
+from memprof.recorder.calls.untraced import untraced
 from memprof.recorder.log import TOO_MANY_NAMES, RawLog
 from memprof.recorder.machine import describe_process
+from memprof.recorder.memory.failures import FailureLog
+from memprof.recorder.memory.inventory import Inventory
 from memprof.recorder.operators import OperatorMode
-from memprof.recorder.progress import OpenCall, Progress
-from memprof.recorder.registry import ModuleRegistry
+from memprof.recorder.profiler.sources import MemorySources
+from memprof.recorder.profiler.timed import OperatorTimes, wait_for_device
 from memprof.recorder.remarks import RemarkReader
-from memprof.recorder.rounds import OptimizerRounds
-from memprof.recorder.sources import MemorySources
-from memprof.recorder.stacks import StackTable
-from memprof.recorder.timed import OperatorTimes, wait_for_device
-from memprof.recorder.training import TrainedModels
-from memprof.recorder.untraced import untraced
-from memprof.recorder.window import Watch, Window
-from memprof.trace.spool import FLAG_CALL_RECOMPUTE, SpoolWriter
+from memprof.recorder.steps.batches import BatchObserver
+from memprof.recorder.steps.progress import OpenCall, Progress
+from memprof.recorder.steps.rounds import OptimizerRounds
+from memprof.recorder.steps.training import TrainedModels
+from memprof.recorder.steps.window import Watch, Window
+from memprof.trace.files.spool import FLAG_CALL_RECOMPUTE, SpoolWriter
 
 if TYPE_CHECKING:
     from memprof.recorder.dry.run import DryRun

@@ -14,16 +14,16 @@ import torch
 
 from memprof.hidden_import import import_hidden
 from memprof.phases import named_phase
-from memprof.recorder import higher_order, repeats
+from memprof.recorder.calls import higher_order, repeats
+from memprof.recorder.calls.module_registry import ModuleRegistry
+from memprof.recorder.calls.sliding import SlidingMode, leaves_operators
+from memprof.recorder.calls.stacks import CHECKPOINT_FILE, StackTable
+from memprof.recorder.calls.untraced import is_traced_inside, traced_inside, untraced
+from memprof.recorder.calls.wrapped_numbers import with_tensors
 from memprof.recorder.log import RawLog
-from memprof.recorder.out_of_memory import is_out_of_memory
-from memprof.recorder.progress import Progress
-from memprof.recorder.registry import ModuleRegistry
-from memprof.recorder.sliding import SlidingMode, leaves_operators
-from memprof.recorder.stacks import CHECKPOINT_FILE, StackTable
-from memprof.recorder.untraced import is_traced_inside, traced_inside, untraced
-from memprof.recorder.wrapped_numbers import with_tensors
-from memprof.trace.spool import (
+from memprof.recorder.memory.out_of_memory import is_out_of_memory
+from memprof.recorder.steps.progress import Progress
+from memprof.trace.files.spool import (
     FLAG_COLLECTIVE,
     FLAG_COPY,
     FLAG_EVAL_MODE,

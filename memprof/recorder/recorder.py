@@ -11,27 +11,27 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from memprof.recorder.after_window import AfterWindow
-from memprof.recorder.aside import StepsAside
-from memprof.recorder.batches import BatchObserver
-from memprof.recorder.construction import is_within_constructor
+from memprof.recorder.calls.construction import is_within_constructor
+from memprof.recorder.calls.modules import ModuleCallObserver
+from memprof.recorder.calls.tracebacks import clean_uncaught, remove_own_frames
+from memprof.recorder.calls.untraced import untraced
 from memprof.recorder.faults import explain_fault, raise_if_of_job, write_fault
-from memprof.recorder.job_end import end_job
-from memprof.recorder.live_objects import live_objects, live_optimizers
-from memprof.recorder.modules import ModuleCallObserver
-from memprof.recorder.native import AllocatorTable
+from memprof.recorder.memory.live_objects import live_objects, live_optimizers
+from memprof.recorder.memory.out_of_memory import find_out_of_memory, write_unrecorded
 from memprof.recorder.observation import Observation
 from memprof.recorder.operators import OperatorMode, skip_compiling
-from memprof.recorder.out_of_memory import find_out_of_memory, write_unrecorded
 from memprof.recorder.plan_hooks import PlanHooks
-from memprof.recorder.profiler_guard import ProfilerGuard
-from memprof.recorder.progress import OpenCall
-from memprof.recorder.rounds import OptimizerRounds
-from memprof.recorder.sessions import clear_leftovers, is_job_profiling
-from memprof.recorder.tracebacks import clean_uncaught, remove_own_frames
-from memprof.recorder.untraced import untraced
-from memprof.recorder.update_hooks import UpdateHooks
-from memprof.recorder.window import Watch, Window
+from memprof.recorder.profiler.native import AllocatorTable
+from memprof.recorder.profiler.profiler_guard import ProfilerGuard
+from memprof.recorder.profiler.sessions import clear_leftovers, is_job_profiling
+from memprof.recorder.steps.after_window import AfterWindow
+from memprof.recorder.steps.aside import StepsAside
+from memprof.recorder.steps.batches import BatchObserver
+from memprof.recorder.steps.job_end import end_job
+from memprof.recorder.steps.progress import OpenCall
+from memprof.recorder.steps.rounds import OptimizerRounds
+from memprof.recorder.steps.update_hooks import UpdateHooks
+from memprof.recorder.steps.window import Watch, Window
 
 if TYPE_CHECKING:
     from memprof.recorder.dry.run import DryRun

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 import numpy as np
 
 from memprof.errors import BadInputError, InvariantError, UsageError
-from memprof.trace.archive import unreadable
-from memprof.trace.container import FileRank, MemoryRank, write_trace
 from memprof.trace.cut import cut_step, cuttable_steps
-from memprof.trace.files import read_files
+from memprof.trace.files.archive import unreadable
+from memprof.trace.files.container import FileRank, MemoryRank, write_trace
+from memprof.trace.files.location import located
+from memprof.trace.files.pack import is_spool_folder, read_spool_folder
+from memprof.trace.files.reading import refuse_special
+from memprof.trace.files.recording_files import read_files
 from memprof.trace.fullest import comparable_steps, find_fullest_step, peak_bytes_by_step
-from memprof.trace.location import located
 from memprof.trace.manifest import Manifest
-from memprof.trace.pack import is_spool_folder, read_spool_folder
 from memprof.trace.rank_summary import join_summaries, summarise_rank
-from memprof.trace.reading import refuse_special
 from memprof.trace.schema import NONE, Ints, Ops, Steps, Storages, Table
 from memprof.trace.steady import find_steady_step
 from memprof.trace.step import Step

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memprof.analysis.breakdown import (
+from memprof.analysis.report.breakdown import (
     Breakdown,
     Part,
     by_category,
@@ -19,9 +19,9 @@ from memprof.analysis.breakdown import (
     by_stack,
     hold_at,
 )
-from memprof.analysis.module_tree import folded_tree, module_tree
-from memprof.analysis.sources import find_sources
-from memprof.analysis.tree_rows import choose_rows
+from memprof.analysis.report.module_tree import folded_tree, module_tree
+from memprof.analysis.report.sources import find_sources
+from memprof.analysis.report.tree_rows import choose_rows
 from memprof.replay.live import live_bytes
 from memprof.trace.step import Step
 from tests.building import Module, Op, Storage, make_step, make_trace

@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from memprof.analysis.another_plan import PlannedJob, commands_after_failure, commands_over_budget
-from memprof.analysis.budget import BudgetVerdict, highest_peak, judge_budget, judge_planned
-from memprof.analysis.predict import forecast
+from memprof.analysis.diff.budget import BudgetVerdict, highest_peak, judge_budget, judge_planned
+from memprof.analysis.plans.another_plan import PlannedJob, commands_after_failure, commands_over_budget
+from memprof.analysis.plans.predict import forecast
 from memprof.policies.checkpoint.policy import Checkpoint
-from memprof.policies.plan import Plan
-from memprof.policies.plan_tables import plan_to_tables
+from memprof.policies.plan.plan import Plan
+from memprof.policies.plan.plan_tables import plan_to_tables
 from memprof.policies.shard.policy import Shard
 from memprof.replay.live import live_bytes
-from memprof.trace.container import TABLES
+from memprof.trace.files.container import TABLES
 from memprof.trace.manifest import Manifest
 from memprof.trace.schema import NONE, Steps, Storages
 from memprof.trace.store import Trace, write_trace

@@ -16,7 +16,7 @@ from tests.building import Op, Storage, make_tables
 
 pytest.importorskip("dask")
 
-from memprof.analysis.distributed_reading import map_ranks, peak_curve, read_frame, summarise_ranks
+from memprof.analysis.ranks.distributed_reading import map_ranks, peak_curve, read_frame, summarise_ranks
 
 
 def ops_of(trace: Trace) -> tuple[int, int]:

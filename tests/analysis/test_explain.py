@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from memprof.analysis.diff import compare
-from memprof.analysis.explain import Cause, explain, modules_of
-from memprof.analysis.summary import Summary, summarise
+from memprof.analysis.diff.comparison import compare
+from memprof.analysis.diff.explain import Cause, explain, modules_of
+from memprof.analysis.diff.summary import Summary, summarise
 from memprof.trace.manifest import Machine, Manifest
 from tests.building import Module, Op, Storage, make_trace
 

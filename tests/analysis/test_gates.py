@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from memprof.analysis.gates import parse_gate, require_phases
+from memprof.analysis.diff.gates import parse_gate, require_phases
 from memprof.errors import UsageError
 
 MIB = 2**20

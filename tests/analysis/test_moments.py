@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 
-from memprof.analysis.moments import find_category_maxima, find_peak, find_phase_peaks
-from memprof.analysis.sources import find_sources
+from memprof.analysis.report.moments import find_category_maxima, find_peak, find_phase_peaks
+from memprof.analysis.report.sources import find_sources
 from memprof.replay.live import live_bytes
 from memprof.trace.step import Step
 from tests.building import Module, Op, Storage, make_step, make_trace

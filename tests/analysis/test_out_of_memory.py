@@ -6,9 +6,9 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from memprof.analysis.out_of_memory import PostMortem, examine
-from memprof.analysis.out_of_memory_words import describe_post_mortem, next_steps
-from memprof.analysis.partial import examine_partial
+from memprof.analysis.out_of_memory.out_of_memory_words import describe_post_mortem, next_steps
+from memprof.analysis.out_of_memory.post_mortem import PostMortem, examine
+from memprof.analysis.plans.partial_step import examine_partial
 from memprof.trace.manifest import Machine, Manifest
 from memprof.trace.schema import Optimizers, OutOfMemory, Storages, Table
 from memprof.trace.store import Trace

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from memprof.analysis.ranks import compare_ranks, job_notes, name_numbers, read_curves
-from memprof.analysis.ranks_json import ranks_to_json
-from memprof.analysis.stragglers import find_stragglers
+from memprof.analysis.ranks.rank_report import compare_ranks, job_notes, name_numbers, read_curves
+from memprof.analysis.ranks.ranks_json import ranks_to_json
+from memprof.analysis.ranks.stragglers import find_stragglers
 from memprof.trace.manifest import Capture, Manifest
 from memprof.trace.store import Trace
 from tests.building import Module, Op, Storage, Tables, make_tables
@@ -161,7 +161,7 @@ def test_json_has_every_rank() -> None:
 
 def test_scrubbing_leaves_no_machine_in_the_summaries() -> None:
     """The names of machines go, the figures and whose clock is whose stay."""
-    from memprof.analysis.scrub import scrubbed
+    from memprof.analysis.export.scrub import scrubbed
     from memprof.trace.schema import Ranks
 
     clean = scrubbed(trace_of({0: 4, 1: 6}, node="gpu07.example", clock="abc", world_size=2))

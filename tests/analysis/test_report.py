@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from memprof.analysis.host import HostProcess, summarise_host_memory
-from memprof.analysis.largest import find_largest
-from memprof.analysis.notes import write_notes
-from memprof.analysis.report import build_report
-from memprof.analysis.report_json import report_to_json
+from memprof.analysis.report.host_memory import HostProcess, summarise_host_memory
+from memprof.analysis.report.largest import find_largest
+from memprof.analysis.report.notes import write_notes
+from memprof.analysis.report.report import build_report
+from memprof.analysis.report.report_json import report_to_json
 from memprof.errors import BadInputError, UsageError
 from memprof.trace.manifest import Backend, Capture, Manifest
 from memprof.trace.schema import HostMemory, Memory, Steps

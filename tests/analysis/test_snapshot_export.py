@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from torch.cuda import _memory_viz
 
-from memprof.analysis.snapshot_export import export_snapshot
+from memprof.analysis.export.snapshot_export import export_snapshot
 from memprof.cli.main import main
 from memprof.errors import BadInputError
 from memprof.replay.allocator.recorded import compare

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from memprof.analysis.sources import find_sources, is_library
+from memprof.analysis.report.sources import find_sources, is_library
 from memprof.trace.schema import NONE, Stacks
 
 TORCH = "/opt/venv/lib/python3.11/site-packages/torch/nn/modules/linear.py:125:forward"

@@ -10,8 +10,8 @@ from typing import Any
 import jsonschema
 import pytest
 
-from memprof.analysis.breakdown import by_category, hold_at
-from memprof.analysis.stacks_export import export_stacks
+from memprof.analysis.export.stacks_export import export_stacks
+from memprof.analysis.report.breakdown import by_category, hold_at
 from memprof.errors import UsageError
 from memprof.replay.live import peak_op
 from memprof.trace.store import Trace

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memprof.analysis.clocks import align_clocks, match_collectives
-from memprof.analysis.stragglers import Stragglers, find_stragglers
+from memprof.analysis.ranks.rank_clocks import align_clocks, match_collectives
+from memprof.analysis.ranks.stragglers import Stragglers, find_stragglers
 from memprof.trace.manifest import Manifest
 from memprof.trace.schema import RankCollectives, Ranks
 from memprof.trace.store import Trace

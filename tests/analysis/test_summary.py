@@ -12,15 +12,23 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from memprof.analysis.breakdown import by_category, by_module, by_op, by_source, hold_at
-from memprof.analysis.diff import open_side
-from memprof.analysis.module_tree import module_tree
-from memprof.analysis.sources import find_sources
-from memprof.analysis.splits import KINDS, NOTHING, Splits
-from memprof.analysis.summary import OTHERS, PEAK, Summary, read_summary, summarise, summarise_step, summary_to_json
-from memprof.analysis.traits import AGAIN, rounds_of, traits_of
+from memprof.analysis.diff.comparison import open_side
+from memprof.analysis.diff.summary import (
+    OTHERS,
+    PEAK,
+    Summary,
+    read_summary,
+    summarise,
+    summarise_step,
+    summary_to_json,
+)
+from memprof.analysis.diff.traits import AGAIN, rounds_of, traits_of
+from memprof.analysis.report.breakdown import by_category, by_module, by_op, by_source, hold_at
+from memprof.analysis.report.module_tree import module_tree
+from memprof.analysis.report.sources import find_sources
+from memprof.analysis.report.splits import KINDS, NOTHING, Splits
 from memprof.errors import BadInputError
-from memprof.policies.inputs import input_shapes
+from memprof.policies.plan.inputs import input_shapes
 from memprof.trace.store import Trace
 from tests.building import Module, Op, Storage, make_step, make_trace
 from tests.strategies import jobs

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from memprof.analysis.timeline_clock import time_operators
-from memprof.analysis.timeline_export import export_timeline
+from memprof.analysis.export.timeline_clock import time_operators
+from memprof.analysis.export.timeline_export import export_timeline
 from memprof.errors import BadInputError
 from memprof.replay.history import History
 from memprof.trace.manifest import Manifest

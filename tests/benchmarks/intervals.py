@@ -12,7 +12,7 @@ from statistics import median
 
 import numpy as np
 
-from memprof.launch.plan_marks import REFUSED_STATUS
+from memprof.launch.outcome.plan_marks import REFUSED_STATUS
 from tests.benchmarks.section import Section, verdict
 from tests.benchmarks.unseen import ask, chosen_jobs, last_line
 from tests.benchmarks.unseen_jobs import CHECKOUTS, Job, Prepared, prepare

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from pathlib import Path
 
-from memprof.analysis.compare import SHARES
+from memprof.analysis.plans.compare_planners import SHARES
 from memprof.planners.find import find_plan
 from memprof.replay.live import live_bytes
 from memprof.trace.step import Step

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from memprof.analysis.compare import SHARES, Point, compare_planners
+from memprof.analysis.plans.compare_planners import SHARES, Point, compare_planners
 from memprof.trace.store import Trace
 from tests.benchmarks.recording import SAMPLES
 from tests.benchmarks.section import Section, verdict

@@ -6,9 +6,9 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from memprof.analysis.diff import Diff, compare, open_side
-from memprof.analysis.explain import explain
-from memprof.analysis.summary import read_summary, summary_to_json
+from memprof.analysis.diff.comparison import Diff, compare, open_side
+from memprof.analysis.diff.explain import explain
+from memprof.analysis.diff.summary import read_summary, summary_to_json
 from memprof.units import format_bytes_change
 from tests.benchmarks.recording import JOBS, Job, run
 from tests.benchmarks.section import Section, verdict

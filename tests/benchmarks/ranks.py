@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from memprof.launch.environment import recording_environment
-from memprof.launch.settings import Settings
+from memprof.launch.parent.environment import recording_environment
+from memprof.launch.parent.settings import Settings
+from memprof.trace.files.spool import FILE_NAME
 from memprof.trace.manifest import Machine, Manifest
-from memprof.trace.spool import FILE_NAME
 from memprof.trace.store import write_trace
 from tests.benchmarks.recording import environment
 from tests.benchmarks.section import Section, verdict
@@ -26,18 +26,18 @@ ROOT = Path(__file__).resolve().parents[2]
 JOB = ROOT / "sample_traces" / "gpt" / "train.py"
 #: Operators of a synthetic rank, and ranks of a node.
 _OPERATORS, _PER_NODE = 20_000, 8
-_HEADER = struct.Struct("<4sHIIH")  # of a frame of the spool, see memprof.trace.spool
+_HEADER = struct.Struct("<4sHIIH")  # of a frame of the spool, see memprof.trace.files.spool
 
 _PACK = """
-from memprof.trace.pack import pack_spool
+from memprof.trace.files.pack import pack_spool
 done = pack_spool(sys.argv[1], sys.argv[2])
 assert len(done.ranks) == int(sys.argv[3]), done
 """
 _OPEN = "from memprof.trace.store import Trace\ntrace = Trace.open(sys.argv[1])\n"
-_WORST = f"{_OPEN}from memprof.analysis.ranks import compare_ranks\nfound = compare_ranks(trace).worst\n"
-_HEATMAP = f"{_OPEN}from memprof.analysis.ranks import read_curves\nassert len(read_curves(trace).ranks)\n"
+_WORST = f"{_OPEN}from memprof.analysis.ranks.rank_report import compare_ranks\nfound = compare_ranks(trace).worst\n"
+_HEATMAP = f"{_OPEN}from memprof.analysis.ranks.rank_report import read_curves\nassert len(read_curves(trace).ranks)\n"
 _EVERY = """
-from memprof.analysis.distributed_reading import map_ranks, peak_curve
+from memprof.analysis.ranks.distributed_reading import map_ranks, peak_curve
 import functools
 found = map_ranks(sys.argv[1], functools.partial(peak_curve, stretches=256), scheduler={scheduler!r})
 """
@@ -47,7 +47,7 @@ if __name__ == "__main__":
     with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster, Client(cluster) as client:
         start = time.perf_counter()
         import functools
-        from memprof.analysis.distributed_reading import map_ranks, peak_curve
+        from memprof.analysis.ranks.distributed_reading import map_ranks, peak_curve
         found = map_ranks(sys.argv[1], functools.partial(peak_curve, stretches=256))
         took = time.perf_counter() - start
         held = client.run(lambda: next(line for line in open("/proc/self/status") if line.startswith("VmHWM")))

@@ -11,10 +11,10 @@ import numpy as np
 
 from memprof.errors import PolicyError
 from memprof.planners.find import find_plan
-from memprof.planners.graph import graph_of
-from memprof.planners.single_tensors import remat_of
-from memprof.policies.plan import Plan
-from memprof.policies.plan_file import write_plan
+from memprof.planners.graph.graph import graph_of
+from memprof.planners.graph.single_tensors import remat_of
+from memprof.policies.plan.plan import Plan
+from memprof.policies.plan.plan_file import write_plan
 from memprof.policies.remat.policy import Remat
 from memprof.replay.live import live_bytes
 from memprof.replay.time import op_cost_us

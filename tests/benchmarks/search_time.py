@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from memprof.planners.find import find_plan
-from memprof.planners.space.explore import Wish, explore
+from memprof.planners.search.explore import Wish, explore
 from memprof.replay.live import live_bytes
 from memprof.trace.step import Step
 from memprof.trace.store import Trace

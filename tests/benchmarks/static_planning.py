@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from memprof.analysis.static_report import StaticReport, build_static_report
+from memprof.analysis.allocator.static_report import StaticReport, build_static_report
 from memprof.trace.store import Trace
 from tests.benchmarks.section import Section, verdict
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from memprof.cli.main import main
-from memprof.policies.plan_file import read_plan
+from memprof.policies.plan.plan_file import read_plan
 
 GPT = str(Path(__file__).parent.parent.parent / "sample_traces" / "gpt" / "run.memprof")
 #: Peaks of the sample by its `--batch-size`, as recorded with it: the sample itself has 16.

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from memprof.cli.main import main
-from memprof.policies.plan_file import read_plan
+from memprof.policies.plan.plan_file import read_plan
 from memprof.trace.store import Trace
 from tests.planners.lengths import record_lengths
 from tests.planners.sizes import peak_bytes

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from memprof.analysis.devices import WORLD_SIZES, devices_needed
+from memprof.analysis.plans.devices import WORLD_SIZES, devices_needed
 from memprof.cli.main import main
 from memprof.machines.catalogue import find_machine
-from memprof.policies.plan_file import read_plan
+from memprof.policies.plan.plan_file import read_plan
 from memprof.policies.shard.policy import Shard
 from memprof.replay.live import live_bytes
 from memprof.trace.step import Step

@@ -225,7 +225,7 @@ def test_settings_in_force(tmp_path: Path) -> None:
 
 def test_what_memprof_reads_is_known() -> None:
     """Every MEMPROF_ variable of `record` is one of those that doctor knows: none is called misspelt."""
-    from memprof.cli.record import record
+    from memprof.cli.verbs.record import record
 
     names = {param.envvar for param in record.params if isinstance(param.envvar, str)}
     said = check_settings(dict.fromkeys(names, "1"), Path("/"))

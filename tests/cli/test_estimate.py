@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from memprof.cli import estimate as verb
 from memprof.cli.main import main
+from memprof.cli.verbs import estimate as verb
 
 SAMPLE = Path(__file__).parents[2] / "sample_traces" / "gpt" / "run.memprof"
 SHAPE = "layers=4,width=128,heads=4,vocab=25,positions=128,tied=no"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from memprof.cli.main import main
-from memprof.policies.plan_file import read_plan
+from memprof.policies.plan.plan_file import read_plan
 
 TRAINING = """
 import sys, torch

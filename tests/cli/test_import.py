@@ -137,9 +137,9 @@ def test_warns_before_loading_what_may_not_fit(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file that may need more memory than is free says so, and is tried all the same."""
-    monkeypatch.setattr("memprof.cli.import_._LARGE_BYTES", 100)
+    monkeypatch.setattr("memprof.cli.verbs.import_._LARGE_BYTES", 100)
     assert "may take" not in run(capsys, "import", "snapshot.pickle")[1]
-    monkeypatch.setattr("memprof.cli.import_._MEMORY_PER_BYTE", 1 << 40)
+    monkeypatch.setattr("memprof.cli.verbs.import_._MEMORY_PER_BYTE", 1 << 40)
     _, err = run(capsys, "import", "snapshot.pickle", "-f")
     assert err.startswith("memprof: loading snapshot.pickle may take up to ")
     assert "wrote snapshot.memprof" in err

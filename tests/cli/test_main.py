@@ -41,7 +41,7 @@ def test_every_verb_has_help_with_two_examples(verb: str, flag: str, capsys: pyt
 
 def test_help_imports_nothing_that_is_slow() -> None:
     """Neither the verbs nor what they compute with: the help is there at once."""
-    slow = {"numpy", "pandas", "pyarrow", "rich", "torch", "memprof.cli.record", "memprof.cli.report"}
+    slow = {"numpy", "pandas", "pyarrow", "rich", "torch", "memprof.cli.verbs.record", "memprof.cli.verbs.report"}
     script = (
         "import sys; from memprof.cli.main import main; status = main(['--help']); "
         f"print(sorted({slow} & set(sys.modules)), file=sys.stderr); sys.exit(status)"

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from memprof.cli.main import main
-from memprof.policies.plan import Plan
-from memprof.policies.plan_file import read_plan
+from memprof.policies.plan.plan import Plan
+from memprof.policies.plan.plan_file import read_plan
 from memprof.replay.live import live_bytes
 from memprof.trace.store import Trace
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from memprof.cli.main import main
-from memprof.policies.plan_file import read_plan
+from memprof.policies.plan.plan_file import read_plan
 from memprof.replay.live import live_bytes
 from memprof.trace.manifest import Manifest, Speed
 from memprof.trace.schema import TABLES, Steps

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from memprof.cli.main import main
-from memprof.policies.plan_file import read_plan
+from memprof.policies.plan.plan_file import read_plan
 
 #: Another MiB as soon as any module is checkpointed: as much as no prediction could know.
 TRAINING = """

@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from memprof.analysis.predict import forecast, predicted_trace
+from memprof.analysis.plans.predict import forecast, predicted_trace
 from memprof.cli.main import main
 from memprof.policies.checkpoint.policy import Checkpoint
-from memprof.policies.plan import Plan
-from memprof.policies.plan_file import write_plan
-from memprof.policies.plan_tables import plan_to_tables
+from memprof.policies.plan.plan import Plan
+from memprof.policies.plan.plan_file import write_plan
+from memprof.policies.plan.plan_tables import plan_to_tables
 from memprof.trace.manifest import Backend
 from memprof.trace.schema import NONE, Modules, Steps, Storages
 from memprof.trace.store import Trace, write_trace

@@ -19,15 +19,15 @@ from memprof.replay.history import History
 from memprof.trace.manifest import Manifest
 from memprof.trace.schema import NONE, AllocatorEvents, Ops, Steps, Storages, Uses
 from memprof.trace.store import Trace
-from memprof_dashboard import placement
-from memprof_dashboard.block_texts import drawn_sentence, life_sentence, placed_sentence, waste_table
 from memprof_dashboard.figures.blocks import Rectangles, blocks
-from memprof_dashboard.lives import MOST_BLOCKS, Lives, choose_blocks, cut_stretch, find_wasters
 from memprof_dashboard.pages.blocks import BlocksPage, _clicked, _jump, _rectangles
 from memprof_dashboard.palette import THEMES
-from memprof_dashboard.placement import addresses_of, compress, first_fit
 from memprof_dashboard.sources import Desk, Rank, Source
 from memprof_dashboard.state import View
+from memprof_dashboard.views import placement
+from memprof_dashboard.views.block_texts import drawn_sentence, life_sentence, placed_sentence, waste_table
+from memprof_dashboard.views.placement import addresses_of, compress, first_fit
+from memprof_dashboard.views.storage_lives import MOST_BLOCKS, Lives, choose_blocks, cut_stretch, find_wasters
 from tests.building import Op, Storage, Tables, make_tables
 
 LIGHT = THEMES["light"]

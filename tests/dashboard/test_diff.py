@@ -13,22 +13,22 @@ pytest.importorskip("plotly")
 from hypothesis import given
 from plotly.utils import PlotlyJSONEncoder
 
-from memprof.analysis.diff import Change, compare
-from memprof.analysis.predict import forecast, predicted_trace
-from memprof.analysis.summary import summarise_step
+from memprof.analysis.diff.comparison import Change, compare
+from memprof.analysis.diff.summary import summarise_step
+from memprof.analysis.plans.predict import forecast, predicted_trace
 from memprof.errors import InconclusiveError
 from memprof.policies.checkpoint.policy import Checkpoint
-from memprof.policies.plan import Plan
+from memprof.policies.plan.plan import Plan
 from memprof.replay.live import live_bytes
 from memprof.trace.manifest import Manifest
 from memprof.trace.store import Trace
-from memprof_dashboard.changes import changes, shift, step_time, verdict
 from memprof_dashboard.figures.diff import change_bars
 from memprof_dashboard.figures.overlay import Curve, overlay, shares
 from memprof_dashboard.pages.diff import DiffPage, _parts
 from memprof_dashboard.palette import THEMES
 from memprof_dashboard.sources import Desk, Rank, Source
 from memprof_dashboard.state import View
+from memprof_dashboard.views.changes import changes, shift, step_time, verdict
 from tests.building import Op, Storage, make_step, make_trace
 from tests.strategies import jobs
 

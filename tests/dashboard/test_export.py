@@ -19,15 +19,15 @@ pytest.importorskip("plotly")
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memprof.analysis.report import build_report
-from memprof.analysis.scrub import scrubbed
+from memprof.analysis.export.scrub import scrubbed
+from memprof.analysis.report.report import build_report
 from memprof.cli.main import main
 from memprof.errors import BadInputError, UsageError
 from memprof.trace.manifest import Backend, Capture, Machine, Manifest
 from memprof.trace.store import Trace, write_trace
 from memprof.units import format_bytes, parse_bytes
-from memprof_dashboard import export
-from memprof_dashboard.export import export_html
+from memprof_dashboard.export_page import export
+from memprof_dashboard.export_page.export import export_html
 from tests.building import Module, Op, Storage, make_tables, make_trace
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces"

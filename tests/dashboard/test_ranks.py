@@ -14,20 +14,20 @@ pytest.importorskip("plotly")
 
 from plotly.utils import PlotlyJSONEncoder
 
-from memprof.analysis.ranks import RankCurves
+from memprof.analysis.ranks.rank_report import RankCurves
 from memprof.errors import BadInputError
 from memprof.replay.history import History
 from memprof.trace.manifest import Manifest
 from memprof.trace.schema import NONE, Ops
 from memprof.trace.store import Trace
-from memprof_dashboard import columns as columns_module
-from memprof_dashboard.columns import MOST_COLUMNS, RankPeaks, compare_ranks, read_peaks
 from memprof_dashboard.figures.ranks import curves, ranks
 from memprof_dashboard.pages import ranks as ranks_page
 from memprof_dashboard.pages.ranks import RanksPage, verdict
 from memprof_dashboard.palette import THEMES
 from memprof_dashboard.sources import Desk, Source
 from memprof_dashboard.state import View
+from memprof_dashboard.views import columns as columns_module
+from memprof_dashboard.views.columns import MOST_COLUMNS, RankPeaks, compare_ranks, read_peaks
 from tests.building import Op, Storage, Tables, make_tables
 
 KIB = 1024

@@ -17,10 +17,10 @@ from memprof.trace.manifest import Machine, Manifest
 from memprof.trace.schema import NONE, AllocatorEvents, Segments
 from memprof.trace.store import Trace
 from memprof_dashboard.figures.segments import segments
-from memprof_dashboard.fragments import Fragments, read_fragments
 from memprof_dashboard.pages.segments import _page, verdict
 from memprof_dashboard.palette import THEMES
 from memprof_dashboard.sources import Rank
+from memprof_dashboard.views.fragments import Fragments, read_fragments
 from tests.building import Op, Storage, make_tables
 
 KIB = 1024

@@ -9,14 +9,14 @@ import pytest
 
 pytest.importorskip("plotly")
 
-from memprof.analysis.module_tree import folded_tree
+from memprof.analysis.report.module_tree import folded_tree
 from memprof.replay.history import History
 from memprof.replay.live import live_bytes_by_category, live_bytes_by_module
 from memprof.trace.schema import NONE, Modules
 from memprof.trace.store import Trace
-from memprof_dashboard.boxes import OUTSIDE, Box, boxes_by_category, boxes_by_module, bytes_by_node, find_text
 from memprof_dashboard.figures.treemap import treemap
 from memprof_dashboard.palette import THEMES
+from memprof_dashboard.views.boxes import OUTSIDE, Box, boxes_by_category, boxes_by_module, bytes_by_node, find_text
 from tests.building import Module, Op, Storage, make_trace
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces"

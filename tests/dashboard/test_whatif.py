@@ -17,15 +17,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plotly.utils import PlotlyJSONEncoder
 
-from memprof.analysis.predict import Forecast, forecast, predicted_trace
-from memprof.analysis.suggest import Suggestion
+from memprof.analysis.plans.predict import Forecast, forecast, predicted_trace
+from memprof.analysis.plans.suggest import Suggestion
 from memprof.errors import BadInputError, MemprofError
 from memprof.policies.checkpoint.policy import Checkpoint
-from memprof.policies.plan import Plan
-from memprof.policies.plan_file import format_plan, parse_plan
+from memprof.policies.plan.plan import Plan
+from memprof.policies.plan.plan_file import format_plan, parse_plan
 from memprof.replay.live import live_bytes
 from memprof.trace.store import Trace
-from memprof_dashboard import plan_parts
 from memprof_dashboard.figures.whatif import (
     MOST_DOMINATED,
     Measured,
@@ -37,8 +36,11 @@ from memprof_dashboard.figures.whatif import (
 )
 from memprof_dashboard.pages.whatif import WhatIf
 from memprof_dashboard.palette import THEMES
-from memprof_dashboard.plan_results import _result
-from memprof_dashboard.planning import (
+from memprof_dashboard.sources import Desk, Rank, Source
+from memprof_dashboard.state import View
+from memprof_dashboard.whatif import plan_parts
+from memprof_dashboard.whatif.plan_results import _result
+from memprof_dashboard.whatif.planning import (
     Asked,
     ask_planners,
     detail_of,
@@ -46,9 +48,7 @@ from memprof_dashboard.planning import (
     plans_of,
     runs_under_plans,
 )
-from memprof_dashboard.searches import Search, Searches
-from memprof_dashboard.sources import Desk, Rank, Source
-from memprof_dashboard.state import View
+from memprof_dashboard.whatif.searches import Search, Searches
 
 MIB = 1024**2
 LIGHT = THEMES["light"]

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from memprof.policies.job import Job
-from memprof.policies.plan_file import read_plan
+from memprof.policies.plan.plan_file import read_plan
+from memprof.policies.runtime.job import Job
 from tests.emit.running import loop_in, recorded
 from tests.policies.faces import load_job
 

@@ -18,8 +18,8 @@ import torch
 
 import memprof
 from memprof.emit.code.loop import INTRODUCTION
-from memprof.policies.job import Job
-from memprof.policies.plan import Plan
+from memprof.policies.plan.plan import Plan
+from memprof.policies.runtime.job import Job
 from memprof.replay.live import live_bytes
 from memprof.trace.step import Step
 from memprof.trace.store import Trace

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from memprof.emit.base import Emitted, Request
+from memprof.emit.emission import Emitted, Request
 from memprof.emit.registry import target_named
 from memprof.errors import UsageError
-from memprof.policies.plan_file import parse_plan
+from memprof.policies.plan.plan_file import parse_plan
 
 #: Keys of DeepSpeed 0.19.8 that we write, as read in deepspeed/runtime/config.py, zero/config.py,
 #: zero/offload_config.py, precision_config.py, activation_checkpointing/config.py and constants.py.

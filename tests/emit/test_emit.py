@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from memprof.cli.main import main
-from memprof.emit.base import Request
+from memprof.emit.emission import Request
 from memprof.emit.names import in_own_names
 from memprof.emit.registry import TARGETS, target_named
 from memprof.policies.checkpoint.policy import Checkpoint
-from memprof.policies.plan import Plan
-from memprof.policies.plan_file import parse_plan
-from memprof.policies.prediction import Prediction
+from memprof.policies.plan.plan import Plan
+from memprof.policies.plan.plan_file import parse_plan
+from memprof.policies.plan.prediction import Prediction
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces"
 PLAN = "[checkpoint]\nmodules = ['layers.*']\n[precision]\ndtype = 'bf16'\n"

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from memprof.emit.base import Request
+from memprof.emit.emission import Request
 from memprof.emit.registry import target_named
-from memprof.policies.plan_file import parse_plan
+from memprof.policies.plan.plan_file import parse_plan
 
 ROOT = Path(__file__).resolve().parents[2]
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import memprof
-from memprof.emit.base import Emitted, Request
+from memprof.emit.emission import Emitted, Request
 from memprof.emit.registry import target_named
-from memprof.policies.plan_file import parse_plan
+from memprof.policies.plan.plan_file import parse_plan
 from memprof.replay.live import live_bytes
 from tests.emit.running import recorded
 

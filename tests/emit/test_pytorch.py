@@ -7,9 +7,9 @@ import itertools
 import pytest
 import torch
 
-from memprof.emit.base import Emitted, Request
+from memprof.emit.emission import Emitted, Request
 from memprof.emit.registry import target_named
-from memprof.policies.plan_file import parse_plan
+from memprof.policies.plan.plan_file import parse_plan
 from memprof.policies.swap.states import _element
 from tests.emit.running import run
 from tests.policies.faces import compare, load_job

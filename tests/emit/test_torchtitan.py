@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from memprof.emit.base import Emitted, Request
+from memprof.emit.emission import Emitted, Request
 from memprof.emit.registry import target_named
-from memprof.policies.plan_file import parse_plan
+from memprof.policies.plan.plan_file import parse_plan
 
 
 class _Section:

@@ -7,31 +7,31 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from memprof.analysis.allocator_json import allocator_to_json, static_to_json
-from memprof.analysis.allocator_report import build_allocator_report
-from memprof.analysis.basis import basis_of
-from memprof.analysis.diff import compare
-from memprof.analysis.diff_json import diff_to_json
-from memprof.analysis.gates import parse_gate
-from memprof.analysis.out_of_memory import examine
-from memprof.analysis.predict import forecast, predicted_trace
-from memprof.analysis.ranks import compare_ranks, job_notes, read_curves
-from memprof.analysis.report import build_report
-from memprof.analysis.report_json import report_to_json
-from memprof.analysis.scrub import scrubbed
-from memprof.analysis.snapshot_export import export_snapshot
-from memprof.analysis.stacks_export import export_stacks
-from memprof.analysis.static_report import build_static_report
-from memprof.analysis.stragglers import find_stragglers
-from memprof.analysis.summary import summarise, summary_to_json
-from memprof.analysis.timeline_export import export_timeline
+from memprof.analysis.allocator.allocator_json import allocator_to_json, static_to_json
+from memprof.analysis.allocator.allocator_report import build_allocator_report
+from memprof.analysis.allocator.static_report import build_static_report
+from memprof.analysis.diff.comparison import compare
+from memprof.analysis.diff.diff_json import diff_to_json
+from memprof.analysis.diff.gates import parse_gate
+from memprof.analysis.diff.summary import summarise, summary_to_json
+from memprof.analysis.export.scrub import scrubbed
+from memprof.analysis.export.snapshot_export import export_snapshot
+from memprof.analysis.export.stacks_export import export_stacks
+from memprof.analysis.export.timeline_export import export_timeline
+from memprof.analysis.out_of_memory.post_mortem import examine
+from memprof.analysis.plans.basis import basis_of
+from memprof.analysis.plans.predict import forecast, predicted_trace
+from memprof.analysis.ranks.rank_report import compare_ranks, job_notes, read_curves
+from memprof.analysis.ranks.stragglers import find_stragglers
+from memprof.analysis.report.report import build_report
+from memprof.analysis.report.report_json import report_to_json
 from memprof.cli.page import Page
-from memprof.cli.report_page import fill_page
-from memprof.policies.plan_file import parse_plan
+from memprof.cli.pages.report_page import fill_page
+from memprof.policies.plan.plan_file import parse_plan
 from memprof.replay.history import History
 from memprof.trace.schema import TABLES, Modules
 from memprof.trace.store import Trace
-from memprof_dashboard.export import export_html
+from memprof_dashboard.export_page.export import export_html
 
 _PLANS = (
     "[checkpoint]\nmodules = ['*']\n",

@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from memprof.trace.archive import write_archive
-from memprof.trace.columns import encode_table
+from memprof.trace.files.archive import write_archive
+from memprof.trace.files.columns import encode_table
 from memprof.trace.manifest import Manifest
 from memprof.trace.schema import TABLES, Column, Table
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from memprof.analysis.diff import compare
-from memprof.analysis.summary import read_summary, summarise, summary_to_json
+from memprof.analysis.diff.comparison import compare
+from memprof.analysis.diff.summary import read_summary, summarise, summary_to_json
 from memprof.errors import BadInputError
-from memprof.policies.plan import Plan
-from memprof.policies.plan_file import format_plan, read_plan
+from memprof.policies.plan.plan import Plan
+from memprof.policies.plan.plan_file import format_plan, read_plan
 from memprof.policies.registry import policy_types
 from memprof.trace.manifest import Manifest
 from memprof.trace.store import Trace

@@ -7,7 +7,7 @@ import statistics
 import sys
 from dataclasses import dataclass
 
-from memprof.cli.record import record as record_command
+from memprof.cli.verbs.record import record as record_command
 from memprof.trace.schema import Steps
 from memprof.trace.store import Trace
 from tests.gpu.runs import JOBS, MEMPROF, run, side_by_side

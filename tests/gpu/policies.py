@@ -9,14 +9,14 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from memprof.analysis.predict import forecast
-from memprof.analysis.verify import verify_plan
-from memprof.cli.plan_options import chosen_plan
+from memprof.analysis.plans.predict import forecast
+from memprof.analysis.plans.verify import verify_plan
+from memprof.cli.options.plan_options import chosen_plan
 from memprof.errors import MemprofError
-from memprof.policies.plan import Plan
-from memprof.policies.plan_file import read_plan, write_plan
+from memprof.policies.plan.plan import Plan
+from memprof.policies.plan.plan_file import read_plan, write_plan
+from memprof.trace.files.whole_file import whole_file
 from memprof.trace.store import Trace
-from memprof.trace.whole_file import whole_file
 from tests.gpu.reading import device_peak, predicted_reserved
 from tests.gpu.runs import Job, JobError, Trained, record, side_by_side
 from tests.gpu.section import Found, Place

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from memprof.policies.allocator.policy import parse_options
-from memprof.policies.plan import Plan
+from memprof.policies.plan.plan import Plan
 from memprof.replay.allocator.rules import Settings, settings_from_options
 from memprof.replay.allocator.steps import reserved_by_op
 from memprof.replay.live import live_bytes

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from memprof.trace.whole_file import whole_file
+from memprof.trace.files.whole_file import whole_file
 
 SCHEMA = 1
 #: How a section can end. Whatever it had found by then is kept in every case.

@@ -10,8 +10,8 @@ import tempfile
 from pathlib import Path
 from types import ModuleType
 
+from memprof.trace.files.whole_file import whole_file
 from memprof.trace.store import Trace
-from memprof.trace.whole_file import whole_file
 from memprof.units import format_bytes
 from tests.gpu.reading import peaks_of
 from tests.gpu.running import ROOT

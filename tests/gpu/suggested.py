@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from memprof.analysis.basis import basis_of, link_of
-from memprof.analysis.suggest import describe_least, suggest
-from memprof.planners.space.explore import Wish
-from memprof.policies.plan_file import write_plan
+from memprof.analysis.plans.basis import basis_of, link_of
+from memprof.analysis.plans.suggest import describe_least, suggest
+from memprof.planners.search.explore import Wish
+from memprof.policies.plan.plan_file import write_plan
 from memprof.trace.store import Trace
 from memprof.units import format_bytes
 from tests.gpu.reading import device_peak

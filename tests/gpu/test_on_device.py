@@ -11,11 +11,11 @@ from torch import nn
 
 from memprof.policies.base import Policy
 from memprof.policies.checkpoint.policy import Checkpoint
-from memprof.policies.job import Job
 from memprof.policies.optimizer.policy import OptimizerPolicy
-from memprof.policies.plan import Plan
+from memprof.policies.plan.plan import Plan
 from memprof.policies.precision.policy import Precision
-from memprof.policies.swap.device import HostCarrier
+from memprof.policies.runtime.job import Job
+from memprof.policies.swap.pinned_copies import HostCarrier
 from memprof.policies.swap.policy import Swap
 
 pytestmark = pytest.mark.gpu

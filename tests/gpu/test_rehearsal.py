@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from memprof.policies.plan_file import read_plan
+from memprof.policies.plan.plan_file import read_plan
 from memprof.trace.store import Trace
 from tests.gpu.machine import ROOT
 from tests.gpu.running import SHARES, environment

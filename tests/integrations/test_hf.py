@@ -14,7 +14,7 @@ import torch
 
 from memprof.errors import PolicyError, UsageError
 from memprof.integrations import session as session_module
-from memprof.policies.plan_file import read_plan
+from memprof.policies.plan.plan_file import read_plan
 from memprof.replay.live import live_bytes
 from memprof.trace.schema import Steps
 from memprof.trace.store import Trace

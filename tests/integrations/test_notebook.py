@@ -89,6 +89,6 @@ def test_cell_without_torch_is_just_run(shell: Any, capsys: pytest.CaptureFixtur
 @pytest.mark.slow
 def test_page_with_figures(shell: Any) -> None:
     """--report html writes a page beside the recording."""
-    pytest.importorskip("memprof_dashboard.export", reason="the dashboard is not installed")
+    pytest.importorskip("memprof_dashboard.export_page.export", reason="the dashboard is not installed")
     shell.run_cell(f"%%memprof -o page.memprof --report html\n{_LOOP}").raise_error()
     assert "<html" in Path("page.html").read_text(encoding="utf-8")

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from memprof.analysis.checked import Checked, describe_difference, worth_keeping
+from memprof.analysis.plans.dry_check_results import Checked, describe_difference, worth_keeping
 from memprof.errors import MemprofError
-from memprof.launch.dry_job import find_recorded_device, find_recorded_job
-from memprof.launch.target import Target
+from memprof.launch.dry.dry_job import find_recorded_device, find_recorded_job
+from memprof.launch.parent.target import Target
 from memprof.machines.catalogue import find_machine
 from memprof.policies.optimizer.policy import OptimizerPolicy
-from memprof.policies.plan import Plan
+from memprof.policies.plan.plan import Plan
 from memprof.trace.manifest import Machine, Manifest
 
 

@@ -6,8 +6,8 @@ import json
 import os
 from pathlib import Path
 
-from memprof.launch.environment import recording_environment
-from memprof.launch.settings import Settings
+from memprof.launch.parent.environment import recording_environment
+from memprof.launch.parent.settings import Settings
 
 SPOOL = Path("/somewhere/run.memprof.spool")
 

@@ -15,14 +15,14 @@ import pytest
 
 from memprof.launch.fit.outputs import claim_outputs
 from memprof.launch.fit.shortlist import Shortlist
-from memprof.launch.target import CannotStartError
-from memprof.planners.space.explore import Answer, Wish
-from memprof.planners.space.tried import Tried
+from memprof.launch.parent.target import CannotStartError
+from memprof.planners.search.explore import Answer, Wish
+from memprof.planners.search.tried import Tried
 from memprof.policies.accumulate.policy import Accumulate
 from memprof.policies.base import Policy
 from memprof.policies.checkpoint.policy import Checkpoint
 from memprof.policies.optimizer.policy import OptimizerPolicy
-from memprof.policies.plan_file import read_plan
+from memprof.policies.plan.plan_file import read_plan
 from memprof.policies.swap.policy import Swap
 from memprof.replay.live import live_bytes
 from memprof.trace.store import Trace

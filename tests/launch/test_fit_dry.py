@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from memprof.cli.wish_options import wish_of
+from memprof.cli.options.search_options import wish_of
 from memprof.launch.fit.attempt import Measured
 from memprof.launch.fit.outputs import claim_outputs
 from memprof.launch.fit.rehearsal import Rehearsal
 from memprof.launch.fit.request import Fit, Request
-from memprof.launch.settings import DryWindow
-from memprof.launch.target import find_script
+from memprof.launch.parent.settings import DryWindow
+from memprof.launch.parent.target import find_script
 from memprof.policies.checkpoint.policy import Checkpoint
-from memprof.policies.plan import Plan
+from memprof.policies.plan.plan import Plan
 from memprof.trace.manifest import Machine, Manifest
 from tests.launch.test_fit import HEAVIER, TRAINING
 

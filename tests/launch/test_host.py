@@ -15,8 +15,8 @@ from typing import Any
 import psutil
 import pytest
 
-from memprof.launch import host
-from memprof.launch.host import INTERVAL_S, HostSampler
+from memprof.launch.parent import host
+from memprof.launch.parent.host import INTERVAL_S, HostSampler
 from tests.clocks import Clock
 
 pytestmark = pytest.mark.cold

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from memprof.cli.main import main
-from memprof.launch.isolation import command_apart, why_not_apart
+from memprof.launch.dry.isolation import command_apart, why_not_apart
 
 pytestmark = pytest.mark.cold
 

@@ -21,7 +21,7 @@ from memprof.errors import PolicyError, UsageError
 from memprof.launch.live.live_fit import LiveFit
 from memprof.launch.live.policies import EXACT, FROM_THE_START, live_policies, plan_for
 from memprof.policies.checkpoint.policy import Checkpoint
-from memprof.policies.plan import Plan
+from memprof.policies.plan.plan import Plan
 from memprof.policies.registry import policy_types
 
 pytestmark = pytest.mark.usefixtures("small_heap")

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from memprof.analysis.ranks import compare_ranks, job_notes
-from memprof.analysis.stragglers import find_stragglers
+from memprof.analysis.ranks.rank_report import compare_ranks, job_notes
+from memprof.analysis.ranks.stragglers import find_stragglers
 from memprof.trace.schema import RankCollectives, Ranks
 from memprof.trace.store import Trace
 

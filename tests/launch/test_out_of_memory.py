@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from memprof.analysis.out_of_memory import examine
-from memprof.analysis.partial import examine_partial
+from memprof.analysis.out_of_memory.post_mortem import examine
+from memprof.analysis.plans.partial_step import examine_partial
 from memprof.cli.main import main
-from memprof.launch.memory_end import KillerWatch, peak_resident_bytes
+from memprof.launch.outcome.memory_end import KillerWatch, peak_resident_bytes
 from memprof.machines.host_limits import HostLimit
 from memprof.trace.schema import Ops, OutOfMemory
 from memprof.trace.store import Trace

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from memprof.launch.output import claim_output, spool_of, write_exit, write_launch
-from memprof.launch.settings import Settings
-from memprof.launch.target import CannotStartError, Target
+from memprof.launch.outcome.output import claim_output, spool_of, write_exit, write_launch
+from memprof.launch.parent.settings import Settings
+from memprof.launch.parent.target import CannotStartError, Target
 
 TARGET = Target((sys.executable, "src/train.py"), "src/train.py")
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from memprof.launch.output import address_of
-from memprof.launch.parts import find_part, with_part
+from memprof.launch.outcome.output import address_of
+from memprof.launch.parent.job_part import find_part, with_part
 
 TWO_NODES = ("torchrun", "--nnodes", "2", "--nproc-per-node", "8")
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from memprof.policies.plan import Plan
-from memprof.policies.plan_file import write_plan
+from memprof.policies.plan.plan import Plan
+from memprof.policies.plan.plan_file import write_plan
 from memprof.policies.swap.policy import Swap
 from memprof.trace.store import Trace
 

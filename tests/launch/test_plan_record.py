@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from memprof.launch.environment import recording_environment
-from memprof.launch.settings import Settings
+from memprof.launch.parent.environment import recording_environment
+from memprof.launch.parent.settings import Settings
 from memprof.policies.allocator.policy import Allocator
 from memprof.policies.checkpoint.policy import Checkpoint
-from memprof.policies.plan import Plan
-from memprof.policies.plan_file import parse_plan, write_plan
-from memprof.policies.prediction import Prediction
+from memprof.policies.plan.plan import Plan
+from memprof.policies.plan.plan_file import parse_plan, write_plan
+from memprof.policies.plan.prediction import Prediction
 from memprof.trace.store import Trace
 
 ROOT = Path(__file__).parent.parent.parent

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from memprof.analysis.another_plan import PlannedJob
-from memprof.launch import plan_errors
-from memprof.launch.plan_errors import policy_at_fault
-from memprof.launch.plan_verdict import Ended, add_budget, add_plan
-from memprof.launch.verdict import Verdict
-from memprof.policies.plan import Plan
-from memprof.policies.plan_file import read_plan, write_plan
+from memprof.analysis.plans.another_plan import PlannedJob
+from memprof.launch.outcome import plan_errors
+from memprof.launch.outcome.plan_errors import policy_at_fault
+from memprof.launch.outcome.plan_verdict import Ended, add_budget, add_plan
+from memprof.launch.outcome.verdict import Verdict
+from memprof.policies.plan.plan import Plan
+from memprof.policies.plan.plan_file import read_plan, write_plan
 from memprof.policies.swap.policy import Swap
 from memprof.units import spell_bytes
 

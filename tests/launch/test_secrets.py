@@ -14,8 +14,8 @@ import pytest
 
 import memprof
 from memprof.cli.main import main
-from memprof.launch.dry_job import find_recorded_job
-from memprof.launch.target import CannotStartError, find_command
+from memprof.launch.dry.dry_job import find_recorded_job
+from memprof.launch.parent.target import CannotStartError, find_command
 from memprof.trace.store import Trace
 
 MEMPROF = [sys.executable, "-m", "memprof"]

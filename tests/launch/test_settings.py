@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from memprof.errors import UsageError
-from memprof.launch.settings import DryWindow, read_dry_window, read_project_settings
+from memprof.launch.parent.settings import DryWindow, read_dry_window, read_project_settings
 
 
 def write(folder: Path, text: str) -> Path:

@@ -11,9 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from memprof.launch import speed
-from memprof.launch.output import add_speed, write_exit
-from memprof.launch.speed import measure_speed
+from memprof.launch.outcome.output import add_speed, write_exit
+from memprof.launch.parent import speed
+from memprof.launch.parent.speed import measure_speed
 from memprof.trace.assemble.describe import read_speed
 from memprof.trace.manifest import Machine, Manifest, Speed
 from memprof.trace.store import Trace

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from memprof.errors import UsageError
-from memprof.launch.target import NotExecutableError, NotFoundError, find_target
+from memprof.launch.parent.target import NotExecutableError, NotFoundError, find_target
 
 
 @pytest.fixture(autouse=True)

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from memprof.launch.dry_job import dry_run
-from memprof.launch.settings import DryWindow
-from memprof.launch.target import find_script
+from memprof.launch.dry.dry_job import dry_run
+from memprof.launch.parent.settings import DryWindow
+from memprof.launch.parent.target import find_script
 from memprof.trace.store import Trace
 
 JOB = """

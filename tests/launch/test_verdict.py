@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from memprof.launch.verdict import Verdict, describe_missed, describe_nothing, describe_status
+from memprof.launch.outcome.verdict import Verdict, describe_missed, describe_nothing, describe_status
 from memprof.policies.checkpoint.policy import Checkpoint
-from memprof.policies.plan import Plan
+from memprof.policies.plan.plan import Plan
 
 
 def test_status_in_words() -> None:

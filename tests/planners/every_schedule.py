@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 
-from memprof.planners.graph import Graph
+from memprof.planners.graph.graph import Graph
 
 
 def least_extra_us(graph: Graph, budget_bytes: int, *, is_persistent: bool = False) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from memprof.planners.arrays import step_from_arrays
+from memprof.planners.graph.arrays import step_from_arrays
 from memprof.trace.step import Step
 
 

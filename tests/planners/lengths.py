@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import memprof
-from memprof.policies.plan import Plan
+from memprof.policies.plan.plan import Plan
 from tests.planners.sizes import in_a_small_process
 
 WORDS, WIDTH = 64, 32

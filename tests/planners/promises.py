@@ -6,9 +6,9 @@ from functools import cache
 from pathlib import Path
 
 from memprof.planners.base import STATUSES, Found, Planner, Task
-from memprof.planners.bounds import needed_bytes
-from memprof.planners.graph import Graph, graph_of
-from memprof.planners.schedule import as_recorded, replay
+from memprof.planners.graph.bounds import needed_bytes
+from memprof.planners.graph.graph import Graph, graph_of
+from memprof.planners.graph.schedule import as_recorded, replay
 from memprof.trace.step import Step
 from memprof.trace.store import Trace
 from tests.planners import graphs

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from memprof.errors import UsageError
-from memprof.planners.arrays import step_from_arrays
-from memprof.planners.graph import graph_of
+from memprof.planners.graph.arrays import step_from_arrays
+from memprof.planners.graph.graph import graph_of
 from memprof.replay.live import live_bytes
 
 

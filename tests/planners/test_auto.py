@@ -12,19 +12,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from memprof.planners import base
-from memprof.planners.auto import Auto
-from memprof.planners.auto import planner as auto_planner
-from memprof.planners.auto.cuts import CutModel
-from memprof.planners.auto.front import Choice, Front
-from memprof.planners.auto.moves import Moves
-from memprof.planners.auto.repeats import Repeats, repeats_in
 from memprof.planners.base import Found, Planner, Task
-from memprof.planners.dtr import Dtr
-from memprof.planners.graph import Graph, graph_of
-from memprof.planners.knapsack import Knapsack
-from memprof.planners.schedule import as_recorded, replay
-from memprof.planners.selective import Selective
-from memprof.planners.sqrt import Sqrt
+from memprof.planners.graph.graph import Graph, graph_of
+from memprof.planners.graph.schedule import as_recorded, replay
+from memprof.planners.published.auto import Auto
+from memprof.planners.published.auto import planner as auto_planner
+from memprof.planners.published.auto.cuts import CutModel
+from memprof.planners.published.auto.front import Choice, Front
+from memprof.planners.published.auto.moves import Moves
+from memprof.planners.published.auto.repeats import Repeats, repeats_in
+from memprof.planners.published.dtr import Dtr
+from memprof.planners.published.knapsack import Knapsack
+from memprof.planners.published.selective import Selective
+from memprof.planners.published.sqrt import Sqrt
 from memprof.trace.store import Trace
 from tests.clocks import Clock
 from tests.planners import graphs, networks

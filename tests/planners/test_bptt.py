@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from memprof.planners.base import Task
-from memprof.planners.bptt import Bptt, policy_for
-from memprof.planners.graph import graph_of
-from memprof.planners.schedule import as_recorded, replay
+from memprof.planners.graph.graph import graph_of
+from memprof.planners.graph.schedule import as_recorded, replay
+from memprof.planners.published.bptt import Bptt, policy_for
 from memprof.trace.step import Step
 from tests.planners import graphs
 from tests.planners.promises import STEPS, check_answers, cost_us, peak_bytes, step_named

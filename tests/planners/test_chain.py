@@ -11,12 +11,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from memprof.planners.base import Task
-from memprof.planners.chain import Chain
-from memprof.planners.chain.options import stage_costs
-from memprof.planners.chain.table import Table, grid_of
-from memprof.planners.graph import Graph, graph_of
-from memprof.planners.schedule import as_recorded, replay
-from memprof.planners.stages import lines_of
+from memprof.planners.graph.graph import Graph, graph_of
+from memprof.planners.graph.schedule import as_recorded, replay
+from memprof.planners.graph.stages import lines_of
+from memprof.planners.published.chain import Chain
+from memprof.planners.published.chain.options import stage_costs
+from memprof.planners.published.chain.table import Table, grid_of
 from tests.planners import graphs
 from tests.planners.every_schedule import least_extra_us
 from tests.planners.promises import SHARES, STEPS, check_answers, cost_us, peak_bytes, step_named

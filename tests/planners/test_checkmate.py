@@ -10,14 +10,14 @@ import pytest
 
 from memprof.planners import base
 from memprof.planners.base import Task
-from memprof.planners.bounds import needed_bytes
-from memprof.planners.checkmate import Checkmate
-from memprof.planners.checkmate import model as checkmate_model
-from memprof.planners.checkmate import planner as checkmate_planner
-from memprof.planners.checkmate.blocks import blocks_of
-from memprof.planners.checkmate.model import Model
-from memprof.planners.graph import Graph, graph_of
-from memprof.planners.schedule import as_recorded, replay, scheduled_step
+from memprof.planners.graph.bounds import needed_bytes
+from memprof.planners.graph.graph import Graph, graph_of
+from memprof.planners.graph.schedule import as_recorded, replay, scheduled_step
+from memprof.planners.published.checkmate import Checkmate
+from memprof.planners.published.checkmate import model as checkmate_model
+from memprof.planners.published.checkmate import planner as checkmate_planner
+from memprof.planners.published.checkmate.condensed import blocks_of
+from memprof.planners.published.checkmate.model import Model
 from tests.clocks import Clock
 from tests.planners import graphs
 from tests.planners.every_schedule import least_extra_us

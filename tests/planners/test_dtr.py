@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from memprof.planners.arrays import step_from_arrays
 from memprof.planners.base import Task
-from memprof.planners.dtr import Dtr
-from memprof.planners.dtr.simulation import Simulation
-from memprof.planners.dtr.worth import HEURISTICS, Worth
-from memprof.planners.graph import graph_of
-from memprof.planners.schedule import as_recorded, replay
+from memprof.planners.graph.arrays import step_from_arrays
+from memprof.planners.graph.graph import graph_of
+from memprof.planners.graph.schedule import as_recorded, replay
+from memprof.planners.published.dtr import Dtr
+from memprof.planners.published.dtr.eviction_cost import HEURISTICS, Worth
+from memprof.planners.published.dtr.simulation import Simulation
 from memprof.trace.step import Step
 from memprof.trace.store import Trace
 from tests.planners import graphs

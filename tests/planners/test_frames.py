@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from memprof.errors import PolicyError
-from memprof.planners.space import frames
+from memprof.planners.search import frames
 
 
 @pytest.mark.parametrize(("size", "counts"), [(4, [2, 4]), (5, [2, 4]), (64, [2, 4, 8, 16]), (None, [2, 4, 8, 16])])

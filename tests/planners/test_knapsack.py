@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memprof.planners.arrays import step_from_arrays
 from memprof.planners.base import Task
-from memprof.planners.graph import graph_of
-from memprof.planners.knapsack import Knapsack, items_of, pack_exactly, pack_greedily
-from memprof.planners.schedule import replay
+from memprof.planners.graph.arrays import step_from_arrays
+from memprof.planners.graph.graph import graph_of
+from memprof.planners.graph.schedule import replay
+from memprof.planners.published.knapsack import Knapsack, items_of, pack_exactly, pack_greedily
 from tests.planners import graphs
 from tests.planners.promises import STEPS, check_answers, peak_bytes, step_named
 

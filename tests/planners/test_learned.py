@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from memprof.planners.space.explore import Wish, explore
-from memprof.planners.space.learned import Learned, kinds_of
+from memprof.planners.search.explore import Wish, explore
+from memprof.planners.search.learned import Learned, kinds_of
 from memprof.policies.accumulate.policy import Accumulate
 from memprof.policies.checkpoint.policy import Checkpoint
 from memprof.policies.precision.policy import Precision

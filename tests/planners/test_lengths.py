@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from memprof.analysis.another_size import at_batch, at_length
-from memprof.analysis.basis import Basis, basis_of, whole_steps
+from memprof.analysis.plans.another_size import at_batch, at_length
+from memprof.analysis.plans.basis import Basis, basis_of, whole_steps
 from memprof.errors import InconclusiveError
 from memprof.planners.scaling.curves import fit, smoothed
 from memprof.planners.scaling.doubt import SEEN, left_out_error
@@ -18,7 +18,7 @@ from memprof.planners.scaling.sized import scale_samples
 from memprof.planners.scaling.times import Clock
 from memprof.policies.base import Policy
 from memprof.policies.checkpoint.policy import Checkpoint
-from memprof.policies.plan import Plan
+from memprof.policies.plan.plan import Plan
 from memprof.policies.swap.policy import Swap
 from memprof.replay.live import live_bytes
 from memprof.trace.step import Step

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from memprof.errors import InconclusiveError, UsageError
-from memprof.planners.arrays import step_from_arrays
+from memprof.planners.graph.arrays import step_from_arrays
 from memprof.planners.scaling.curves import along, fit, growing
 from memprof.planners.scaling.rule import scale_by_shape
 from memprof.planners.scaling.sized import scale_between

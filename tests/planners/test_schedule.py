@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memprof.errors import InvariantError
-from memprof.planners.demand import make_on_demand
-from memprof.planners.graph import Graph, graph_of
-from memprof.planners.schedule import as_recorded, replay, scheduled_step
+from memprof.planners.graph.demand import make_on_demand
+from memprof.planners.graph.graph import Graph, graph_of
+from memprof.planners.graph.schedule import as_recorded, replay, scheduled_step
 from memprof.replay.live import live_bytes
 from memprof.trace.step import Step
 from memprof.trace.store import Trace
@@ -103,7 +103,7 @@ def test_what_is_no_schedule_is_refused(runs: list[int], sentence: str) -> None:
 
 def test_value_changed_in_place_is_made_again_from_its_start() -> None:
     """An operator that works in place runs again on a copy that is made again first, never on what it has changed."""
-    from memprof.planners.arrays import step_from_arrays
+    from memprof.planners.graph.arrays import step_from_arrays
 
     # 0 makes, 1 changes it in place, 2 reads it; backward reads the changed value.
     step = step_from_arrays(

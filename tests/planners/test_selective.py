@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memprof.planners.arrays import step_from_arrays
 from memprof.planners.base import Task
-from memprof.planners.demand import Demand
-from memprof.planners.graph import graph_of
-from memprof.planners.remaking import Remaking
-from memprof.planners.schedule import replay, scheduled_step
-from memprof.planners.selective import Selective, around, cheapest_first
+from memprof.planners.graph.arrays import step_from_arrays
+from memprof.planners.graph.demand import Demand
+from memprof.planners.graph.graph import graph_of
+from memprof.planners.graph.recomputation import Remaking
+from memprof.planners.graph.schedule import replay, scheduled_step
+from memprof.planners.published.selective import Selective, around, cheapest_first
 from memprof.replay.live import live_bytes
 from tests.planners import graphs
 from tests.planners.promises import STEPS, check_answers, peak_bytes, step_named

@@ -7,7 +7,7 @@ import os
 import numpy as np
 import pytest
 
-from memprof.planners import solver
+from memprof.planners.graph import solver
 
 
 def test_what_the_solver_prints_goes_to_standard_error(

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from memprof.errors import InvariantError
-from memprof.planners.space.explore import Wish, explore
-from memprof.planners.space.groups import find_groups
+from memprof.planners.search.explore import Wish, explore
+from memprof.planners.search.groups import find_groups
 from memprof.policies.precision.policy import Precision
 from memprof.replay.live import live_bytes
 from memprof.trace.schema import NONE

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memprof.planners.arrays import step_from_arrays
 from memprof.planners.base import Task
-from memprof.planners.cuts import Cuts, cut_points, narrow_cuts
-from memprof.planners.graph import Graph, graph_of
-from memprof.planners.schedule import replay, scheduled_step
-from memprof.planners.segments import SegmentSchedules, cut_evenly
-from memprof.planners.sqrt import Sqrt, cut_families, every_form, scan
+from memprof.planners.graph.arrays import step_from_arrays
+from memprof.planners.graph.cuts import Cuts, cut_points, narrow_cuts
+from memprof.planners.graph.graph import Graph, graph_of
+from memprof.planners.graph.schedule import replay, scheduled_step
+from memprof.planners.graph.segments import SegmentSchedules, cut_evenly
+from memprof.planners.published.sqrt import Sqrt, cut_families, every_form, scan
 from memprof.replay.live import live_bytes
 from tests.planners import graphs
 from tests.planners.promises import STEPS, check_answers, peak_bytes, step_named

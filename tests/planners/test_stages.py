@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from memprof.planners.arrays import step_from_arrays
 from memprof.planners.base import Task
-from memprof.planners.bounds import needed_bytes
-from memprof.planners.chain import Chain
-from memprof.planners.graph import graph_of
-from memprof.planners.schedule import as_recorded, replay
-from memprof.planners.stages import lines_of
-from memprof.planners.walk import Walk
+from memprof.planners.graph.arrays import step_from_arrays
+from memprof.planners.graph.bounds import needed_bytes
+from memprof.planners.graph.graph import graph_of
+from memprof.planners.graph.schedule import as_recorded, replay
+from memprof.planners.graph.stages import lines_of
+from memprof.planners.graph.walk import Walk
+from memprof.planners.published.chain import Chain
 from memprof.trace.step import Step
 from tests.planners import graphs
 from tests.planners.promises import STEPS, peak_bytes, step_named

@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memprof.errors import InvariantError
-from memprof.planners.arrays import step_from_arrays
 from memprof.planners.base import Task
-from memprof.planners.graph import Graph, graph_of
-from memprof.planners.idle import Away, Windows
-from memprof.planners.moves import Moves, needed_runs, waits_us
-from memprof.planners.schedule import as_recorded, replay, scheduled_step
-from memprof.planners.swap import SwapOut
+from memprof.planners.graph.arrays import step_from_arrays
+from memprof.planners.graph.graph import Graph, graph_of
+from memprof.planners.graph.idle import Away, Windows
+from memprof.planners.graph.moves import Moves, needed_runs, waits_us
+from memprof.planners.graph.schedule import as_recorded, replay, scheduled_step
+from memprof.planners.published.swap import SwapOut
 from memprof.replay.live import live_bytes
 from memprof.trace.step import Step
 from tests.planners import graphs

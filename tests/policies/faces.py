@@ -18,8 +18,8 @@ import numpy as np
 import torch
 
 import memprof
-from memprof.policies.job import Job
-from memprof.policies.plan import Plan
+from memprof.policies.plan.plan import Plan
+from memprof.policies.runtime.job import Job
 from memprof.replay.live import alive_at, live_bytes, peak_op
 from memprof.trace.step import Step
 from memprof.trace.store import Trace

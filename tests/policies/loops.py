@@ -9,9 +9,9 @@ import torch
 from torch.nn import functional as F
 
 import memprof
-from memprof.policies.job import Job
-from memprof.policies.plan import Plan
+from memprof.policies.plan.plan import Plan
 from memprof.policies.registry import policy_type
+from memprof.policies.runtime.job import Job
 
 #: One of each way in which policies change a job on a processor; those of shard need ranks.
 CHANGES = (

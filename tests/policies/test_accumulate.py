@@ -24,11 +24,11 @@ from memprof.policies.accumulate.feed import split_from_start
 from memprof.policies.accumulate.policy import Accumulate
 from memprof.policies.accumulate.round import Round
 from memprof.policies.accumulate.split import micro_batches, split_batch
-from memprof.policies.job import Job
-from memprof.policies.plan import Plan
+from memprof.policies.plan.plan import Plan
 from memprof.policies.registry import policy_type
-from memprof.policies.replaced import cell_of_body
-from memprof.recorder.batch_structure import batch_size
+from memprof.policies.runtime.job import Job
+from memprof.policies.runtime.replaced import cell_of_body
+from memprof.recorder.steps.batch_structure import batch_size
 from memprof.replay.live import live_bytes
 from memprof.trace.schema import Table
 from memprof.trace.step import Step

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import memprof
 from memprof.policies.accumulate.policy import Accumulate
-from memprof.policies.job import Job
+from memprof.policies.runtime.job import Job
 from memprof.replay.live import live_bytes
 from memprof.trace.step import Step
 from memprof.trace.store import Trace

@@ -13,8 +13,8 @@ import torch
 
 from memprof.errors import PolicyError
 from memprof.policies.allocator.policy import Allocator, merged_environment, parse_options
-from memprof.policies.job import Job
-from memprof.policies.plan import Plan
+from memprof.policies.plan.plan import Plan
+from memprof.policies.runtime.job import Job
 from memprof.replay.live import live_bytes
 from memprof.trace.schema import Memory
 from memprof.trace.step import Step

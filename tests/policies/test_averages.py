@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
 
 import memprof
-from memprof.policies.plan import Plan
+from memprof.policies.plan.plan import Plan
 from tests.policies.loops import CHANGES, Loop, Net, each_change, policy_of
 
 #: Those that leave every number as it is, to the bit.

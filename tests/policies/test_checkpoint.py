@@ -13,10 +13,10 @@ from torch import nn
 import memprof
 from memprof.errors import PolicyError
 from memprof.policies.checkpoint.policy import Checkpoint
-from memprof.policies.checkpoint.segments import split
-from memprof.policies.job import Job
-from memprof.policies.plan import Plan
+from memprof.policies.checkpoint.sequential import split
+from memprof.policies.plan.plan import Plan
 from memprof.policies.precision.policy import Precision
+from memprof.policies.runtime.job import Job
 from memprof.replay.live import live_bytes
 from memprof.trace.schema import NONE
 from memprof.trace.step import Step

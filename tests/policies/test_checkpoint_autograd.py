@@ -10,7 +10,7 @@ import pytest
 
 from memprof.errors import PolicyError
 from memprof.policies.checkpoint.policy import Checkpoint
-from memprof.policies.plan import Plan
+from memprof.policies.plan.plan import Plan
 from memprof.trace.schema import NONE
 from memprof.trace.step import Step
 from tests.policies.faces import peaks, record_step, train

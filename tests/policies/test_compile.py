@@ -10,8 +10,8 @@ from torch import nn
 
 from memprof.errors import PolicyError
 from memprof.policies.compile.policy import Compile
-from memprof.policies.job import Job
-from memprof.policies.plan import Plan
+from memprof.policies.plan.plan import Plan
+from memprof.policies.runtime.job import Job
 from tests.policies.faces import record_step, train
 
 HAS_COMPILER = shutil.which("g++") is not None

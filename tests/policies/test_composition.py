@@ -18,7 +18,7 @@ from memprof.policies.checkpoint.policy import Checkpoint
 from memprof.policies.compress.policy import Compress
 from memprof.policies.loss.policy import ChunkedLoss
 from memprof.policies.optimizer.policy import OptimizerPolicy
-from memprof.policies.plan import Plan
+from memprof.policies.plan.plan import Plan
 from memprof.policies.precision.policy import Precision
 from memprof.policies.registry import policy_types
 from memprof.policies.shard.policy import Shard

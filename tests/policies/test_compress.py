@@ -10,8 +10,8 @@ from torch import nn
 from memprof.errors import PolicyError
 from memprof.policies.compress.eight_bits import from_eight_bits, to_eight_bits
 from memprof.policies.compress.policy import BLOCK, CHUNK, Compress
-from memprof.policies.job import Job
-from memprof.policies.plan import Plan
+from memprof.policies.plan.plan import Plan
+from memprof.policies.runtime.job import Job
 from memprof.trace.step import Step
 from tests.policies.faces import compare, peaks, record_step, train
 

@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from memprof.policies.job import COPIED, Job
+from memprof.policies.runtime.job import COPIED, Job
 from tests.policies.loops import Loop, Net, each_change, each_forward
 
 
@@ -268,7 +268,7 @@ def test_a_file_is_read_where_there_is_no_memprof(tmp_path: Path) -> None:
     (tmp_path / "save.py").write_text(
         "import memprof, torch\n"
         "from net import Net\n"
-        "from memprof.policies.plan import Plan\n"
+        "from memprof.policies.plan.plan import Plan\n"
         "from memprof.policies.registry import policy_type\n"
         "model, x = Net(), torch.ones(4, 16)\n"
         "optimizer = torch.optim.Adam(model.parameters())\n"

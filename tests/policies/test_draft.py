@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 
 from memprof.errors import InvariantError
-from memprof.policies.draft import Draft
+from memprof.policies.rewrite.draft import Draft
 from memprof.replay.live import live_bytes
 from memprof.trace.schema import NONE, Ops, Storages, Uses
 from memprof.trace.step import Step

@@ -13,13 +13,13 @@ from memprof.policies.accumulate.policy import Accumulate
 from memprof.policies.base import Policy
 from memprof.policies.checkpoint.policy import Checkpoint
 from memprof.policies.compress.policy import Compress
-from memprof.policies.job import Job
 from memprof.policies.loss.policy import ChunkedLoss
 from memprof.policies.optimizer.policy import OptimizerPolicy
-from memprof.policies.plan import Plan
+from memprof.policies.plan.plan import Plan
 from memprof.policies.precision.policy import Precision
 from memprof.policies.remat import apply as remat
 from memprof.policies.remat.policy import Remat
+from memprof.policies.runtime.job import Job
 from memprof.policies.swap.policy import Swap
 from tests.policies.matrix.cells import single_plans, title_of
 from tests.policies.matrix.world import World

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from memprof.policies.base import Policy
-from memprof.policies.job import Job
 from memprof.policies.remat.policy import Remat
+from memprof.policies.runtime.job import Job
 from memprof.policies.swap.policy import Swap
-from memprof.recorder.native import AllocatorTable
+from memprof.recorder.profiler.native import AllocatorTable
 
 POLICIES = {
     "remat": Remat(budget="1GiB"),

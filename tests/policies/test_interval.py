@@ -14,15 +14,15 @@ from torch import nn
 from torch.nn import functional as F
 
 import memprof
-from memprof.planners.space.explore import Wish, explore
-from memprof.planners.space.workbench import Workbench
+from memprof.planners.search.explore import Wish, explore
+from memprof.planners.search.workbench import Workbench
 from memprof.policies.checkpoint.policy import Checkpoint
-from memprof.policies.interval import Interval
-from memprof.policies.job import Job
-from memprof.policies.plan import Plan
+from memprof.policies.plan.interval import Interval
+from memprof.policies.plan.plan import Plan
 from memprof.policies.precision.policy import Precision
 from memprof.policies.registry import policy_types
 from memprof.policies.remat.policy import Remat
+from memprof.policies.runtime.job import Job
 from memprof.policies.swap.policy import Swap
 from memprof.replay.live import live_bytes
 from memprof.trace.store import Trace
@@ -150,7 +150,7 @@ def test_a_plan_fits_with_its_upper_end():
 
 def test_a_plan_file_holds_its_bounds(tmp_path):
     """Written by predict, read back by verify; plans of older versions have none."""
-    from memprof.policies.plan_file import read_plan, write_plan
+    from memprof.policies.plan.plan_file import read_plan, write_plan
 
     plan, _ = Plan((BF16,)).predict(record_step("gpt"))
     write_plan(tmp_path / "plan.toml", plan)

@@ -11,10 +11,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from memprof.errors import PolicyError
-from memprof.policies.job import Job
 from memprof.policies.loss.lazy import LazyLogits
 from memprof.policies.loss.policy import ChunkedLoss
-from memprof.policies.plan import Plan
+from memprof.policies.plan.plan import Plan
+from memprof.policies.runtime.job import Job
 from memprof.replay.live import live_bytes
 from memprof.trace.schema import TABLES
 from memprof.trace.step import Step

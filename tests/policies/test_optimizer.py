@@ -12,10 +12,10 @@ from torch import nn
 from torch.nn.utils import clip_grad_norm_
 
 from memprof.errors import PolicyError
-from memprof.policies.job import Job
 from memprof.policies.optimizer.policy import OptimizerPolicy
 from memprof.policies.optimizer.updates import HostUpdates
-from memprof.policies.plan import Plan
+from memprof.policies.plan.plan import Plan
+from memprof.policies.runtime.job import Job
 from memprof.replay.live import live_bytes
 from memprof.trace.schema import TABLES
 from memprof.trace.step import Step

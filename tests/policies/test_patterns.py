@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memprof.errors import PolicyError
-from memprof.policies.patterns import condensed, match_modules, outermost
+from memprof.policies.plan.patterns import condensed, match_modules, outermost
 
 NAMES = ["", "embed", "layers", "layers.0", "layers.0.mlp", "layers.0.mlp.0", "layers.1", "layers.10", "layers.10.mlp"]
 

@@ -15,9 +15,9 @@ import memprof
 from memprof.errors import BadInputError, PolicyError
 from memprof.policies.base import Policy
 from memprof.policies.checkpoint.policy import Checkpoint
-from memprof.policies.plan import Plan
-from memprof.policies.plan_file import write_plan
-from memprof.policies.prediction import Prediction
+from memprof.policies.plan.plan import Plan
+from memprof.policies.plan.plan_file import write_plan
+from memprof.policies.plan.prediction import Prediction
 from memprof.trace.store import Trace
 
 

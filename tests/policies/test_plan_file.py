@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from memprof.errors import BadInputError, PolicyError
 from memprof.policies.accumulate.policy import Accumulate
 from memprof.policies.checkpoint.policy import Checkpoint
-from memprof.policies.plan import Plan
-from memprof.policies.plan_file import format_plan, parse_plan, read_plan, write_plan
-from memprof.policies.plan_tables import plan_from_tables, plan_to_tables
+from memprof.policies.plan.plan import Plan
+from memprof.policies.plan.plan_file import format_plan, parse_plan, read_plan, write_plan
+from memprof.policies.plan.plan_tables import plan_from_tables, plan_to_tables
+from memprof.policies.plan.prediction import Prediction
 from memprof.policies.precision.policy import Precision
-from memprof.policies.prediction import Prediction
 from memprof.policies.registry import policy_types
 from memprof.policies.swap.policy import Swap
 
@@ -165,7 +165,8 @@ def test_plan_without_policies() -> None:
 def test_reading_needs_neither_torch_nor_tomlkit() -> None:
     """A plan is read with Python's own parser: in the job, and on a machine that only looks at traces."""
     code = (
-        "import sys; from memprof.policies.plan_file import parse_plan; parse_plan('[precision]\\ndtype=\"bf16\"'); "
+        "import sys; from memprof.policies.plan.plan_file import parse_plan; "
+        "parse_plan('[precision]\\ndtype=\"bf16\"'); "
         "print('torch' in sys.modules, 'tomlkit' in sys.modules)"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -6,9 +6,9 @@ import pytest
 
 from memprof.errors import PolicyError
 from memprof.policies.checkpoint.policy import Checkpoint
-from memprof.policies.plan import Plan
-from memprof.policies.plan_file import format_plan, parse_plan
-from memprof.policies.plan_tables import plan_from_tables, plan_to_tables, policy_tables
+from memprof.policies.plan.plan import Plan
+from memprof.policies.plan.plan_file import format_plan, parse_plan
+from memprof.policies.plan.plan_tables import plan_from_tables, plan_to_tables, policy_tables
 from memprof.policies.precision.policy import Precision
 
 CHECKPOINT = Checkpoint(modules=("layers.*",))

@@ -17,10 +17,10 @@ from torch.nn import functional as F
 
 import memprof
 from memprof.errors import PolicyError
-from memprof.policies.job import Job
-from memprof.policies.plan import Plan
-from memprof.policies.precision.operators import FIRST, FLOAT32, SHORT, VIEW, WIDEST, plain_names, rules
+from memprof.policies.plan.plan import Plan
+from memprof.policies.precision.autocast_lists import FIRST, FLOAT32, SHORT, VIEW, WIDEST, plain_names, rules
 from memprof.policies.precision.policy import Precision
+from memprof.policies.runtime.job import Job
 from memprof.replay.live import live_bytes
 from memprof.trace.schema import NONE
 from memprof.trace.store import Trace

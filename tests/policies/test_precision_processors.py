@@ -15,7 +15,7 @@ from memprof.recorder.machine import short_types
 _COMPARE = """
 import json, sys
 from memprof.errors import PolicyError
-from memprof.policies.plan import Plan
+from memprof.policies.plan.plan import Plan
 from memprof.policies.precision.policy import Precision
 from memprof.replay.live import live_bytes
 from tests.policies.faces import record_step

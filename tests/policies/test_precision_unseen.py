@@ -8,8 +8,8 @@ from torch import nn
 
 from memprof.errors import PolicyError
 from memprof.policies.checkpoint.policy import Checkpoint
-from memprof.policies.job import Job
 from memprof.policies.precision.policy import Precision
+from memprof.policies.runtime.job import Job
 
 FP16, PURE = Precision("fp16"), Precision("bf16", "bf16")
 

@@ -15,13 +15,13 @@ from memprof.errors import PolicyError
 from memprof.policies.checkpoint.policy import Checkpoint
 from memprof.policies.compile.policy import Compile
 from memprof.policies.compress.policy import Compress
-from memprof.policies.job import Job
-from memprof.policies.plan import Plan
-from memprof.policies.plan_file import parse_plan
+from memprof.policies.plan.plan import Plan
+from memprof.policies.plan.plan_file import parse_plan
 from memprof.policies.remat import apply as runtime
 from memprof.policies.remat.policy import Remat
+from memprof.policies.runtime.job import Job
 from memprof.recorder.light.count import AllocatorCount
-from memprof.recorder.native import AllocatorTable
+from memprof.recorder.profiler.native import AllocatorTable
 
 WIDTH, BATCH = 64, 256
 
@@ -426,8 +426,8 @@ def test_what_kernels_take_is_heard_through_a_recorders_session(tmp_path):
     from memprof.policies.remat.counters import ProcessorCounter
     from memprof.policies.remat.needs import Needs
     from memprof.recorder.log import RawLog
-    from memprof.recorder.native import NativeEvents
-    from memprof.trace.spool import SpoolWriter
+    from memprof.recorder.profiler.native import NativeEvents
+    from memprof.trace.files.spool import SpoolWriter
 
     convolution, counter = torch.ops.aten.convolution.default, ProcessorCounter()
     args = (torch.randn(4, 16, 32, 32), torch.randn(16, 16, 3, 3), None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1)

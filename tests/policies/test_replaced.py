@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.nn.utils import clip_grad
 
-from memprof.policies.replaced import cell_of_body, replace
+from memprof.policies.runtime.replaced import cell_of_body, replace
 
 
 def _adding(letter: str) -> Callable[[Any], Any]:

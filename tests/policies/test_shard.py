@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memprof.errors import PolicyError
-from memprof.policies.job import Job
+from memprof.policies.runtime.job import Job
 from memprof.policies.shard.policy import Shard
-from memprof.policies.shard.ring import Ring
-from memprof.policies.shard.timeline import Timeline
-from memprof.policies.shard.units import find_units
+from memprof.policies.shard.prediction.ring import Ring
+from memprof.policies.shard.prediction.timeline import Timeline
+from memprof.policies.shard.prediction.units import find_units
 from memprof.replay.live import alive_at, live_bytes
 from memprof.trace.schema import Table
 from memprof.trace.step import Step

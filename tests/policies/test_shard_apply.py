@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from memprof.policies.checkpoint.policy import Checkpoint
-from memprof.policies.plan import Plan
+from memprof.policies.plan.plan import Plan
 from memprof.policies.shard.policy import Shard
 from memprof.replay.live import live_bytes
 from memprof.trace.step import Step

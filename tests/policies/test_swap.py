@@ -17,8 +17,8 @@ from torch.utils.checkpoint import checkpoint
 import memprof
 from memprof.errors import PolicyError
 from memprof.policies.compress.policy import Compress
-from memprof.policies.job import Job
-from memprof.policies.plan import Plan
+from memprof.policies.plan.plan import Plan
+from memprof.policies.runtime.job import Job
 from memprof.policies.swap.disk import DiskCarrier, Extents
 from memprof.policies.swap.moves import Moves
 from memprof.policies.swap.policy import DEFAULT_GBPS, Swap

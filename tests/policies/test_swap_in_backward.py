@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from memprof.errors import PolicyError
-from memprof.policies.job import Job
 from memprof.policies.optimizer.policy import OptimizerPolicy
-from memprof.policies.plan import Plan
+from memprof.policies.plan.plan import Plan
+from memprof.policies.runtime.job import Job
 from memprof.policies.swap.policy import Swap
 from memprof.replay.live import live_bytes
 from tests.policies.faces import compare, faces, record_step, train

@@ -11,7 +11,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from memprof.machines.catalogue import find_machine
-from memprof.planners.arrays import step_from_arrays
+from memprof.planners.graph.arrays import step_from_arrays
 from memprof.policies.swap.link import LAUNCH_US, Link, link_of, longer_us
 from memprof.policies.swap.moves import Moves
 from memprof.policies.swap.policy import DEFAULT_GBPS, Swap

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import memprof
-from memprof.policies.interval import interval_of
-from memprof.policies.job import Job
+from memprof.policies.plan.interval import interval_of
+from memprof.policies.runtime.job import Job
 from memprof.policies.swap.policy import Swap
 from memprof.replay.live import live_bytes
 from memprof.trace.step import Step

@@ -19,11 +19,11 @@ from torch.nn import functional as F
 import memprof
 from memprof.errors import PolicyError
 from memprof.policies.compress.policy import Compress
-from memprof.policies.job import Job
 from memprof.policies.loss.policy import ChunkedLoss
 from memprof.policies.optimizer.policy import OptimizerPolicy
-from memprof.policies.plan import Plan
+from memprof.policies.plan.plan import Plan
 from memprof.policies.precision.policy import Precision
+from memprof.policies.runtime.job import Job
 from memprof.policies.swap.policy import Swap
 from memprof.replay.live import live_bytes
 from memprof.trace.step import Step

@@ -12,11 +12,11 @@ from torch import nn
 import memprof
 from memprof.errors import PolicyError
 from memprof.launch.apply import find_mismatch, parameter_bytes
-from memprof.policies.model_names import chosen_modules
-from memprof.policies.plan import Plan
-from memprof.policies.prediction import Prediction
+from memprof.policies.plan.plan import Plan
+from memprof.policies.plan.prediction import Prediction
+from memprof.policies.runtime.model_names import chosen_modules
+from memprof.policies.runtime.wrappers import unwrapped, without_wrappers
 from memprof.policies.swap.policy import Swap
-from memprof.policies.wrappers import unwrapped, without_wrappers
 from memprof.trace.store import Trace
 
 

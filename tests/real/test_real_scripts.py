@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from memprof.analysis.basis import basis_of
-from memprof.analysis.suggest import Suggestion, suggest
-from memprof.analysis.verify import describe_short, verify_plan
+from memprof.analysis.plans.basis import basis_of
+from memprof.analysis.plans.suggest import Suggestion, suggest
+from memprof.analysis.plans.verify import describe_short, verify_plan
 from memprof.launch.fit.attempt import measure
-from memprof.planners.space.explore import Wish
-from memprof.policies.plan_file import read_plan, write_plan
+from memprof.planners.search.explore import Wish
+from memprof.policies.plan.plan_file import read_plan, write_plan
 from memprof.replay.live import live_bytes
 from memprof.trace.store import Trace
 

@@ -17,7 +17,7 @@ from memprof.recorder.device.history import fresh_entries
 from memprof.recorder.device.kernels import device_time_ns
 from memprof.recorder.device.sampling import Devices
 from memprof.recorder.device.snapshot import block_rows, history_rows, largest_free_block, segment_records
-from memprof.recorder.sources import MemorySources
+from memprof.recorder.profiler.sources import MemorySources
 from memprof.trace.importers.facts import read_facts
 from memprof.trace.importers.safe_pickle import load_plain
 from memprof.trace.importers.sniff import read_input

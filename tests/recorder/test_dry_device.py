@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from memprof.analysis.basis import basis_of
-from memprof.analysis.reserved import reserved_expandable, reserved_under
-from memprof.analysis.suggest import suggest
-from memprof.planners.space.explore import Wish
+from memprof.analysis.allocator.reserved import reserved_expandable, reserved_under
+from memprof.analysis.plans.basis import basis_of
+from memprof.analysis.plans.suggest import suggest
+from memprof.planners.search.explore import Wish
 from memprof.trace.schema import AllocatorEvents, DeviceMemory, Memory, Segments
 from tests.recorder.recorded import Ended, record_script
 

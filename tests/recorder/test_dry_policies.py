@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from memprof.analysis.ranks import job_notes
+from memprof.analysis.ranks.rank_report import job_notes
 from tests.recorder.recorded import Ended, record
 
 pytestmark = pytest.mark.timeout(600)

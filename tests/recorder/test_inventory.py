@@ -15,9 +15,9 @@ import torch
 from torch import nn
 from torch._subclasses import FakeTensorMode
 
-from memprof.recorder.inventory import Inventory, owned_span, storage_span, tensors_in
-from memprof.recorder.registry import ModuleRegistry
-from memprof.trace.spool import ACTIVATION, BUFFER, GRADIENT, HELD, INPUT, OPTIMIZER_STATE, PARAMETER
+from memprof.recorder.calls.module_registry import ModuleRegistry
+from memprof.recorder.memory.inventory import Inventory, owned_span, storage_span, tensors_in
+from memprof.trace.files.spool import ACTIVATION, BUFFER, GRADIENT, HELD, INPUT, OPTIMIZER_STATE, PARAMETER
 from tests.recorder.conftest import Logged, RecordJob
 
 
@@ -63,7 +63,7 @@ import torch, torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
-from memprof.recorder.inventory import plain_tensors, storage_span
+from memprof.recorder.memory.inventory import plain_tensors, storage_span
 
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 layer = torch.nn.Linear(4, 4)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from memprof.recorder.larger import LargerSteps, Move, elements_of
+from memprof.recorder.steps.larger import LargerSteps, Move, elements_of
 
 _MODEL, _LOSS = 0, 1
 

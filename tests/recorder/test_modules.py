@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from memprof.recorder.modules import ModuleCallObserver
+from memprof.recorder.calls.modules import ModuleCallObserver
 from memprof.trace.schema import Modules
 from memprof.trace.store import Trace
 from tests.recorder.conftest import RecordJob

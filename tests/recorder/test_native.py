@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch._C import _autograd
 
-from memprof.recorder.native import AllocatorTable, NativeEvents
+from memprof.recorder.profiler.native import AllocatorTable, NativeEvents
 from tests.recorder.conftest import Logged
 
 _LIBRARY = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))

@@ -11,15 +11,15 @@ import pytest
 import torch
 
 import memprof
-from memprof.recorder.out_of_memory import (
+from memprof.recorder.memory.out_of_memory import (
     describe_failure,
     find_out_of_memory,
     is_out_of_memory,
     listen_to_allocator,
     place_of_failure,
 )
+from memprof.trace.files.spool import FORWARD, LOADING, OPTIMIZER
 from memprof.trace.schema import Ops, Optimizers, OutOfMemory
-from memprof.trace.spool import FORWARD, LOADING, OPTIMIZER
 from memprof.trace.store import Trace
 
 #: More bytes than any process can address: torch asks the system for them, and is refused.

@@ -111,7 +111,7 @@ class Whole(nn.Module):
 def test_model_that_is_being_made_begins_no_recording(tmp_path: Path) -> None:
     """A recorder that waits for a model waits until it is whole: its parts go by their names in it."""
     from memprof.recorder.recorder import Recorder
-    from memprof.recorder.window import Window
+    from memprof.recorder.steps.window import Window
 
     gc.collect()
     recorder = Recorder(tmp_path / "run.memprof.spool" / "process-1", Window(skip=0, steps=1))

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from memprof.recorder.progress import OpenCall, Progress
+from memprof.recorder.steps.progress import OpenCall, Progress
+from memprof.trace.files.spool import BACKWARD, FORWARD, OPTIMIZER, OTHER
 from memprof.trace.schema import Steps
-from memprof.trace.spool import BACKWARD, FORWARD, OPTIMIZER, OTHER
 from memprof.trace.store import Trace
 from tests.recorder.conftest import RecordJob
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from memprof.recorder.live_objects import live_objects
-from memprof.recorder.registry import ModuleRegistry
+from memprof.recorder.calls.module_registry import ModuleRegistry
+from memprof.recorder.memory.live_objects import live_objects
 from tests.recorder.conftest import Logged
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import memprof
-from memprof.recorder.rounds import PATIENCE, OptimizerRounds
+from memprof.recorder.steps.rounds import PATIENCE, OptimizerRounds
 from memprof.trace.schema import Steps
 from memprof.trace.store import Trace
 from tests.recorder.conftest import RecordJob

@@ -7,7 +7,7 @@ import sys
 from types import CodeType, FrameType
 from typing import Any
 
-from memprof.recorder.stacks import StackTable
+from memprof.recorder.calls.stacks import StackTable
 from tests.recorder.conftest import Logged
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.optim import optimizer as torch_optimizer
 
-from memprof.recorder.update_hooks import UpdateHooks
+from memprof.recorder.steps.update_hooks import UpdateHooks
 
 
 @pytest.fixture(autouse=True)

@@ -7,8 +7,8 @@ import gc
 import pytest
 import torch
 
-from memprof.recorder.native import NativeEvents
-from memprof.recorder.watch import StorageWatch
+from memprof.recorder.memory.watch import StorageWatch
+from memprof.recorder.profiler.native import NativeEvents
 from memprof.replay.live import live_bytes
 from memprof.trace.store import Trace
 from tests.recorder.conftest import Logged, RecordJob

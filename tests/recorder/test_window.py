@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from memprof.recorder.window import Window
+from memprof.recorder.steps.window import Window
 
 
 def watches(window: Window, count: int) -> list[str]:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from memprof.machines.catalogue import find_machine
-from memprof.planners.arrays import step_from_arrays
+from memprof.planners.graph.arrays import step_from_arrays
 from memprof.replay.scale import Rates, rates_of, rates_of_recording, scale_times
 from memprof.trace.manifest import Machine, Speed
 from memprof.trace.step import Step

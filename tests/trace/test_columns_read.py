@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memprof.errors import BadInputError
-from memprof.trace.columns import Coded, CorruptTableError, decode_columns, encode_table
+from memprof.trace.files.columns import Coded, CorruptTableError, decode_columns, encode_table
 from memprof.trace.schema import NONE, TABLES, Ops, Segments, Storages, Table
 from memprof.trace.store import Trace
 from tests.building import Tables

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import memprof.trace.archive
+import memprof.trace.files.archive
 from memprof.errors import BadInputError
 from memprof.trace.manifest import Manifest
 from memprof.trace.schema import SCHEMA_VERSION, TABLES
@@ -93,7 +93,7 @@ def test_no_half_file_when_a_table_cannot_be_written(tmp_path: Path, small_table
         raise RuntimeError("in the middle")
 
     with pytest.raises(RuntimeError, match="in the middle"):
-        memprof.trace.archive.write_archive(tmp_path / "run.memprof", failing())
+        memprof.trace.files.archive.write_archive(tmp_path / "run.memprof", failing())
     assert list(tmp_path.iterdir()) == []
 
 

@@ -15,10 +15,10 @@ import pytest
 
 from memprof.errors import UsageError
 from memprof.trace.exporters.tables import is_export, named_tables, write_tables
+from memprof.trace.files.whole_folder import whole_folder
 from memprof.trace.manifest import Manifest
 from memprof.trace.schema import NONE, RANK_TABLES, TABLES, Modules, Ops, Stacks, Storages, Table
 from memprof.trace.store import Trace
-from memprof.trace.whole_folder import whole_folder
 from tests.building import Op, Storage, make_tables
 
 SAMPLE = Path(__file__).parents[2] / "sample_traces" / "lstm" / "run.memprof"

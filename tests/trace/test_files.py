@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from memprof.errors import BadInputError
-from memprof.trace.files import find_files
+from memprof.trace.files.recording_files import find_files
 from memprof.trace.manifest import Manifest
 from memprof.trace.store import Trace, write_trace
 from tests.building import Tables

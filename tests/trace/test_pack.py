@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from memprof.errors import BadInputError, MemprofError
+from memprof.trace.files.pack import is_spool_folder, pack_spool, read_spool_folder
+from memprof.trace.files.spool import COLUMNS, SpoolWriter
 from memprof.trace.manifest import Capture, Machine, Manifest
-from memprof.trace.pack import is_spool_folder, pack_spool, read_spool_folder
 from memprof.trace.schema import NONE, HostMemory, Ops
-from memprof.trace.spool import COLUMNS, SpoolWriter
 from memprof.trace.store import Trace
 from tests.building import Tables
 

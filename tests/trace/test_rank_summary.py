@@ -10,7 +10,7 @@ import pytest
 
 from memprof.errors import BadInputError
 from memprof.replay.live import live_bytes
-from memprof.trace.archive import Archive
+from memprof.trace.files.archive import Archive
 from memprof.trace.manifest import Capture, Manifest
 from memprof.trace.schema import NONE, RANK_TABLES, RankCollectives, RankCurve, RankMoments, RankParts, Ranks
 from memprof.trace.store import Trace, write_trace
@@ -149,7 +149,7 @@ def test_a_process_alone_carries_no_summary(tmp_path: Path) -> None:
 
 def test_the_worst_of_many_is_found_without_their_tables(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Comparing ranks reads the summaries alone."""
-    from memprof.analysis.ranks import compare_ranks
+    from memprof.analysis.ranks.rank_report import compare_ranks
 
     read = Archive.read
     seen: list[str] = []

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from memprof.trace.spool import COLUMNS, FILE_NAME, Spool, SpoolWriter, read_spool
+from memprof.trace.files.spool import COLUMNS, FILE_NAME, Spool, SpoolWriter, read_spool
 
 #: What `write_frames` writes, frame by frame: the stream, and its rows or its record.
 FRAMES: list[tuple[str, Any]] = [
@@ -222,7 +222,7 @@ def test_a_limit_on_the_files_size_leaves_whole_frames(tmp_path: Path) -> None:
     script = f"""
 import resource
 from array import array
-from memprof.trace.spool import SpoolWriter
+from memprof.trace.files.spool import SpoolWriter
 resource.setrlimit(resource.RLIMIT_FSIZE, (1512, 1512))
 writer = SpoolWriter({str(tmp_path)!r})
 written = 0
@@ -247,7 +247,7 @@ def test_within_a_limit_on_the_files_size_the_rows_that_fit_are_kept(tmp_path: P
     script = f"""
 import resource, signal
 from array import array
-from memprof.trace.spool import SpoolWriter
+from memprof.trace.files.spool import SpoolWriter
 resource.setrlimit(resource.RLIMIT_FSIZE, (1512, 1512))
 signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
 writer = SpoolWriter({str(tmp_path)!r})
@@ -268,7 +268,7 @@ except OSError as error:
 def test_writing_imports_only_the_standard_library() -> None:
     """The job's side of the spool brings neither numpy nor anything else that is installed into the job."""
     script = (
-        "import sys, memprof.trace.spool\n"
+        "import sys, memprof.trace.files.spool\n"
         "allowed = sys.stdlib_module_names | {'memprof', '__main__'}\n"
         "print({m.partition('.')[0] for m in sys.modules if getattr(sys.modules[m], '__file__', None)} - allowed)"
     )

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from memprof.trace.files.trim import drop_warm_up
 from memprof.trace.manifest import Manifest
 from memprof.trace.schema import NONE, AllocatorEvents, Memory, ModuleCalls, Ops, Steps, Storages, Uses
 from memprof.trace.store import Trace
-from memprof.trace.trim import drop_warm_up
 from tests.building import Op, Storage, Tables, assert_tables_equal, make_tables
 from tests.strategies import jobs
 

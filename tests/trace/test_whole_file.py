@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from memprof.errors import OutputError
-from memprof.trace import place as place_module
-from memprof.trace.place import check_output
-from memprof.trace.whole_file import whole_file
-from memprof.trace.whole_folder import whole_folder
+from memprof.trace.files import place as place_module
+from memprof.trace.files.place import check_output
+from memprof.trace.files.whole_file import whole_file
+from memprof.trace.files.whole_folder import whole_folder
 
 IS_ROOT = os.geteuid() == 0
 
@@ -204,7 +204,7 @@ def test_the_output_of_the_process_is_written_where_it_stands(tmp_path: Path, na
     out = tmp_path / "out"
     out.write_bytes(b"before ")
     code = (
-        "from pathlib import Path; from memprof.trace.whole_file import whole_file\n"
+        "from pathlib import Path; from memprof.trace.files.whole_file import whole_file\n"
         f"print('printed', end=' ')\nwith whole_file(Path({name!r})) as file: file.write(b'written')\n"
     )
     inode = out.stat().st_ino
@@ -223,7 +223,8 @@ def test_a_disk_that_fills_up_leaves_the_old_file(tmp_path: Path) -> None:
     """With no space for the new one, the old one stays, nothing is left beside it, and one sentence says why."""
     (tmp_path / "file").write_bytes(b"old")
     code = (
-        "import resource, signal, sys; from pathlib import Path; from memprof.trace.whole_file import whole_file\n"
+        "import resource, signal, sys; from pathlib import Path\n"
+        "from memprof.trace.files.whole_file import whole_file\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
         "try:\n    with whole_file(Path(sys.argv[1])) as file: file.write(b'x' * 100_000)\n"
         "except Exception as error: print(type(error).__name__, error)"
@@ -272,7 +273,7 @@ def test_names_of_all_kinds(tmp_path: Path) -> None:
 def test_a_folder_that_is_gone_is_told(tmp_path: Path) -> None:
     """A relative name in a folder that was deleted meanwhile gets a sentence."""
     code = (
-        "import os, sys; from pathlib import Path; from memprof.trace.whole_file import whole_file\n"
+        "import os, sys; from pathlib import Path; from memprof.trace.files.whole_file import whole_file\n"
         "os.chdir(sys.argv[1]); os.rmdir(sys.argv[1])\n"
         "try:\n    with whole_file(Path('file')) as file: file.write(b'x')\n"
         "except Exception as error: print(type(error).__name__, error)"

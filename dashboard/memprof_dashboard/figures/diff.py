@@ -9,7 +9,7 @@ from plotly import graph_objects as go
 
 from memprof.trace.schema import Ints
 from memprof.units import format_bytes_change
-from memprof_dashboard.figures.base import escaped, framed, message, unit_of
+from memprof_dashboard.figures.shared import escaped, framed, message, unit_of
 from memprof_dashboard.palette import Theme
 
 _GREW, _SHRANK = "#D55E00", "#009E73"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 from plotly import graph_objects as go
 
-from memprof.analysis.ranks import RankCurves
-from memprof_dashboard.columns import Compared, RankPeaks
-from memprof_dashboard.figures.base import framed, message, unit_of
+from memprof.analysis.ranks.rank_report import RankCurves
+from memprof_dashboard.figures.shared import framed, message, unit_of
 from memprof_dashboard.palette import Theme
+from memprof_dashboard.views.columns import Compared, RankPeaks
 
 #: Cells of a heatmap at most: what a browser still takes at once.
 MOST_CELLS = 160_000

@@ -7,9 +7,9 @@ from plotly import graph_objects as go
 
 from memprof.trace.schema import NONE, Ints
 from memprof.units import format_bytes
-from memprof_dashboard.figures.base import escaped, framed, message, unit_of
-from memprof_dashboard.fragments import Fragments
+from memprof_dashboard.figures.shared import escaped, framed, message, unit_of
 from memprof_dashboard.palette import Theme
+from memprof_dashboard.views.fragments import Fragments
 
 #: Parts of a segment: label, colour and hatching.
 PARTS = (

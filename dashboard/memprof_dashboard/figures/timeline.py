@@ -12,7 +12,7 @@ from plotly import graph_objects as go
 from memprof.replay.history import History
 from memprof.trace.schema import Ints
 from memprof.units import format_bytes
-from memprof_dashboard.figures.base import escaped, framed, unit_of
+from memprof_dashboard.figures.shared import escaped, framed, unit_of
 from memprof_dashboard.palette import PHASE_COLOURS, RECOMPUTED, RECOMPUTED_COLOUR, Fill, Theme, fill_of, phase_colours
 
 #: Columns a stretch is drawn in at most. More than a screen has show nothing.

@@ -9,9 +9,9 @@ from plotly import graph_objects as go
 
 from memprof.trace.schema import NONE
 from memprof.units import format_bytes
-from memprof_dashboard.boxes import Box
-from memprof_dashboard.figures.base import escaped, framed, message
+from memprof_dashboard.figures.shared import escaped, framed, message
 from memprof_dashboard.palette import Theme, fill_of
+from memprof_dashboard.views.boxes import Box
 
 
 def treemap(boxes: Sequence[Box], theme: Theme, find: str = "") -> go.Figure:

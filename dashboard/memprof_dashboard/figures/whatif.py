@@ -11,7 +11,7 @@ from plotly import graph_objects as go
 
 from memprof.trace.schema import Bools, Floats, Ints
 from memprof.units import format_bytes
-from memprof_dashboard.figures.base import escaped, framed, message, unit_of
+from memprof_dashboard.figures.shared import escaped, framed, message, unit_of
 from memprof_dashboard.palette import Theme
 
 #: Plans off the front that are drawn at most; the fastest of them.

@@ -10,7 +10,13 @@ from dash import ALL, Dash, Input, Output, Patch, State, ctx, dcc, html, no_upda
 
 from memprof.trace.schema import NONE
 from memprof_dashboard import ids, parts
-from memprof_dashboard.block_texts import (
+from memprof_dashboard.figures.blocks import Rectangles, blocks, chosen_frame
+from memprof_dashboard.figures.shared import CONFIG, message
+from memprof_dashboard.figures.timeline import cursor_line
+from memprof_dashboard.page import or_message, or_sentence, theme_of
+from memprof_dashboard.sources import Desk, MemprofError, Rank
+from memprof_dashboard.state import View
+from memprof_dashboard.views.block_texts import (
     blocks_table,
     drawn_sentence,
     hover_text,
@@ -18,15 +24,9 @@ from memprof_dashboard.block_texts import (
     storage_line,
     waste_table,
 )
-from memprof_dashboard.figures.base import CONFIG, message
-from memprof_dashboard.figures.blocks import Rectangles, blocks, chosen_frame
-from memprof_dashboard.figures.timeline import cursor_line
-from memprof_dashboard.lives import Blocks, Lives, Wasters, choose_blocks, cut_stretch, find_wasters
-from memprof_dashboard.page import or_message, or_sentence, theme_of
-from memprof_dashboard.reactions import on_zoom, shown
-from memprof_dashboard.search import storages_found
-from memprof_dashboard.sources import Desk, MemprofError, Rank
-from memprof_dashboard.state import View
+from memprof_dashboard.views.reactions import on_zoom, shown
+from memprof_dashboard.views.search import storages_found
+from memprof_dashboard.views.storage_lives import Blocks, Lives, Wasters, choose_blocks, cut_stretch, find_wasters
 
 _GRAPH = "blocks-graph"
 _REMARK = "blocks-remark"

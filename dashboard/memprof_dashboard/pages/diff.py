@@ -7,20 +7,20 @@ from typing import Any
 import numpy as np
 from dash import Dash, Input, Output, State, dcc, html, no_update
 
-from memprof.analysis.diff import Change, Diff, Pair
-from memprof.analysis.explain import explain
-from memprof.analysis.summary import NOTHING, PEAK
+from memprof.analysis.diff.comparison import Change, Diff, Pair
+from memprof.analysis.diff.explain import explain
+from memprof.analysis.diff.summary import NOTHING, PEAK
 from memprof.replay.live import live_bytes
 from memprof.units import format_bytes, format_bytes_change
 from memprof_dashboard import ids, parts
-from memprof_dashboard.changes import changes, shift, step_time, verdict
-from memprof_dashboard.figures.base import CONFIG, message
 from memprof_dashboard.figures.diff import bars_height, change_bars
 from memprof_dashboard.figures.overlay import Curve, overlay
+from memprof_dashboard.figures.shared import CONFIG, message
 from memprof_dashboard.page import or_message, or_sentence, theme_of
 from memprof_dashboard.palette import fill_of
 from memprof_dashboard.sources import Desk, Rank
 from memprof_dashboard.state import View
+from memprof_dashboard.views.changes import changes, shift, step_time, verdict
 
 _MOMENT = "diff-moment"
 _PARTS = "diff-parts"

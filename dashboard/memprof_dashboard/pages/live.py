@@ -12,10 +12,10 @@ from memprof.units import format_bytes
 from memprof_dashboard import ids, parts
 from memprof_dashboard.page import or_sentence
 from memprof_dashboard.palette import fill_of
-from memprof_dashboard.reactions import shown
-from memprof_dashboard.search import storages_found
 from memprof_dashboard.sources import Desk, Rank
 from memprof_dashboard.state import View
+from memprof_dashboard.views.reactions import shown
+from memprof_dashboard.views.search import storages_found
 
 _TABLE = "live-table"
 _DETAIL = "live-detail"

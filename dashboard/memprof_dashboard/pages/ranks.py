@@ -11,19 +11,20 @@ from typing import Any
 import numpy as np
 from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update
 
-from memprof.analysis import ranks as side_by_side
+from memprof.analysis.ranks import rank_report as side_by_side
 from memprof.trace.schema import NONE
 from memprof.trace.store import Trace
 from memprof.units import format_bytes, format_bytes_change
-from memprof_dashboard import ids, parts, rank_parts
-from memprof_dashboard.columns import Compared, RankPeaks, compare_ranks, read_peaks
-from memprof_dashboard.figures.base import CONFIG, message
+from memprof_dashboard import ids, parts
 from memprof_dashboard.figures.ranks import curves, ranks
+from memprof_dashboard.figures.shared import CONFIG, message
 from memprof_dashboard.page import theme_of
 from memprof_dashboard.palette import fill_of
-from memprof_dashboard.reactions import on_zoom, shown
 from memprof_dashboard.sources import Desk, MemprofError
 from memprof_dashboard.state import View
+from memprof_dashboard.views import rank_parts
+from memprof_dashboard.views.columns import Compared, RankPeaks, compare_ranks, read_peaks
+from memprof_dashboard.views.reactions import on_zoom, shown
 
 _GRAPH = "ranks-graph"
 _REMARK = "ranks-remark"

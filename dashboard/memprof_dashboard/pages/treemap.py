@@ -7,18 +7,18 @@ from typing import Any
 
 from dash import Dash, Input, Output, State, ctx, dcc, html, no_update
 
-from memprof.analysis.module_tree import ModuleTree, folded_tree
+from memprof.analysis.report.module_tree import ModuleTree, folded_tree
 from memprof.trace.schema import NONE
 from memprof.units import format_bytes
 from memprof_dashboard import ids, parts
-from memprof_dashboard.boxes import MOST_BOXES, OUTSIDE, Box, boxes_by_category, boxes_by_module, bytes_by_node
-from memprof_dashboard.figures.base import CONFIG, message
+from memprof_dashboard.figures.shared import CONFIG, message
 from memprof_dashboard.figures.treemap import treemap
 from memprof_dashboard.page import theme_of
 from memprof_dashboard.palette import FILLS, fill_of
-from memprof_dashboard.reactions import shown
 from memprof_dashboard.sources import Desk, MemprofError, Rank
 from memprof_dashboard.state import View
+from memprof_dashboard.views.boxes import MOST_BOXES, OUTSIDE, Box, boxes_by_category, boxes_by_module, bytes_by_node
+from memprof_dashboard.views.reactions import shown
 
 _GRAPH = "treemap-graph"
 _SPLIT = "treemap-split"

@@ -7,16 +7,33 @@ from typing import Any
 from dash import Dash, Input, Output, State, ctx, dcc, html, no_update
 
 from memprof.errors import MemprofError
-from memprof.planners.space.explore import DEFAULT_POLICIES
+from memprof.planners.search.explore import DEFAULT_POLICIES
 from memprof.policies.registry import policy_types
 from memprof.units import format_bytes
-from memprof_dashboard import ids, parts, plan_parts
-from memprof_dashboard.plan_desk import COMPARED, FOUND, PLANNERS, RESULT, PlanDesk, PlannerSearch, PlanSearch, key_of
-from memprof_dashboard.plan_results import FILE, register_plans
-from memprof_dashboard.planner_results import register_planners
-from memprof_dashboard.planning import TIME_LIMIT_S, Asked, ask_planners, count_points, find_plans, runs_under_plans
+from memprof_dashboard import ids, parts
 from memprof_dashboard.sources import Desk
 from memprof_dashboard.state import View
+from memprof_dashboard.whatif import plan_parts
+from memprof_dashboard.whatif.plan_results import FILE, register_plans
+from memprof_dashboard.whatif.planner_results import register_planners
+from memprof_dashboard.whatif.planning import (
+    TIME_LIMIT_S,
+    Asked,
+    ask_planners,
+    count_points,
+    find_plans,
+    runs_under_plans,
+)
+from memprof_dashboard.whatif.workspace import (
+    COMPARED,
+    FOUND,
+    PLANNERS,
+    RESULT,
+    PlanDesk,
+    PlannerSearch,
+    PlanSearch,
+    key_of,
+)
 
 _BUDGET = "whatif-budget"
 _SEEN = "whatif-seen"  # the budget line that was last taken into the field

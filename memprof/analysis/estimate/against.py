@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from memprof.analysis.basis import basis_of
 from memprof.analysis.estimate.estimate import Estimate
 from memprof.analysis.estimate.model import Model
 from memprof.analysis.estimate.network import Network
 from memprof.analysis.estimate.transformer import Transformer
-from memprof.analysis.moments import find_category_maxima
-from memprof.analysis.saved import SavedStorages, find_saved
+from memprof.analysis.plans.basis import basis_of
+from memprof.analysis.report.moments import find_category_maxima
+from memprof.analysis.report.saved import SavedStorages, find_saved
 from memprof.errors import InconclusiveError
 from memprof.replay.live import live_bytes
 from memprof.trace.schema import NONE, Modules

@@ -9,7 +9,7 @@ from typing import Any
 from memprof.analysis.estimate.model import Model
 from memprof.analysis.estimate.transformer import Transformer
 from memprof.errors import BadInputError, UsageError
-from memprof.trace.reading import parse_json, read_bytes
+from memprof.trace.files.reading import parse_json, read_bytes
 
 _MOST_BYTES = 2**22
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memprof.emit.code.parts import Code
+from memprof.emit.code.pieces import Code
 
 _MICRO_BATCHES = '''
 def micro_batches(batch, count={count}):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memprof.emit.code.parts import Code, text_of
+from memprof.emit.code.pieces import Code, text_of
 from memprof.policies.allocator.policy import OLD_VARIABLE, VARIABLE, Allocator
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memprof.emit.code.parts import MODULES, MODULES_IMPORTS, Code, call, expressions, list_of
+from memprof.emit.code.pieces import MODULES, MODULES_IMPORTS, Code, call, expressions, list_of
 from memprof.policies.checkpoint.kinds import KINDS, operators_of
 from memprof.policies.checkpoint.policy import Checkpoint
 

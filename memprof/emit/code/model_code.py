@@ -10,7 +10,7 @@ from memprof.emit.code.allocator import allocator_code
 from memprof.emit.code.checkpoint import checkpoint_code
 from memprof.emit.code.compile import compile_code
 from memprof.emit.code.optimizer import optimizer_code
-from memprof.emit.code.parts import Code
+from memprof.emit.code.pieces import Code
 from memprof.emit.code.precision import precision_code
 from memprof.emit.code.runtime import needs_runtime, runtime_code
 from memprof.emit.code.swap import swap_code

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memprof.emit.code.parts import Code
+from memprof.emit.code.pieces import Code
 from memprof.policies.optimizer.policy import OptimizerPolicy
 
 _LOOP = '''

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from memprof.emit.code.parts import Code
+from memprof.emit.code.pieces import Code
 from memprof.policies.base import Policy
-from memprof.policies.plan import Plan
-from memprof.policies.plan_file import format_plan
+from memprof.policies.plan.plan import Plan
+from memprof.policies.plan.plan_file import format_plan
 
 _REASONS = {
     "compress": "torch packs no saved tensors in 8 bits",
@@ -28,14 +28,14 @@ def runtime_code(policies: tuple[Policy, ...], number: int, *, has_optimizer: bo
     text = format_plan(Plan(policies)).strip("\n").replace("\\", "\\\\").replace('"""', '\\"\\"\\"')
     optimizer = ", optimizer" if has_optimizer else ""
     return Code(
-        imports=("import memprof", "from memprof.policies.plan_file import parse_plan"),
+        imports=("import memprof",),
         helpers=(
             (
                 "# What torch has no way of its own for, in the form of a plan that memprof applies.\n"
                 f'{name} = """\n{text}\n"""'
             ),
         ),
-        calls=(f"memprof.apply(parse_plan({name}), model{optimizer})",),
+        calls=(f"memprof.apply(memprof.parse_plan({name}), model{optimizer})",),
         needs_optimizer=any(needs_optimizer(each) for each in policies),
         notes=tuple(
             f"{each.describe()}: needs memprof where the job runs, as {_REASONS[each.name]}." for each in policies

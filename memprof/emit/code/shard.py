@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memprof.emit.code.parts import MODULES, MODULES_IMPORTS, Code, call, expressions, list_of
+from memprof.emit.code.pieces import MODULES, MODULES_IMPORTS, Code, call, expressions, list_of
 from memprof.policies.shard.policy import Shard
 
 _LAYERS = '''

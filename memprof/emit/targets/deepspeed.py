@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import Any, ClassVar
 
-from memprof.emit.base import Emitted, Request, Target
+from memprof.emit.emission import Emitted, Request, Target
 from memprof.emit.targets.shared import Sorted
 from memprof.policies.accumulate.policy import Accumulate
 from memprof.policies.allocator.policy import VARIABLE, Allocator

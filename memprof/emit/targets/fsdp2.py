@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from memprof.emit.base import Emitted, Request, Target
 from memprof.emit.code.model_code import plan_code
-from memprof.emit.code.parts import Function, module_text
+from memprof.emit.code.pieces import Function, module_text
 from memprof.emit.code.runtime import needs_optimizer
 from memprof.emit.code.shard import shard_code
+from memprof.emit.emission import Emitted, Request, Target
 from memprof.emit.targets.pytorch import loop_of, names_of, prepare_of
 from memprof.emit.words import about, listed
 from memprof.policies.base import Policy

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from memprof.emit.base import Emitted, Request, Target
-from memprof.emit.code.parts import Code, Function, module_text
+from memprof.emit.code.pieces import Code, Function, module_text
 from memprof.emit.code.shard import divide_statements, shard_code
+from memprof.emit.emission import Emitted, Request, Target
 from memprof.emit.targets.pytorch import prepare_of
 from memprof.emit.targets.shared import Sorted, dictionary, goes_around_model
 from memprof.emit.words import about, listed

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar
 
-from memprof.emit.base import Emitted, Request, Target
 from memprof.emit.code.loop import INTRODUCTION, loop_lines
 from memprof.emit.code.model_code import PlanCode, plan_code
-from memprof.emit.code.parts import Function, module_text
+from memprof.emit.code.pieces import Function, module_text
+from memprof.emit.emission import Emitted, Request, Target
 from memprof.emit.words import about, listed
 from memprof.policies.accumulate.policy import Accumulate
 from memprof.policies.base import Policy

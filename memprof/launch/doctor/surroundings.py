@@ -8,7 +8,7 @@ from pathlib import Path
 
 from memprof.errors import UsageError
 from memprof.launch.doctor.findings import FIX, NOTE, OK, Finding
-from memprof.launch.settings import read_project_settings
+from memprof.launch.parent.settings import read_project_settings
 from memprof.policies.allocator.policy import OLD_VARIABLE, VARIABLE
 
 #: Variables that change how much memory a job takes, and how.
@@ -86,7 +86,7 @@ def check_settings(environment: Mapping[str, str], folder: Path) -> list[Finding
 
 def output_folder(environment: Mapping[str, str], folder: Path) -> Path:
     """Returns where recordings go: where ``MEMPROF_OUTPUT`` or ``[tool.memprof]`` says, or else the current folder."""
-    from memprof.trace.location import is_address
+    from memprof.trace.files.location import is_address
 
     try:
         output = environment.get("MEMPROF_OUTPUT") or read_project_settings(folder).get("output", "")

@@ -16,7 +16,7 @@ def probe() -> dict[str, Any]:
     import torch
 
     from memprof.recorder.device.driver import driver_version
-    from memprof.recorder.native import AllocatorTable, NativeEvents
+    from memprof.recorder.profiler.native import AllocatorTable, NativeEvents
 
     has_cuda = bool(torch.cuda.is_available())
     return {

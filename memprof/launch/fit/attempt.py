@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from memprof.analysis.basis import require_whole_step
-from memprof.analysis.predict import has_untouched_step
-from memprof.policies.plan import Plan
+from memprof.analysis.plans.basis import require_whole_step
+from memprof.analysis.plans.predict import has_untouched_step
+from memprof.policies.plan.plan import Plan
 from memprof.trace.store import Trace
 
 #: How a run under a plan ended: within the budget, above it, the plan did not fit the job, the job failed under it; or

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from memprof.launch.fit.shortlist import Shortlist
-from memprof.planners.space.explore import Answer, Wish
-from memprof.planners.space.tried import Tried
+from memprof.planners.search.explore import Answer, Wish
+from memprof.planners.search.tried import Tried
 
 
 class Candidates:

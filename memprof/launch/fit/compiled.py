@@ -6,15 +6,15 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from memprof.analysis.suggest import Suggestion
+from memprof.analysis.plans.suggest import Suggestion
 from memprof.launch.fit.attempt import Attempt
 from memprof.launch.fit.request import Fit
 from memprof.policies.base import Policy
 from memprof.policies.compile.policy import Compile
 from memprof.policies.loss.policy import ChunkedLoss
-from memprof.policies.plan import Plan
+from memprof.policies.plan.plan import Plan
+from memprof.policies.plan.prediction import Prediction
 from memprof.policies.precision.policy import Precision
-from memprof.policies.prediction import Prediction
 from memprof.trace.store import Trace
 
 #: Shares of what the compiler would keep for backward that are tried, one after the other, until one fits.

@@ -9,9 +9,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from memprof.analysis.suggest import Suggestion
+from memprof.analysis.plans.suggest import Suggestion
 from memprof.errors import BadInputError, InconclusiveError
-from memprof.launch.dry_job import EndedError, dry_run, find_recorded_device
+from memprof.launch.dry.dry_job import EndedError, dry_run, find_recorded_device
 from memprof.launch.fit.attempt import Attempt, measure
 from memprof.launch.fit.candidates import Candidates
 from memprof.launch.fit.compiled import compiled_plans, measured_plan
@@ -29,12 +29,12 @@ from memprof.launch.fit.sentences import (
     describe_failure_under_plan,
     why_none,
 )
-from memprof.launch.parent import ENDING, Recorded, run_recorded
-from memprof.launch.settings import Settings
-from memprof.launch.target import CannotStartError
-from memprof.planners.space.explore import Wish
-from memprof.policies.plan import Plan
-from memprof.policies.plan_file import write_plan
+from memprof.launch.parent.parent import ENDING, Recorded, run_recorded
+from memprof.launch.parent.settings import Settings
+from memprof.launch.parent.target import CannotStartError
+from memprof.planners.search.explore import Wish
+from memprof.policies.plan.plan import Plan
+from memprof.policies.plan.plan_file import write_plan
 from memprof.trace.store import Trace
 
 #: Searches for plans: the recording, and what is asked for.

@@ -7,8 +7,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from memprof.launch.output import refuse_taken, spool_of
-from memprof.launch.target import CannotStartError
+from memprof.launch.outcome.output import refuse_taken, spool_of
+from memprof.launch.parent.target import CannotStartError
 
 _PLAN = ".toml"
 

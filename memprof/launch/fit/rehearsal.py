@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from memprof.analysis.checked import describe_difference
-from memprof.launch.dry_job import dry_run, find_recorded_device
+from memprof.analysis.plans.dry_check_results import describe_difference
+from memprof.launch.dry.dry_job import dry_run, find_recorded_device
 from memprof.launch.fit.request import Fit
-from memprof.launch.target import CannotStartError
-from memprof.policies.plan import Plan
+from memprof.launch.parent.target import CannotStartError
+from memprof.policies.plan.plan import Plan
 from memprof.trace.manifest import Manifest
 from memprof.units import format_bytes
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from memprof.launch.fit.attempt import Attempt, Measured
 from memprof.launch.fit.outputs import Outputs
-from memprof.launch.settings import DryWindow
-from memprof.launch.target import Target
-from memprof.planners.space.explore import Wish
+from memprof.launch.parent.settings import DryWindow
+from memprof.launch.parent.target import Target
+from memprof.planners.search.explore import Wish
 
 
 @dataclass(frozen=True)

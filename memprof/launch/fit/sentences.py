@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from memprof.analysis.budget import BudgetVerdict
-from memprof.analysis.checked import describe_difference
-from memprof.analysis.suggest import Suggestion, describe_least
+from memprof.analysis.diff.budget import BudgetVerdict
+from memprof.analysis.plans.dry_check_results import describe_difference
+from memprof.analysis.plans.suggest import Suggestion, describe_least
 from memprof.launch.fit.attempt import Attempt
 from memprof.launch.fit.request import Fit
-from memprof.launch.parent import Recorded
-from memprof.launch.verdict import describe_status
-from memprof.planners.space.tried import Tried
-from memprof.policies.plan import Plan
+from memprof.launch.outcome.verdict import describe_status
+from memprof.launch.parent.parent import Recorded
+from memprof.planners.search.tried import Tried
+from memprof.policies.plan.plan import Plan
 from memprof.units import format_bytes
 
 INTERRUPTED = "It was interrupted before any plan was verified, so none was written."

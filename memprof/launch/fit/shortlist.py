@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from memprof.planners.space.explore import Answer, Wish
-from memprof.planners.space.learned import kinds_of
-from memprof.planners.space.tried import Tried
-from memprof.planners.space.workbench import rank
+from memprof.planners.search.explore import Answer, Wish
+from memprof.planners.search.learned import kinds_of
+from memprof.planners.search.tried import Tried
+from memprof.planners.search.workbench import rank
 from memprof.policies.base import Policy
 
 

@@ -10,7 +10,7 @@ import warnings
 
 import torch
 
-from memprof.analysis.basis import Basis, basis_of_steps
+from memprof.analysis.plans.basis import Basis, basis_of_steps
 from memprof.errors import InconclusiveError, MemprofError, PolicyError, UsageError
 from memprof.launch import child
 from memprof.launch.apply import apply_to
@@ -22,10 +22,10 @@ from memprof.launch.live.observed import Observed
 from memprof.launch.live.policies import plan_for
 from memprof.launch.live.step_ends import StepEnds
 from memprof.machines.budget import parse_budget
-from memprof.planners.space.explore import Answer, Wish, explore
-from memprof.planners.space.tried import Tried
-from memprof.policies.job import Job
-from memprof.policies.plan import Plan
+from memprof.planners.search.explore import Answer, Wish, explore
+from memprof.planners.search.tried import Tried
+from memprof.policies.plan.plan import Plan
+from memprof.policies.runtime.job import Job
 
 #: Plans that are applied and measured before the job is left as it is.
 _MOST_ATTEMPTS = 4

@@ -10,11 +10,11 @@ import tempfile
 from pathlib import Path
 
 from memprof.errors import InconclusiveError
-from memprof.launch.output import write_exit, write_launch
-from memprof.launch.settings import Settings
-from memprof.launch.target import Target
+from memprof.launch.outcome.output import write_exit, write_launch
+from memprof.launch.parent.settings import Settings
+from memprof.launch.parent.target import Target
 from memprof.recorder.recorder import Recorder
-from memprof.recorder.window import Window
+from memprof.recorder.steps.window import Window
 from memprof.trace.store import Trace
 
 

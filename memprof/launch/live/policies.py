@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from memprof.errors import PolicyError
-from memprof.planners.space.workbench import allowed_names
+from memprof.planners.search.workbench import allowed_names
 from memprof.policies.base import Policy
-from memprof.policies.patterns import match_modules
-from memprof.policies.plan import Plan
-from memprof.policies.wrappers import fitted
+from memprof.policies.plan.patterns import match_modules
+from memprof.policies.plan.plan import Plan
+from memprof.policies.runtime.wrappers import fitted
 
 #: Used unless others are allowed: they leave the numbers a job computes as they are, to the bit.
 EXACT = ("checkpoint", "swap")

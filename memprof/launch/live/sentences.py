@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from memprof.analysis.budget import BudgetVerdict
-from memprof.planners.space.tried import Tried
+from memprof.analysis.diff.budget import BudgetVerdict
+from memprof.planners.search.tried import Tried
 from memprof.units import format_bytes
 
 LEFT_TO_MEMPROF = "make_fit leaves the job as it is while memprof record or memprof fit runs it."

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from memprof.recorder.rounds import OptimizerRounds
-from memprof.recorder.update_hooks import UpdateHooks
+from memprof.recorder.steps.rounds import OptimizerRounds
+from memprof.recorder.steps.update_hooks import UpdateHooks
 
 
 class StepEnds:

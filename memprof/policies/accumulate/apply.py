@@ -18,8 +18,8 @@ from memprof.policies.accumulate.gate import Gates, refuse_many_evaluations
 from memprof.policies.accumulate.policy import Accumulate
 from memprof.policies.accumulate.round import Round
 from memprof.policies.accumulate.watch import refuse_gradients_of_gradients, refuse_hooks, require_backward
-from memprof.policies.job import Job
-from memprof.policies.replaced import cell_of_body, replace, until_gone
+from memprof.policies.runtime.job import Job
+from memprof.policies.runtime.replaced import cell_of_body, replace, until_gone
 
 _SCALER = torch.amp.GradScaler
 

@@ -15,7 +15,7 @@ from torch.utils.data import dataloader
 
 from memprof.policies.accumulate.round import Round
 from memprof.policies.accumulate.split import Part, split_batch
-from memprof.recorder.live_objects import live_objects
+from memprof.recorder.memory.live_objects import live_objects
 
 _ITERATOR = dataloader._BaseDataLoaderIter
 

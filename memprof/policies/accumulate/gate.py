@@ -14,7 +14,7 @@ import torch
 from memprof.errors import PolicyError
 from memprof.policies.accumulate.round import Round
 from memprof.policies.accumulate.watch import Gradients, require_backward
-from memprof.policies.replaced import replace
+from memprof.policies.runtime.replaced import replace
 
 
 class OptimizerGate:

@@ -11,7 +11,7 @@ from memprof.policies.base import Policy
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from memprof.policies.job import Job
+    from memprof.policies.runtime.job import Job
     from memprof.trace.step import Step
 
 

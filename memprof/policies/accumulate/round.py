@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from memprof.recorder.batch_structure import first_tensor
+from memprof.recorder.steps.batch_structure import first_tensor
 
 #: Rounds of the jobs to which accumulate is applied at present.
 _active: list[Round] = []

@@ -10,8 +10,8 @@ import torch
 
 from memprof.errors import PolicyError
 from memprof.policies.accumulate.round import Round
-from memprof.policies.own_types import OWN_TYPES
-from memprof.policies.replaced import replace
+from memprof.policies.runtime.own_types import OWN_TYPES
+from memprof.policies.runtime.replaced import replace
 
 
 class Gradients:

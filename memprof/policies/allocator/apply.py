@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from memprof.policies.allocator.policy import OLD_VARIABLE, VARIABLE, Allocator, parse_options
-from memprof.policies.job import Job
+from memprof.policies.runtime.job import Job
 
 
 def apply_allocator(job: Job, policy: Allocator) -> None:

@@ -12,7 +12,7 @@ from memprof.errors import PolicyError
 from memprof.policies.base import Policy
 
 if TYPE_CHECKING:
-    from memprof.policies.job import Job
+    from memprof.policies.runtime.job import Job
     from memprof.trace.step import Step
 
 #: What torch 2.9 and newer read on every device, and what it read before. Torch 2.11 to 2.13 look at the old name

@@ -14,10 +14,10 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from memprof.errors import PolicyError
 from memprof.policies.checkpoint.kinds import KINDS, RANDOM_REFUSAL, operators_of
-from memprof.policies.checkpoint.segments import longest_sequence, split
-from memprof.policies.job import Job
-from memprof.policies.own_types import is_in_transform
-from memprof.policies.patterns import match_modules, outermost
+from memprof.policies.checkpoint.sequential import longest_sequence, split
+from memprof.policies.plan.patterns import match_modules, outermost
+from memprof.policies.runtime.job import Job
+from memprof.policies.runtime.own_types import is_in_transform
 
 if TYPE_CHECKING:
     from memprof.policies.checkpoint.policy import Checkpoint

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, ClassVar, Self
 from memprof.errors import PolicyError
 from memprof.policies.base import Policy
 from memprof.policies.checkpoint.kinds import check_kinds
-from memprof.policies.patterns import condensed
+from memprof.policies.plan.patterns import condensed
 
 if TYPE_CHECKING:
-    from memprof.policies.job import Job
+    from memprof.policies.runtime.job import Job
     from memprof.trace.step import Step
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from memprof.policies.autocast_cache import cached_until
 from memprof.policies.checkpoint.nodes import Nodes
+from memprof.policies.rewrite.autocast_cache import cached_until
 from memprof.trace.schema import NONE, Ints
 from memprof.trace.step import Step
 

@@ -8,8 +8,8 @@ import numpy as np
 
 from memprof.errors import PolicyError
 from memprof.policies.checkpoint.policy import Checkpoint
-from memprof.policies.checkpoint.segments import longest_sequence, split
-from memprof.policies.model_names import chosen_modules, module_names
+from memprof.policies.checkpoint.sequential import longest_sequence, split
+from memprof.policies.runtime.model_names import chosen_modules, module_names
 from memprof.trace.schema import NONE, Ints
 from memprof.trace.step import Step
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 
 from memprof.errors import PolicyError
-from memprof.policies.autocast_cache import parameter_casts
+from memprof.policies.checkpoint.ends import Lives, find_lives
 from memprof.policies.checkpoint.kinds import KINDS, RANDOM_REFUSAL, operators_of
-from memprof.policies.checkpoint.lives import Lives, find_lives
 from memprof.policies.checkpoint.nodes import find_nodes
 from memprof.policies.checkpoint.policy import Checkpoint
 from memprof.policies.checkpoint.recompute import NEVER, Recompute, plan_recompute
 from memprof.policies.checkpoint.regions import Regions, find_regions
 from memprof.policies.checkpoint.unread import with_unread
-from memprof.policies.draft import Draft
+from memprof.policies.rewrite.autocast_cache import parameter_casts
+from memprof.policies.rewrite.draft import Draft
 from memprof.trace.schema import NONE, Bools, Ints, Ops, Saved, Storages, Uses
 from memprof.trace.step import Step, rows_of
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from memprof.errors import PolicyError
-from memprof.policies.patterns import match_modules, outermost
+from memprof.policies.plan.patterns import match_modules, outermost
 
 if TYPE_CHECKING:
     from memprof.policies.compile.policy import Compile
-    from memprof.policies.job import Job
+    from memprof.policies.runtime.job import Job
 
 
 def apply_compile(job: Job, policy: Compile) -> None:

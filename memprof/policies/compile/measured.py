@@ -7,7 +7,7 @@ from dataclasses import replace
 from memprof.errors import UsageError
 from memprof.policies.base import Policy
 from memprof.policies.compile.policy import Compile
-from memprof.policies.plan_tables import plan_from_tables
+from memprof.policies.plan.plan_tables import plan_from_tables
 from memprof.trace.store import Trace
 
 

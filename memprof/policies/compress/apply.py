@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from memprof.policies.compress.eight_bits import from_eight_bits, to_eight_bits
-from memprof.policies.job import Job
-from memprof.policies.patterns import match_modules
+from memprof.policies.plan.patterns import match_modules
+from memprof.policies.runtime.job import Job
 from memprof.policies.swap.packing import SavedTensors
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memprof.policies.compress.policy import BLOCK, CHUNK
-from memprof.policies.draft import Draft
+from memprof.policies.rewrite.draft import Draft
 from memprof.policies.swap.copies import HOOK_US
 from memprof.policies.swap.records import Records, find_records
 from memprof.replay.rounding import rounded

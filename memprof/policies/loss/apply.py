@@ -15,13 +15,13 @@ from torch.nn import functional as F
 from memprof.errors import PolicyError
 from memprof.policies.loss.cross_entropy import ChunkedCrossEntropy, ChunkedHead, Terms
 from memprof.policies.loss.lazy import LazyLogits, lazy_logits
-from memprof.policies.own_types import OWN_TYPES, is_in_transform
-from memprof.policies.patterns import match_modules
-from memprof.policies.replaced import until_gone
+from memprof.policies.plan.patterns import match_modules
+from memprof.policies.runtime.own_types import OWN_TYPES, is_in_transform
+from memprof.policies.runtime.replaced import until_gone
 
 if TYPE_CHECKING:
-    from memprof.policies.job import Job
     from memprof.policies.loss.policy import ChunkedLoss
+    from memprof.policies.runtime.job import Job
 
 Tensor = torch.Tensor
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memprof.policies.insertion import Insertion
+from memprof.policies.rewrite.insertion import Insertion
 from memprof.trace.schema import NONE
 from memprof.trace.step import Step
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memprof.errors import PolicyError
-from memprof.policies.draft import Draft
-from memprof.policies.insertion import Insertion
 from memprof.policies.loss.emit_backward import Emitter
-from memprof.policies.patterns import match_modules
+from memprof.policies.plan.patterns import match_modules
+from memprof.policies.rewrite.draft import Draft
+from memprof.policies.rewrite.insertion import Insertion
 from memprof.trace.schema import NONE, Ints, Saved
 from memprof.trace.step import Step
 

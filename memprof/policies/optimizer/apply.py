@@ -13,8 +13,8 @@ from memprof.policies.optimizer.in_backward import InBackward
 from memprof.policies.optimizer.updates import EightBitUpdates, HostUpdates, Updates
 
 if TYPE_CHECKING:
-    from memprof.policies.job import Job
     from memprof.policies.optimizer.policy import OptimizerPolicy
+    from memprof.policies.runtime.job import Job
 
 _FLAGS = {
     "loop": {"foreach": False, "fused": False},

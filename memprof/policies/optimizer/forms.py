@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from memprof.policies.insertion import Insertion
 from memprof.policies.optimizer.recognise import GRADIENT, PARAMETER, Update
+from memprof.policies.rewrite.insertion import Insertion
 from memprof.trace.schema import NONE
 from memprof.trace.step import Step
 

@@ -15,10 +15,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from memprof.errors import PolicyError
 from memprof.policies.optimizer.updates import Updates
 from memprof.policies.optimizer.used import SECOND_BACKWARD, UsedGradient
-from memprof.policies.replaced import cell_of_body, hook_weakly, replace_weakly
+from memprof.policies.runtime.replaced import cell_of_body, hook_weakly, replace_weakly
 
 if TYPE_CHECKING:
-    from memprof.policies.job import Job
+    from memprof.policies.runtime.job import Job
 
 
 class InBackward:

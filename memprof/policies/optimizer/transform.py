@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memprof.errors import PolicyError
-from memprof.policies.draft import Draft
-from memprof.policies.insertion import Insertion
 from memprof.policies.optimizer.forms import FormWriter
 from memprof.policies.optimizer.recognise import (
     GRADIENT,
@@ -18,6 +16,8 @@ from memprof.policies.optimizer.recognise import (
     gradients_of_earlier_steps,
     recognise_updates,
 )
+from memprof.policies.rewrite.draft import Draft
+from memprof.policies.rewrite.insertion import Insertion
 from memprof.trace.schema import NONE, Bools, Floats, Ints
 from memprof.trace.step import Step
 

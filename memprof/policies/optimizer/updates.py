@@ -13,7 +13,7 @@ import torch
 from memprof.errors import PolicyError
 
 if TYPE_CHECKING:
-    from memprof.policies.job import Job
+    from memprof.policies.runtime.job import Job
 
 _EIGHT_BIT = (
     ("torchao.optim", {torch.optim.Adam: "Adam8bit", torch.optim.AdamW: "AdamW8bit"}),

@@ -13,15 +13,15 @@ import torch
 from torch.utils import _pytree as pytree
 
 from memprof.errors import PolicyError
-from memprof.policies.own_types import is_in_transform
 from memprof.policies.precision.misfits import require_recurrent
 from memprof.policies.precision.pure import shorten_weights
 from memprof.policies.precision.scaling import LossScaling
+from memprof.policies.runtime.own_types import is_in_transform
 from memprof.recorder.machine import short_types
 
 if TYPE_CHECKING:
-    from memprof.policies.job import Job
     from memprof.policies.precision.policy import Precision
+    from memprof.policies.runtime.job import Job
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from memprof.policies.precision.autocast_lists import FIRST, VIEW, is_one_of
 from memprof.policies.precision.flow import LASTING
-from memprof.policies.precision.operators import FIRST, VIEW, is_one_of
 from memprof.trace.schema import NONE, Bools, Ints
 
 if TYPE_CHECKING:

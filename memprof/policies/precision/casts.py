@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memprof.policies.precision.operators import FLOAT32, PROMOTE, SHORT, VIEW, is_one_of
+from memprof.policies.precision.autocast_lists import FLOAT32, PROMOTE, SHORT, VIEW, is_one_of
 from memprof.replay.rounding import rounded
 from memprof.trace.schema import NONE, Bools, Ints, Ops, Uses
 
 if TYPE_CHECKING:
-    from memprof.policies.draft import Draft
+    from memprof.policies.precision.ends import Nodes
     from memprof.policies.precision.flow import Types
-    from memprof.policies.precision.lives import Nodes
     from memprof.policies.precision.times import Rates
+    from memprof.policies.rewrite.draft import Draft
     from memprof.trace.step import Step
 
 

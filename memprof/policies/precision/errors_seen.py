@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from memprof.policies.precision.autocast_lists import plain_names
 from memprof.policies.precision.misfits import SHORT_TYPES
-from memprof.policies.precision.operators import plain_names
 
 if TYPE_CHECKING:
     from memprof.policies.precision.policy import Precision

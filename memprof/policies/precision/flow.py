@@ -10,7 +10,7 @@ from scipy import sparse
 from scipy.sparse import csgraph
 
 from memprof.errors import PolicyError
-from memprof.policies.precision.operators import (
+from memprof.policies.precision.autocast_lists import (
     FIRST,
     FLOAT32,
     OFTEN_FLOAT32,

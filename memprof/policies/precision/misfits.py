@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memprof.errors import PolicyError
-from memprof.policies.precision.operators import is_one_of
+from memprof.policies.precision.autocast_lists import is_one_of
 from memprof.trace.schema import NONE
 
 if TYPE_CHECKING:

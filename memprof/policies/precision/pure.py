@@ -11,10 +11,10 @@ import torch
 from torch.optim.swa_utils import AveragedModel
 
 from memprof.errors import PolicyError
-from memprof.policies.replaced import replace_weakly
+from memprof.policies.runtime.replaced import replace_weakly
 
 if TYPE_CHECKING:
-    from memprof.policies.job import Job
+    from memprof.policies.runtime.job import Job
 
 
 def shorten_weights(job: Job, dtype: torch.dtype) -> list[Callable[[], None]]:

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from memprof.errors import PolicyError
-from memprof.policies.own_types import is_in_transform
-from memprof.policies.replaced import replace_weakly
+from memprof.policies.runtime.own_types import is_in_transform
+from memprof.policies.runtime.replaced import replace_weakly
 
 if TYPE_CHECKING:
-    from memprof.policies.job import Job
+    from memprof.policies.runtime.job import Job
 
 
 class LossScaling:

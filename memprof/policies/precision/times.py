@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memprof.policies.precision.operators import FIRST, SHORT, WIDEST
+from memprof.policies.precision.autocast_lists import FIRST, SHORT, WIDEST
 from memprof.trace.schema import NONE, Bools, Floats, Ints
 
 if TYPE_CHECKING:
-    from memprof.policies.draft import Draft
     from memprof.policies.precision.flow import Types
+    from memprof.policies.rewrite.draft import Draft
     from memprof.trace.step import Step
 
 #: How long an operator takes in the short type on a CPU, against float32, forward and backward. Measured with torch

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memprof.policies.draft import Draft
+from memprof.policies.precision.autocast_lists import is_one_of
 from memprof.policies.precision.backward import cast_gradients, made_whole, short_gradients
 from memprof.policies.precision.casts import Casts, cast_inputs, cast_reads
+from memprof.policies.precision.ends import Nodes
 from memprof.policies.precision.flow import LASTING, Types, follow_types
-from memprof.policies.precision.lives import Nodes
 from memprof.policies.precision.misfits import (
     SHORT_TYPES,
     refuse_mixed_types,
@@ -18,11 +18,11 @@ from memprof.policies.precision.misfits import (
     refuse_recurrent,
     refuse_sparse,
 )
-from memprof.policies.precision.operators import is_one_of
 from memprof.policies.precision.outputs import cast_outputs
 from memprof.policies.precision.roots import of_trained_models
 from memprof.policies.precision.times import Rates, retime
 from memprof.policies.precision.workspaces import short_workspaces
+from memprof.policies.rewrite.draft import Draft
 from memprof.replay.rounding import rounded
 from memprof.trace.schema import NONE, Bools
 

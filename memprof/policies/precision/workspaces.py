@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from memprof.policies.precision.autocast_lists import WIDEST, is_one_of
 from memprof.policies.precision.misfits import SHORT_TYPES
-from memprof.policies.precision.operators import WIDEST, is_one_of
-from memprof.trace.columns import Coded
+from memprof.trace.files.columns import Coded
 from memprof.trace.schema import NONE, Bools, Ints
 
 if TYPE_CHECKING:
-    from memprof.policies.draft import Draft
     from memprof.policies.precision.flow import Types
+    from memprof.policies.rewrite.draft import Draft
     from memprof.trace.step import Step
 
 #: What a recurrent layer keeps for its backward, against float32: 0.706 to 0.713 in eight of nine sizes measured (16 to

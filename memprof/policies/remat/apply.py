@@ -8,20 +8,20 @@ import warnings
 from typing import TYPE_CHECKING
 
 from memprof.errors import PolicyError
-from memprof.policies.forwards import outermost_layer
-from memprof.policies.job import Job
 from memprof.policies.remat.counters import Counter, ProcessorCounter, counter_of
 from memprof.policies.remat.keys import Keys
 from memprof.policies.remat.memory import Memory
 from memprof.policies.remat.mode import RematMode
 from memprof.policies.remat.needs import Needs
-from memprof.policies.remat.remaking import Remaking
+from memprof.policies.remat.recomputation import Remaking
 from memprof.policies.remat.saved import SavedHooks
 from memprof.policies.remat.swapping import Swapping
 from memprof.policies.remat.transform import OVERLAP
-from memprof.policies.swap.device import HostCarrier
+from memprof.policies.runtime.forwards import outermost_layer
+from memprof.policies.runtime.job import Job
 from memprof.policies.swap.disk import DiskCarrier
 from memprof.policies.swap.packing import require_unhooked
+from memprof.policies.swap.pinned_copies import HostCarrier
 from memprof.policies.swap.policy import DEFAULT_GBPS
 from memprof.units import format_bytes
 

@@ -10,8 +10,8 @@ import torch
 
 from memprof.errors import PolicyError
 from memprof.recorder.light.count import AllocatorCount
-from memprof.recorder.live_objects import live_objects
-from memprof.recorder.native import AllocatorTable
+from memprof.recorder.memory.live_objects import live_objects
+from memprof.recorder.profiler.native import AllocatorTable
 
 _NO_COUNT = "remat needs the allocator's own count of bytes, which this build of torch does not tell."
 

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from memprof.errors import PolicyError
-from memprof.policies.job import Job
 from memprof.policies.remat.cells import Cell
 from memprof.policies.remat.memory import Memory
 from memprof.policies.remat.names import key_of
+from memprof.policies.runtime.job import Job
 
 
 class Keys:

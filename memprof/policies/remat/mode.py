@@ -17,14 +17,14 @@ from memprof.policies.remat.generators import put_back, states_for
 from memprof.policies.remat.keys import Keys
 from memprof.policies.remat.memory import Memory
 from memprof.policies.remat.needs import Needs
-from memprof.policies.remat.operators import Operator
-from memprof.policies.remat.remaking import Remaking
-from memprof.recorder.higher_order import follow, is_traced, run_below, tensors_in
-from memprof.recorder.out_of_memory import is_out_of_memory
-from memprof.recorder.sliding import SlidingMode, leaves_operators
-from memprof.recorder.tracebacks import clean_uncaught, hide_frames_of
-from memprof.recorder.untraced import traced_inside, untraced
-from memprof.recorder.wrapped_numbers import with_tensors
+from memprof.policies.remat.operator_traits import Operator
+from memprof.policies.remat.recomputation import Remaking
+from memprof.recorder.calls.higher_order import follow, is_traced, run_below, tensors_in
+from memprof.recorder.calls.sliding import SlidingMode, leaves_operators
+from memprof.recorder.calls.tracebacks import clean_uncaught, hide_frames_of
+from memprof.recorder.calls.untraced import traced_inside, untraced
+from memprof.recorder.calls.wrapped_numbers import with_tensors
+from memprof.recorder.memory.out_of_memory import is_out_of_memory
 
 _Tensor = torch.Tensor
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})

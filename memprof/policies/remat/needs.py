@@ -15,9 +15,9 @@ from torch._C import _profiler
 
 from memprof.policies.remat.cells import Need
 from memprof.policies.remat.counters import Counter
-from memprof.recorder.native import NativeEvents, allocations
-from memprof.recorder.profiler_guard import ProfilerGuard
-from memprof.recorder.sessions import may_start, short_session
+from memprof.recorder.profiler.native import NativeEvents, allocations
+from memprof.recorder.profiler.profiler_guard import ProfilerGuard
+from memprof.recorder.profiler.sessions import may_start, short_session
 
 _Tensor = torch.Tensor
 _LISTS = (list, tuple)

@@ -10,7 +10,7 @@ from memprof.policies.base import Policy
 from memprof.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
-    from memprof.policies.job import Job
+    from memprof.policies.runtime.job import Job
     from memprof.trace.step import Step
 
 HEURISTICS = ("eq-class", "msps")

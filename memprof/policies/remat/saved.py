@@ -6,13 +6,13 @@ import sys
 
 import torch
 
-from memprof.policies.forbidden_hooks import as_if_allowed, step_aside_where_forbidden, take_all_hooks
 from memprof.policies.remat.cells import Cell, view_of
 from memprof.policies.remat.keys import Keys
 from memprof.policies.remat.memory import Memory
-from memprof.policies.remat.remaking import Remaking
+from memprof.policies.remat.recomputation import Remaking
+from memprof.policies.runtime.forbidden_hooks import as_if_allowed, step_aside_where_forbidden, take_all_hooks
 from memprof.policies.swap.packing import Left, Version, is_plain
-from memprof.recorder.untraced import untraced
+from memprof.recorder.calls.untraced import untraced
 
 _tracing_state = torch._C._get_tracing_state
 _APPLY = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]  # a class method in Python

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memprof.errors import PolicyError
-from memprof.policies.draft import Draft
 from memprof.policies.remat.names import keys_of
 from memprof.policies.remat.simulation import Course, Simulation
 from memprof.policies.remat.units import Units, units_of
+from memprof.policies.rewrite.draft import Draft
 from memprof.trace.schema import NONE, Uses
 from memprof.trace.step import Step
 

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 import torch
 
 from memprof.errors import PolicyError
-from memprof.policies.own_types import is_dry_run
+from memprof.policies.runtime.own_types import is_dry_run
 from memprof.policies.shard.averaging import Averaging
 from memprof.policies.shard.feed import RankFeed, feed_from_start, take_prepared
 from memprof.policies.shard.full import check_units, shard_fully, units_of
-from memprof.policies.shard.ranks import choose_device, join_ranks, start_alike
+from memprof.policies.shard.process_group import choose_device, join_ranks, start_alike
 from memprof.policies.shard.same_data import SENTENCE, draws_alike
 from memprof.policies.shard.states import DividedUpdates, check_elementwise
 
 if TYPE_CHECKING:
-    from memprof.policies.job import Job
+    from memprof.policies.runtime.job import Job
     from memprof.policies.shard.policy import Shard
 
 #: Wrappers and parameters of jobs that are distributed already.

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from memprof.policies.own_types import has_values
+from memprof.policies.runtime.own_types import has_values
 from memprof.policies.shard.filling import fill_buckets
 
 

@@ -14,11 +14,11 @@ from torch.distributed.tensor import DTensor
 
 from memprof.errors import PolicyError
 from memprof.policies.shard.layers import choose_units
-from memprof.policies.shard.ranks import gather, is_gloo
+from memprof.policies.shard.process_group import gather, is_gloo
 from memprof.policies.shard.references import Exchange, exchange_everywhere
 
 if TYPE_CHECKING:
-    from memprof.policies.job import Job
+    from memprof.policies.runtime.job import Job
     from memprof.policies.shard.policy import Shard
 
 #: A parameter's place: the module that holds it, and its name there.

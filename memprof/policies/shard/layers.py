@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from memprof.policies.patterns import match_modules, outermost
+from memprof.policies.plan.patterns import match_modules, outermost
 
 
 def choose_units(

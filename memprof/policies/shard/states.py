@@ -9,10 +9,10 @@ import torch
 
 from memprof.errors import PolicyError
 from memprof.policies.shard.filling import fill_buckets
-from memprof.policies.shard.ranks import gather
+from memprof.policies.shard.process_group import gather
 
 if TYPE_CHECKING:
-    from memprof.policies.job import Job
+    from memprof.policies.runtime.job import Job
     from memprof.policies.shard.policy import Shard
 
 #: Optimizers of torch that treat each number of a parameter alike, wherever it stands: parts can be updated apart.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from memprof.policies.shard.fully import Fully
-from memprof.policies.shard.replicated import Replicated
+from memprof.policies.shard.prediction.fully import Fully
+from memprof.policies.shard.prediction.replicated import Replicated
+from memprof.policies.shard.prediction.units import find_units
 from memprof.policies.shard.samples import with_part_of_batch
-from memprof.policies.shard.units import find_units
 from memprof.trace.step import Step
 
 if TYPE_CHECKING:

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 import torch
 
 from memprof.errors import PolicyError
-from memprof.policies.job import Job
-from memprof.policies.own_types import is_dry_run
-from memprof.policies.patterns import match_modules
-from memprof.policies.swap.device import HostCarrier
+from memprof.policies.plan.patterns import match_modules
+from memprof.policies.runtime.job import Job
+from memprof.policies.runtime.own_types import is_dry_run
 from memprof.policies.swap.disk import DiskCarrier, is_in_memory
 from memprof.policies.swap.dry import DryCarrier
 from memprof.policies.swap.moves import Moves
 from memprof.policies.swap.owned_transform import NO_HISTORY
 from memprof.policies.swap.packing import SavedTensors
+from memprof.policies.swap.pinned_copies import HostCarrier
 
 if TYPE_CHECKING:
     from memprof.policies.swap.policy import Swap

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
-    from memprof.policies.job import Job
+    from memprof.policies.runtime.job import Job
 
 
 def bring_in_for_casts(job: Job, module: torch.nn.Module, bring_in: Callable[[], Any]) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memprof.errors import PolicyError
-from memprof.policies.draft import Draft
+from memprof.policies.rewrite.draft import Draft
 from memprof.policies.swap.copies import FETCH_US, SEND_US, copy_ops
 from memprof.policies.swap.link import link_of, longer_us
 from memprof.policies.swap.records import Calls, called_modules, node_bounds, require_untouched

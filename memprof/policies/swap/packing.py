@@ -13,10 +13,10 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves
 
 from memprof.errors import PolicyError
-from memprof.policies.forbidden_hooks import step_aside_where_forbidden
-from memprof.policies.forwards import outermost_layer
-from memprof.policies.job import Job
-from memprof.policies.own_types import OWN_TYPES, is_in_transform
+from memprof.policies.runtime.forbidden_hooks import step_aside_where_forbidden
+from memprof.policies.runtime.forwards import outermost_layer
+from memprof.policies.runtime.job import Job
+from memprof.policies.runtime.own_types import OWN_TYPES, is_in_transform
 from memprof.policies.swap.records import NEVER_CALLED, OVERLAP
 
 _MARK = "_memprof_handles_saved_tensors"

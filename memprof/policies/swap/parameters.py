@@ -13,9 +13,9 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from memprof.errors import PolicyError
-from memprof.policies.job import Job
-from memprof.policies.own_types import is_in_transform
-from memprof.policies.replaced import hook_weakly
+from memprof.policies.runtime.job import Job
+from memprof.policies.runtime.own_types import is_in_transform
+from memprof.policies.runtime.replaced import hook_weakly
 from memprof.policies.swap.casts import bring_in_for_casts
 from memprof.policies.swap.moves import Carrier
 from memprof.policies.swap.packing import (

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, ClassVar, Self
 
 from memprof.errors import PolicyError
 from memprof.policies.base import Policy
-from memprof.policies.patterns import condensed
+from memprof.policies.plan.patterns import condensed
 from memprof.units import format_bytes
 
 if TYPE_CHECKING:
-    from memprof.policies.job import Job
+    from memprof.policies.runtime.job import Job
     from memprof.trace.step import Step
 
 WHAT = ("activations", "optimizer", "parameters")

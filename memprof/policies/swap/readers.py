@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from memprof.policies.job import Job
+from memprof.policies.runtime.job import Job
 
 _PARAMETERS = torch.nn.Module.parameters
 #: Functions of torch that run through parameters and leave their values alone.

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from memprof.errors import PolicyError
-from memprof.policies.autocast_cache import cached_until
-from memprof.policies.model_names import chosen_modules
+from memprof.policies.rewrite.autocast_cache import cached_until
+from memprof.policies.rewrite.variables import variable_ends
+from memprof.policies.runtime.model_names import chosen_modules
 from memprof.policies.swap.reruns import find_reruns
-from memprof.policies.variables import variable_ends
-from memprof.trace.columns import Coded
+from memprof.trace.files.columns import Coded
 from memprof.trace.schema import NONE, Bools, Ints
 from memprof.trace.step import Step
 

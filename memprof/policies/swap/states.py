@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from memprof.policies.job import Job
+from memprof.policies.runtime.job import Job
 from memprof.policies.swap.moves import Carrier
 from memprof.policies.swap.packing import is_plain
 

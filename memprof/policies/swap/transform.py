@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memprof.errors import PolicyError
-from memprof.policies.draft import Draft
+from memprof.policies.rewrite.draft import Draft
 from memprof.policies.swap.copies import copy_ops, copy_stalls_us
 from memprof.policies.swap.link import link_of
 from memprof.policies.swap.owned_transform import transform_parameters, transform_state

@@ -14,15 +14,15 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 
+from memprof.recorder.calls.higher_order import follow, is_higher_order
 from memprof.recorder.dry.answers import Answers
 from memprof.recorder.dry.bounds import upper_bound
 from memprof.recorder.dry.in_place import InPlace
-from memprof.recorder.dry.kernels import Kernels
+from memprof.recorder.dry.kernel_probe import Kernels
 from memprof.recorder.dry.packed import sized_by_data
-from memprof.recorder.higher_order import follow, is_higher_order
 
 if TYPE_CHECKING:
-    from memprof.recorder.dry.device.device import VirtualDevice
+    from memprof.recorder.dry.device.virtual_device import VirtualDevice
 
 _aten = torch.ops.aten
 _DEVICE = torch.ops.prim.device.default

@@ -16,24 +16,24 @@ from torch.optim import optimizer
 from torch.utils import _foreach_utils
 from torch.utils.data import DataLoader, dataloader
 
+from memprof.recorder.dry.absent_ranks import join_nobody
 from memprof.recorder.dry.answers import Answers
 from memprof.recorder.dry.files import Files
 from memprof.recorder.dry.no_device import refuse_missing_device
 from memprof.recorder.dry.pickles import outside_dry_run, pickle_shapes
 from memprof.recorder.dry.pools import follow_pools
-from memprof.recorder.dry.ranks import join_nobody
 from memprof.recorder.dry.replicas import refuse_replicas
 from memprof.recorder.dry.spans import dry_owned_span, dry_span, dry_storage_span
-from memprof.trace.spool import DRY_RUN
+from memprof.trace.files.spool import DRY_RUN
 
 if TYPE_CHECKING:
-    from memprof.recorder.dry.device.device import VirtualDevice
-    from memprof.recorder.dry.kernels import Kernels
+    from memprof.recorder.dry.device.virtual_device import VirtualDevice
+    from memprof.recorder.dry.kernel_probe import Kernels
     from memprof.recorder.dry.mode import DryMode
-    from memprof.recorder.inventory import Inventory
     from memprof.recorder.log import RawLog
+    from memprof.recorder.memory.inventory import Inventory
     from memprof.recorder.operators import OperatorMode
-    from memprof.recorder.sources import MemorySources
+    from memprof.recorder.profiler.sources import MemorySources
 
 #: torch's own modules that compile what they are given in an eager job, too: cond, scan and their like.
 _COMPILING = ("torch._higher_order_ops.", "torch.nn.attention.")
@@ -132,7 +132,7 @@ class DryRun:
         if threading.current_thread() is not threading.main_thread():
             return
         # At use: it takes a second, and a process of the job that makes no model has no need of it.
-        from memprof.recorder.dry.kernels import Kernels
+        from memprof.recorder.dry.kernel_probe import Kernels
         from memprof.recorder.dry.mode import DryMode
 
         self._kernels = Kernels()

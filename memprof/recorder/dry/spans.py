@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from memprof.recorder.inventory import owned_span, storage_span
+from memprof.recorder.memory.inventory import owned_span, storage_span
 
 #: Attribute of a storage without memory that stands for a file that is mapped, not for memory of torch's allocator.
 _MAPPED = "_memprof_mapped"

@@ -12,8 +12,8 @@ from typing import Any
 from torch._C import _profiler
 
 from memprof.recorder.light.log import LightLog
-from memprof.recorder.sessions import ProfilerSession
-from memprof.trace.spool import HEARD
+from memprof.recorder.profiler.sessions import ProfilerSession
+from memprof.trace.files.spool import HEARD
 
 _Allocation: Any = getattr(_profiler, "_ExtraFields_Allocation", ())
 _NODE: Any = getattr(_profiler, "_ExtraFields_TorchOp", ())

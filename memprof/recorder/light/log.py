@@ -11,7 +11,7 @@ from typing import Any
 
 from memprof.recorder.faults import raise_if_of_job
 from memprof.recorder.log import RawLog
-from memprof.trace.spool import LIGHT_FOLDER, RING_PREFIX, RING_STREAMS, SpoolWriter
+from memprof.trace.files.spool import LIGHT_FOLDER, RING_PREFIX, RING_STREAMS, SpoolWriter
 
 #: Files of the ring that are kept: the one that is written, and the one before.
 _KEPT = 2

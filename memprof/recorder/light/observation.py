@@ -11,24 +11,24 @@ from typing import Any, NamedTuple
 import torch
 
 from memprof.phases import PHASES, named_phase
-from memprof.recorder.failures import FailureLog
-from memprof.recorder.inventory import Inventory, owned_span
+from memprof.recorder.calls.module_registry import ModuleRegistry
+from memprof.recorder.calls.untraced import untraced
 from memprof.recorder.light.budget import Budget
 from memprof.recorder.light.count import AllocatorCount
-from memprof.recorder.light.device import CudaHistory
+from memprof.recorder.light.device_ring import CudaHistory
 from memprof.recorder.light.events import LightEvents
 from memprof.recorder.light.log import LightLog
 from memprof.recorder.light.peaks import HEARD_ALL, TOLD, Peaks
 from memprof.recorder.log import TOO_MANY_NAMES
 from memprof.recorder.machine import describe_process
-from memprof.recorder.out_of_memory import listen_to_allocator
-from memprof.recorder.registry import ModuleRegistry
+from memprof.recorder.memory.failures import FailureLog
+from memprof.recorder.memory.inventory import Inventory, owned_span
+from memprof.recorder.memory.out_of_memory import listen_to_allocator
 from memprof.recorder.remarks import RemarkReader
-from memprof.recorder.rounds import OptimizerRounds
-from memprof.recorder.training import TrainedModels
-from memprof.recorder.untraced import untraced
-from memprof.recorder.window import Window
-from memprof.trace.spool import BACKWARD, EVALUATION, FLAG_CALL_RECOMPUTE, FORWARD, OPTIMIZER, OTHER
+from memprof.recorder.steps.rounds import OptimizerRounds
+from memprof.recorder.steps.training import TrainedModels
+from memprof.recorder.steps.window import Window
+from memprof.trace.files.spool import BACKWARD, EVALUATION, FLAG_CALL_RECOMPUTE, FORWARD, OPTIMIZER, OTHER
 
 _FLUSH_NS = 1_000_000_000
 #: Steps of a stretch: the second one begins as most do, with the gradients of the one before.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memprof.recorder.log import RawLog
-from memprof.trace.spool import OTHER
+from memprof.trace.files.spool import OTHER
 
 #: Where a step's highest count is from: positions in schema.PEAK_SOURCES.
 COUNTED, HEARD_ALL, TOLD = range(3)

@@ -13,21 +13,21 @@ from typing import Any
 import torch
 
 from memprof.phases import follow, unfollow
+from memprof.recorder.calls.modules import ModuleCallObserver
+from memprof.recorder.calls.tracebacks import remove_own_frames
 from memprof.recorder.faults import explain_fault, raise_if_of_job, write_fault
 from memprof.recorder.light.count import AllocatorCount
 from memprof.recorder.light.observation import LightCall, LightObservation
 from memprof.recorder.light.thread_end import ThreadEnd
-from memprof.recorder.live_objects import live_objects, live_optimizers
-from memprof.recorder.modules import ModuleCallObserver
-from memprof.recorder.native import AllocatorTable
+from memprof.recorder.memory.live_objects import live_objects, live_optimizers
+from memprof.recorder.memory.out_of_memory import find_out_of_memory, write_unrecorded
 from memprof.recorder.operators import skip_compiling
-from memprof.recorder.out_of_memory import find_out_of_memory, write_unrecorded
 from memprof.recorder.plan_hooks import PlanHooks
-from memprof.recorder.profiler_guard import ProfilerGuard
-from memprof.recorder.rounds import OptimizerRounds
-from memprof.recorder.sessions import clear_leftovers
-from memprof.recorder.tracebacks import remove_own_frames
-from memprof.recorder.update_hooks import UpdateHooks
+from memprof.recorder.profiler.native import AllocatorTable
+from memprof.recorder.profiler.profiler_guard import ProfilerGuard
+from memprof.recorder.profiler.sessions import clear_leftovers
+from memprof.recorder.steps.rounds import OptimizerRounds
+from memprof.recorder.steps.update_hooks import UpdateHooks
 
 
 class LightRecorder:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from memprof.replay.allocator.blocks import ALLOCATED, FREE, PENDING, UNMAPPED, Block, Pool, Segment
 from memprof.replay.allocator.expandable import find_growth, map_pages
-from memprof.replay.allocator.giving_back import collect_garbage, release_cached, release_oversized
+from memprof.replay.allocator.release import collect_garbage, release_cached, release_oversized
 from memprof.replay.allocator.rules import (
     ASSUMED_DEVICE_BYTES,
     NON_SPLIT_ROUNDING_BYTES,

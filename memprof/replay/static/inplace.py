@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from memprof.replay.static.lives import Lives
+from memprof.replay.static.intervals import Lives
 from memprof.trace.schema import NONE, Bools, Ints
 from memprof.trace.step import Step
 

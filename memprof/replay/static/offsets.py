@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from memprof.replay.static.lives import Lives
+from memprof.replay.static.intervals import Lives
 from memprof.trace.schema import Ints
 
 #: Chooses among gaps: takes their starts and their bytes, returns one's place.

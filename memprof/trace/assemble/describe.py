@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from memprof.trace.assemble.backends import backend_of
-from memprof.trace.assemble.heard import CPU
+from memprof.trace.assemble.devices.backends import backend_of
+from memprof.trace.assemble.memory.native_events import CPU
 from memprof.trace.assemble.recording import Recording
+from memprof.trace.files.size_limit import describe_fault
+from memprof.trace.files.spool import Spool
 from memprof.trace.manifest import Capture, Machine, Manifest, Speed, Window
 from memprof.trace.schema import NONE, SCHEMA_VERSION, Modules, Ops, Steps
-from memprof.trace.size_limit import describe_fault
-from memprof.trace.spool import Spool
 
 
 def build_manifest(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from memprof.trace.files.spool import OTHER_THREAD
 from memprof.trace.schema import NONE, Bools, Ints, Ops, Saved, Storages, Texts, Uses
-from memprof.trace.spool import OTHER_THREAD
 
 #: Raw node sequence of operators outside backward.
 OUTSIDE = -1

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from memprof.trace.assemble import links, texts
-from memprof.trace.assemble.heard import CPU
-from memprof.trace.assemble.kernels import has_kernels, on_device, streams_of
+from memprof.trace.assemble.devices.kernels import has_kernels, on_device, streams_of
+from memprof.trace.assemble.memory.native_events import CPU
 from memprof.trace.assemble.phases import operator_phases
 from memprof.trace.assemble.recording import Recording
 from memprof.trace.assemble.times import Partners, corrected_durations, find_partners, packet
-from memprof.trace.schema import NONE, Floats, Ints, ModuleCalls, Modules, Ops, Texts
-from memprof.trace.spool import (
+from memprof.trace.files.spool import (
     FLAG_CALL_RECOMPUTE,
     FLAG_COLLECTIVE,
     FLAG_MUTATES,
@@ -21,6 +20,7 @@ from memprof.trace.spool import (
     FLAG_RNG,
     FLAG_VIEW,
 )
+from memprof.trace.schema import NONE, Floats, Ints, ModuleCalls, Modules, Ops, Texts
 
 _BETWEEN_NAME = "allocation between operators"
 _COMPILED_NAME = "compiled region"

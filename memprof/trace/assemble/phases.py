@@ -7,8 +7,8 @@ import numpy as np
 from memprof.phases import PHASES
 from memprof.trace.assemble import texts
 from memprof.trace.assemble.recording import Recording
+from memprof.trace.files.spool import FLAG_EVAL_MODE, FLAG_GRAD_ENABLED, FLAG_IN_CLOSURE, NAME_SHIFT, Spool
 from memprof.trace.schema import NONE, Bools, Ints, Texts
-from memprof.trace.spool import FLAG_EVAL_MODE, FLAG_GRAD_ENABLED, FLAG_IN_CLOSURE, NAME_SHIFT, Spool
 
 
 def phase_names(spool: Spool) -> Texts:

@@ -9,20 +9,21 @@ from typing import Any
 
 from memprof.trace.assemble import texts
 from memprof.trace.assemble.describe import build_manifest, read_speed
-from memprof.trace.assemble.device_events import allocator_events
-from memprof.trace.assemble.device_samples import device_samples
-from memprof.trace.assemble.failures import failure_table, kept_for_backward
-from memprof.trace.assemble.heard import CPU
-from memprof.trace.assemble.history import segment_table
+from memprof.trace.assemble.devices.device_events import allocator_events
+from memprof.trace.assemble.devices.device_samples import device_samples
+from memprof.trace.assemble.devices.history import segment_table
 from memprof.trace.assemble.join import join
 from memprof.trace.assemble.light.process import assemble_light, is_light
 from memprof.trace.assemble.links import saved_for_backward
+from memprof.trace.assemble.memory.failures import failure_table, kept_for_backward
+from memprof.trace.assemble.memory.native_events import CPU
+from memprof.trace.assemble.memory.storages import memory_samples, memory_tables, workspace_bytes
 from memprof.trace.assemble.operators import durations, module_calls, operator_table, partners_by_step
-from memprof.trace.assemble.optimizers import optimizer_table
+from memprof.trace.assemble.optimizers.optimizers import optimizer_table
 from memprof.trace.assemble.recording import Recording, open_later, open_recordings
 from memprof.trace.assemble.roofline import roofline, with_roofline
 from memprof.trace.assemble.steps import step_table
-from memprof.trace.assemble.storages import memory_samples, memory_tables, workspace_bytes
+from memprof.trace.files.spool import DRY_RUN, Spool, read_spool
 from memprof.trace.manifest import Manifest, Speed
 from memprof.trace.schema import (
     AllocatorEvents,
@@ -41,7 +42,6 @@ from memprof.trace.schema import (
     Table,
     Uses,
 )
-from memprof.trace.spool import DRY_RUN, Spool, read_spool
 
 
 def assemble_process(

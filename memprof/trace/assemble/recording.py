@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from memprof.trace.assemble import texts
-from memprof.trace.assemble.heard import Heard, devices_of, hear, within
+from memprof.trace.assemble.memory.native_events import Heard, devices_of, hear, within
 from memprof.trace.assemble.steps import Epoch, choose_epoch, last_heard_ns, later_epochs, number_steps
 from memprof.trace.assemble.timeline import Timeline, merge
+from memprof.trace.files.spool import Spool
 from memprof.trace.schema import NONE, Bools, Ints
-from memprof.trace.spool import Spool
 
 
 @dataclass(frozen=True)

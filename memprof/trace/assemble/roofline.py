@@ -10,11 +10,11 @@ from __future__ import annotations
 import numpy as np
 
 from memprof.trace.assemble import texts
-from memprof.trace.assemble.heard import CPU
+from memprof.trace.assemble.memory.native_events import CPU
 from memprof.trace.assemble.recording import Recording
+from memprof.trace.files.spool import FLAG_VIEW, WRITE
 from memprof.trace.manifest import Speed
 from memprof.trace.schema import Bools, Floats, Ops, Steps
-from memprof.trace.spool import FLAG_VIEW, WRITE
 
 _HALF = ("bfloat16", "float16")
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from memprof.trace.files.spool import Spool
 from memprof.trace.schema import NONE, Bools, Ints, Steps
-from memprof.trace.spool import Spool
 
 #: Kinds whose operators were recorded.
 OBSERVED = ("warm_up", "recorded")

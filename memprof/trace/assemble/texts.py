@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from memprof.trace.files.spool import Spool
 from memprof.trace.schema import NONE, Ints, Modules, Stacks, Texts
-from memprof.trace.spool import Spool
 
 
 def listed(spool: Spool, stream: str) -> list[Any]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from memprof.trace.importers.allocations import Lives, Reserved
 from memprof.trace.importers.columns import Annotation, Blocks, Entries
 from memprof.trace.importers.facts import DeviceFacts
 from memprof.trace.importers.frames import StackTable
-from memprof.trace.importers.lives import Lives, Reserved
 from memprof.trace.schema import Segments
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from memprof.trace.importers.allocations import Lives, Reserved
 from memprof.trace.importers.columns import OOM, Blocks, Entries
-from memprof.trace.importers.lives import Lives, Reserved
 from memprof.trace.schema import ACTIONS, NONE, Segments
 
 

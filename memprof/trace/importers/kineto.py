@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from memprof.trace.importers.allocations import Lives, Reserved, find_lives
 from memprof.trace.importers.columns import ALLOC, FREE, Blocks, Entries, whole_numbers
 from memprof.trace.importers.device import DeviceHistory
 from memprof.trace.importers.facts import find_facts
 from memprof.trace.importers.frames import NO_STACK, Stack, StackTable
 from memprof.trace.importers.kineto_events import KinetoTrace, MemoryEvent, ProfilerStep, parse_kineto, stacks_of
-from memprof.trace.importers.lives import Lives, Reserved, find_lives
 from memprof.trace.importers.phases import Phases
 from memprof.trace.importers.snapshot import Progress
 from memprof.trace.importers.snapshot_tables import device_tables

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from memprof.errors import BadInputError
+from memprof.trace.importers.allocations import find_lives, find_reserved
 from memprof.trace.importers.columns import (
     check_dicts,
     read_annotations,
@@ -20,7 +21,6 @@ from memprof.trace.importers.columns import (
 from memprof.trace.importers.device import DeviceHistory
 from memprof.trace.importers.facts import find_facts
 from memprof.trace.importers.frames import StackTable
-from memprof.trace.importers.lives import find_lives, find_reserved
 from memprof.trace.importers.safe_pickle import RefusedError, load_plain
 from memprof.trace.importers.sniff import SNAPSHOT, read_input
 

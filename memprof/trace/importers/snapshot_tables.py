@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from memprof.trace.importers.allocations import pending_after
 from memprof.trace.importers.columns import ALLOC, SEGMENT_GROWS
 from memprof.trace.importers.device import DeviceHistory
 from memprof.trace.importers.frames import NO_STACK, Stack
-from memprof.trace.importers.lives import pending_after
 from memprof.trace.importers.phases import Phases, step_table
 from memprof.trace.schema import (
     ACTIONS,

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 
 from memprof.errors import BadInputError
-from memprof.trace.reading import read_bytes
+from memprof.trace.files.reading import read_bytes
 from memprof.units import format_bytes
 
 #: A profiler's trace shrinks 10 to 30 times in gzip; what grows more when it is unpacked is no trace.

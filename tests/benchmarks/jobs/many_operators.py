@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from memprof.policies.job import Job
 from memprof.policies.remat.policy import Remat
+from memprof.policies.runtime.job import Job
 
 LENGTH, REPEATS = 500, 15
 

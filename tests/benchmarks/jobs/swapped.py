@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 
-from memprof.policies.job import Job
+from memprof.policies.runtime.job import Job
 from memprof.policies.swap.policy import Swap
 from tests.policies.jobs import gpt
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from memprof.launch.plan_marks import REFUSED_STATUS
+from memprof.launch.outcome.plan_marks import REFUSED_STATUS
 from tests.conformance.odd.interpreters import INTERPRETERS
 from tests.conformance.odd.jobs import OddJob, names_of
 from tests.conformance.odd.processes import PROCESSES

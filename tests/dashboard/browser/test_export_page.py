@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from memprof.analysis.report import build_report
+from memprof.analysis.report.report import build_report
 from memprof.trace.store import Trace
 from memprof.units import parse_bytes
-from memprof_dashboard.export import export_html
+from memprof_dashboard.export_page.export import export_html
 from memprof_dashboard.palette import THEMES
 from tests.building import Module, Op, Storage, make_trace
 from tests.dashboard.browser.conftest import TIMEOUT_MS

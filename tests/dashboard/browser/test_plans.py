@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from memprof.policies.plan_file import read_plan
+from memprof.policies.plan.plan_file import read_plan
 from memprof_dashboard.pages import PAGES
 from tests.building import Module, Op, Storage, make_tables
 from tests.dashboard.browser.conftest import SAMPLES, Served, Shown

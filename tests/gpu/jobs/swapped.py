@@ -16,8 +16,8 @@ import training
 from torch.autograd.graph import save_on_cpu
 
 from memprof.policies.checkpoint.policy import Checkpoint
-from memprof.policies.job import Job
-from memprof.policies.plan import Plan
+from memprof.policies.plan.plan import Plan
+from memprof.policies.runtime.job import Job
 from memprof.policies.swap.policy import Swap
 
 

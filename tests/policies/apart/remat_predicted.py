@@ -14,19 +14,19 @@ import pytest
 
 from memprof.errors import PolicyError
 from memprof.planners.find import find_plan
-from memprof.planners.graph import graph_of
-from memprof.planners.single_tensors import remat_of
+from memprof.planners.graph.graph import graph_of
+from memprof.planners.graph.single_tensors import remat_of
 from memprof.policies.accumulate.policy import Accumulate
 from memprof.policies.checkpoint.policy import Checkpoint
 from memprof.policies.compress.policy import Compress
-from memprof.policies.plan import Plan
-from memprof.policies.plan_file import format_plan, parse_plan
+from memprof.policies.plan.plan import Plan
+from memprof.policies.plan.plan_file import format_plan, parse_plan
 from memprof.policies.precision.policy import Precision
 from memprof.policies.remat.counters import ProcessorCounter
 from memprof.policies.remat.names import keys_of
 from memprof.policies.remat.policy import Remat
 from memprof.policies.swap.policy import Swap
-from memprof.recorder.native import AllocatorTable
+from memprof.recorder.profiler.native import AllocatorTable
 from memprof.replay.live import live_bytes
 from memprof.trace.schema import NONE
 from memprof.trace.step import Step

@@ -14,10 +14,10 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from memprof.errors import PolicyError
-from memprof.policies.job import Job
 from memprof.policies.optimizer.policy import OptimizerPolicy
-from memprof.policies.plan import Plan
+from memprof.policies.plan.plan import Plan
 from memprof.policies.precision.policy import Precision
+from memprof.policies.runtime.job import Job
 from memprof.policies.shard.policy import Shard
 from memprof.policies.swap.policy import Swap
 

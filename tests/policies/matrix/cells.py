@@ -15,13 +15,13 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from memprof.errors import PolicyError
 from memprof.policies.base import Policy
 from memprof.policies.compress.policy import Compress
-from memprof.policies.job import Job
 from memprof.policies.loss.policy import ChunkedLoss
 from memprof.policies.optimizer.policy import OptimizerPolicy
-from memprof.policies.plan import Plan
+from memprof.policies.plan.plan import Plan
 from memprof.policies.precision.policy import Precision
 from memprof.policies.registry import policy_types
 from memprof.policies.remat.policy import Remat
+from memprof.policies.runtime.job import Job
 from memprof.policies.shard.policy import Shard
 from memprof.policies.swap.policy import Swap
 from tests.policies.matrix.catalog import Usage

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from memprof.policies.base import Policy
-from memprof.policies.plan import Plan
+from memprof.policies.plan.plan import Plan
 from memprof.policies.precision.policy import Precision
 from memprof.policies.swap.policy import Swap
 

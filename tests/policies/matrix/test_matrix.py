@@ -7,7 +7,7 @@ import re
 import pytest
 import torch
 
-from memprof.policies.plan import Plan
+from memprof.policies.plan.plan import Plan
 from memprof.policies.registry import policy_types
 from tests.policies.matrix.catalog import Usage, usages
 from tests.policies.matrix.cells import Cell, examples, pair_plans, run_cell, single_plans, title_of

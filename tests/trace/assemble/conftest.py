@@ -12,9 +12,9 @@ import pytest
 from hypothesis import strategies as st
 
 from memprof.trace.assemble import assemble_process
+from memprof.trace.files.spool import COLUMNS, FORWARD, MUTATE, READ, WRITE, Spool, SpoolWriter, read_spool
 from memprof.trace.manifest import Manifest
 from memprof.trace.schema import Table
-from memprof.trace.spool import COLUMNS, FORWARD, MUTATE, READ, WRITE, Spool, SpoolWriter, read_spool
 
 Assembled = tuple[Manifest, dict[type[Table], Table]]
 

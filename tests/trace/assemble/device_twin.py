@@ -19,10 +19,10 @@ import numpy as np
 from memprof.replay.allocator.blocks import ALLOCATED, PENDING, UNMAPPED, Block, Segment
 from memprof.replay.allocator.model import CachingAllocator
 from memprof.replay.allocator.rules import Settings
-from memprof.trace.assemble.heard import Heard, hear
+from memprof.trace.assemble.memory.native_events import Heard, hear
 from memprof.trace.assemble.steps import choose_epoch
+from memprof.trace.files.spool import COLUMNS, WRITE, Spool, SpoolWriter, read_spool
 from memprof.trace.schema import ACTIONS, Ints
-from memprof.trace.spool import COLUMNS, WRITE, Spool, SpoolWriter, read_spool
 
 DEVICE = "cuda:0"
 _CODE = {name: code for code, name in enumerate(ACTIONS)}

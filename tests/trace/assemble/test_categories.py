@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from memprof.trace.assemble.categories import Facts, Lifetimes, categorize
+from memprof.trace.assemble.memory.categories import Facts, Lifetimes, categorize
+from memprof.trace.files.spool import ACTIVATION, BUFFER, GRADIENT, HELD, INPUT, OPTIMIZER_STATE, PARAMETER
 from memprof.trace.schema import NONE, Ops, Uses
-from memprof.trace.spool import ACTIVATION, BUFFER, GRADIENT, HELD, INPUT, OPTIMIZER_STATE, PARAMETER
 
 #: The operators of every test here: two of each phase, and two that repeat forward inside backward.
 PHASES = ["other", "other", "forward", "forward", "backward", "backward", "optimizer", "optimizer"]

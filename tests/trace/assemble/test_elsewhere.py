@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memprof.trace.assemble.elsewhere import Elsewhere, account
-from memprof.trace.assemble.lives import Lives, count, pair
+from memprof.trace.assemble.memory.block_lives import Lives, count, pair
+from memprof.trace.assemble.memory.elsewhere import Elsewhere, account
 from memprof.trace.assemble.timeline import Timeline, merge
 from memprof.trace.schema import NONE
 from tests.trace.assemble.conftest import Moments, jobs

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from memprof.trace.assemble.failures import is_fatal, kept_for_backward
+from memprof.trace.assemble.memory.failures import is_fatal, kept_for_backward
+from memprof.trace.files.spool import COLUMNS, Spool
+from memprof.trace.files.trim import drop_warm_up
 from memprof.trace.schema import NONE, Ops, OutOfMemory, Storages
-from memprof.trace.spool import COLUMNS, Spool
-from memprof.trace.trim import drop_warm_up
 from tests.building import Op, Storage, make_tables
 
 NAMES = ["aten.mm.default", "profiler._record_function_exit._RecordFunction"]

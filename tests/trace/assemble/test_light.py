@@ -13,9 +13,7 @@ import pytest
 from memprof.replay.live import live_bytes
 from memprof.trace.assemble.light.process import assemble_light
 from memprof.trace.assemble.light.regions import BETWEEN_CALLS, BETWEEN_NODES, UPDATE, cut_regions
-from memprof.trace.importers.snapshot import read_snapshot
-from memprof.trace.schema import NONE, Ops, StepPeaks, Steps
-from memprof.trace.spool import (
+from memprof.trace.files.spool import (
     BACKWARD,
     COLUMNS,
     FORWARD,
@@ -26,6 +24,8 @@ from memprof.trace.spool import (
     Spool,
     SpoolWriter,
 )
+from memprof.trace.importers.snapshot import read_snapshot
+from memprof.trace.schema import NONE, Ops, StepPeaks, Steps
 from memprof.trace.store import Trace
 from tests.replay.allocator.snapshots import snapshot_paths
 

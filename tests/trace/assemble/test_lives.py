@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given
 
-from memprof.trace.assemble.lives import Counter, Lives, count, pair
+from memprof.trace.assemble.memory.block_lives import Counter, Lives, count, pair
 from memprof.trace.assemble.timeline import NEVER, Timeline, merge
 from memprof.trace.schema import NONE, Ints
 from tests.trace.assemble.conftest import Moments, jobs

@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 import torch
 
-from memprof.analysis.report import build_report
+from memprof.analysis.report.report import build_report
 from memprof.recorder.recorder import Recorder
-from memprof.recorder.window import Window
+from memprof.recorder.steps.window import Window
 from memprof.replay.allocator.rules import Settings
 from memprof.replay.live import live_bytes
-from memprof.trace.assemble.elsewhere import NAME
+from memprof.trace.assemble.memory.elsewhere import NAME
 from memprof.trace.assemble.process import assemble_devices
+from memprof.trace.files.spool import read_spool
+from memprof.trace.files.trim import drop_warm_up
 from memprof.trace.schema import NONE, AllocatorEvents, Memory, Ops, Segments, Steps, Storages
-from memprof.trace.spool import read_spool
 from memprof.trace.store import Trace
-from memprof.trace.trim import drop_warm_up
 from tests.gpu.replayed import compare_recording
 from tests.trace.assemble.device_twin import DEVICE, Twin
 

@@ -12,7 +12,8 @@ from hypothesis import given
 
 from memprof.replay.live import live_bytes
 from memprof.trace.assemble import assemble_process
-from memprof.trace.assemble.elsewhere import NAME
+from memprof.trace.assemble.memory.elsewhere import NAME
+from memprof.trace.files.spool import BACKWARD, FLAG_VIEW, GRADIENT, INPUT, OPTIMIZER, OPTIMIZER_STATE, OTHER, PARAMETER
 from memprof.trace.manifest import Capture
 from memprof.trace.schema import (
     NONE,
@@ -27,7 +28,6 @@ from memprof.trace.schema import (
     Table,
     Uses,
 )
-from memprof.trace.spool import BACKWARD, FLAG_VIEW, GRADIENT, INPUT, OPTIMIZER, OPTIMIZER_STATE, OTHER, PARAMETER
 from memprof.trace.store import Trace
 from tests.trace.assemble.conftest import Assembled, Moments, RawJob, jobs
 

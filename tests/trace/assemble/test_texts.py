@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from memprof.trace.assemble.texts import look_up, module_table, stack_table, tensor_kinds
+from memprof.trace.files.spool import Spool
 from memprof.trace.schema import NONE
-from memprof.trace.spool import Spool
 
 
 def spool(**records: list[Any]) -> Spool:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from memprof.trace.assemble.elsewhere import account
-from memprof.trace.assemble.lives import Lives, count, pair
+from memprof.trace.assemble.memory.block_lives import Lives, count, pair
+from memprof.trace.assemble.memory.elsewhere import account
+from memprof.trace.assemble.memory.missed_frees import end_unheard
 from memprof.trace.assemble.timeline import NEVER, Timeline, merge
-from memprof.trace.assemble.unheard import end_unheard
 
 KIB = 1024
 Event = tuple[int, int, int]

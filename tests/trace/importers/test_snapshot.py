@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from memprof.analysis.report import build_report
+from memprof.analysis.report.report import build_report
 from memprof.errors import BadInputError, UsageError
 from memprof.trace.importers import import_file
 from memprof.trace.schema import NONE, AllocatorEvents, Memory, Ops, Segments, Stacks, Steps, Storages

@@ -9,10 +9,10 @@ from typing import Any, cast
 
 from memprof.trace.assemble.describe import read_speed
 from memprof.trace.assemble.light.run import Run
+from memprof.trace.files.size_limit import describe_fault
+from memprof.trace.files.spool import Spool
 from memprof.trace.manifest import Backend, Capture, Machine, Manifest, Window
 from memprof.trace.schema import NONE, SCHEMA_VERSION, Modules, Steps, Table
-from memprof.trace.size_limit import describe_fault
-from memprof.trace.spool import Spool
 
 _NO_OPERATORS = "operators: rows are module calls, backward nodes and updates, and no operator's cost is known"
 

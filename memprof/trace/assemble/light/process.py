@@ -9,14 +9,14 @@ from typing import Any, cast
 import numpy as np
 
 from memprof.trace.assemble import texts
-from memprof.trace.assemble.elsewhere import NAME
 from memprof.trace.assemble.light.describe import light_manifest
-from memprof.trace.assemble.light.device import assemble_device, find_snapshot
+from memprof.trace.assemble.light.device_run import assemble_device, find_snapshot
 from memprof.trace.assemble.light.run import join_steps, module_peaks, read_run
 from memprof.trace.assemble.light.stretch import choose_stretch, ordinary_spool
+from memprof.trace.assemble.memory.elsewhere import NAME
+from memprof.trace.files.spool import LIGHT_FOLDER, Spool, read_spool
 from memprof.trace.manifest import Manifest
 from memprof.trace.schema import NONE, ModulePeaks, Modules, Ops, StepPeaks, Steps, Storages, Table
-from memprof.trace.spool import LIGHT_FOLDER, Spool, read_spool
 
 #: What memory is called that was there before the stretch and that no model or optimizer holds.
 _OLDER = "older than the stretch, held by no model and no optimizer"

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from memprof.trace.files.spool import BACKWARD, FORWARD, LOADING, OPTIMIZER, OTHER, Spool
 from memprof.trace.schema import NONE, Ints
-from memprof.trace.spool import BACKWARD, FORWARD, LOADING, OPTIMIZER, OTHER, Spool
 
 _MARK, _NODE_BEGINS, _NODE_ENDS = range(3)
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from memprof.trace.assemble.phases import phase_names
+from memprof.trace.files.spool import Spool
 from memprof.trace.schema import NONE, PEAK_SOURCES, Bools, Ints, ModulePeaks, Modules, StepPeaks, Steps, Texts
-from memprof.trace.spool import Spool
 
 
 @dataclass(frozen=True)

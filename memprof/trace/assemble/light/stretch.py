@@ -9,8 +9,8 @@ import numpy as np
 
 from memprof.trace.assemble import texts
 from memprof.trace.assemble.light.regions import Region, cut_regions
+from memprof.trace.files.spool import COLUMNS, FLAG_RECOMPUTE, RING_PREFIX, Spool, read_spool
 from memprof.trace.schema import NONE, Ints
-from memprof.trace.spool import COLUMNS, FLAG_RECOMPUTE, RING_PREFIX, Spool, read_spool
 
 #: Streams of records that are the whole run's and go with the stretch as they are.
 _KEPT = (

@@ -1,0 +1,268 @@
+"""A report as one HTML file that needs nothing else: to read, to print, to hang on an issue."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+import re
+from importlib.resources import files
+from typing import Any
+
+from plotly.offline import get_plotlyjs
+
+from memprof.analysis.report.module_tree import module_tree
+from memprof.analysis.report.report import Report, build_report
+from memprof.trace.manifest import PREDICTED
+from memprof.trace.store import Trace
+from memprof.units import format_bytes, format_percent, format_us
+from memprof.version import __version__
+from memprof_dashboard.export_page import export_tables as tables
+from memprof_dashboard.export_page.export_recording import commands, date_of, has_device, recording
+from memprof_dashboard.figures.shared import CONFIG
+from memprof_dashboard.figures.timeline import Marks, overview, timeline
+from memprof_dashboard.figures.treemap import treemap
+from memprof_dashboard.markup import Html, element, name, section, shorten, text
+from memprof_dashboard.palette import RECOMPUTED, RECOMPUTED_COLOUR, THEMES, Theme, fill_of, phase_colours
+from memprof_dashboard.sources import Rank
+from memprof_dashboard.views.boxes import boxes_by_module, bytes_by_node
+
+_ROWS = 10
+_TREE_ROWS = 18
+_LARGEST_ROWS = 20
+_SCREEN = CONFIG | {"scrollZoom": False}
+#: A capacity is drawn where it is no further above the peak than this.
+_CAPACITY_IN_SIGHT = 3
+
+
+def export_html(
+    trace: Trace,
+    *,
+    rank: int | None = None,
+    step_number: int | None = None,
+    op_id: int | None = None,
+    rows: int | None = None,
+) -> str:
+    """Writes what `memprof report` says of a recording, with the figures, as one HTML page.
+
+    The page asks for nothing: scripts and styles are in it, and its content security policy forbids the rest. Every
+    text of the recording is escaped.
+
+    Args:
+        trace: The recording.
+        rank: The rank to report on; None for the one with the highest peak.
+        step_number: The step to report on; None for the fullest step.
+        op_id: The moment to show, counted from 0 in the step; None for the peak.
+        rows: Rows per table; None for what suits.
+
+    Raises:
+        BadInputError: The recording holds no operators, or is damaged.
+        UsageError: There is no such rank, step or operator.
+    """
+    report = build_report(trace, rank=rank, step_number=step_number, op_id=op_id, fold_layers=True)
+    shown = Rank(trace.rank_trace(report.rank))
+    plotly, script = get_plotlyjs(), _resource("export.js")
+    title = f"memprof: {shorten(report.manifest.target or trace.path.name, 80)}"
+    parts = {
+        "policy": html.escape(_policy(plotly, script)),
+        "generator": html.escape(f"memprof {__version__}"),
+        "title": text(title),
+        "body": _body(report, shown, rows),
+        "figures": _json({"config": _SCREEN, "themes": _figures(report, shown)}),
+        "plotly": plotly,
+        "script": script,
+    }
+    # In one pass: what is filled in is not looked at again.
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _resource("export.html"))
+
+
+def _resource(file: str) -> str:
+    return files("memprof_dashboard.export_page").joinpath(file).read_text(encoding="utf-8")
+
+
+def _policy(*scripts: str) -> str:
+    hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
+    allowed = " ".join(f"'sha256-{one}'" for one in hashes)
+    return (
+        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def _json(content: Any) -> str:
+    """Returns JSON that cannot end the element it stands in."""
+    written = json.dumps(content, separators=(",", ":"), allow_nan=False)
+    return written.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _figures(report: Report, rank: Rank) -> dict[str, dict[str, Any]]:
+    return {theme.name: _figures_in(report, rank, theme) for theme in THEMES.values()}
+
+
+def _figures_in(report: Report, rank: Rank, theme: Theme) -> dict[str, Any]:
+    history = rank.history
+    first, end = rank.step_range(report.step.number)
+    capacity = report.manifest.machine.capacity_bytes
+    is_seen = has_device(report.manifest) and capacity < _CAPACITY_IN_SIGHT * report.at_peak.moment.allocated_bytes
+    at = first + report.shown.moment.op_id
+    marks = Marks(at=at, capacity_bytes=capacity if is_seen else 0)
+    tree = module_tree(rank.modules)
+    drawn = {
+        "timeline": timeline(history, first, end, theme, marks),
+        "overview": overview(history, first, end, theme),
+        "treemap": treemap(boxes_by_module(bytes_by_node(history, tree, at), tree), theme),
+    }
+    # Laid over the cells, hatchings ask for one colour below them, and complain of a list.
+    drawn["treemap"].update_traces(marker={"pattern": {"fillmode": "replace"}}, selector={"type": "treemap"})
+    for figure in drawn.values():
+        figure.layout.template = None
+    return {place: json.loads(figure.to_json() or "{}") for place, figure in drawn.items()}
+
+
+def _body(report: Report, rank: Rank, rows: int | None) -> str:
+    shown = report.shown
+    when = "at the peak" if report.at_moment is None else f"during operator {shown.moment.op_id:,}"
+    first, end = rank.step_range(report.step.number)
+    place = f"Operator {shown.moment.op_id:,} of the {end - first:,} of step {report.step.number}"
+    of_tree = rows or _TREE_ROWS
+    parts = [
+        _headline(report),
+        *(
+            [section("Ranks", "Each process of the job, at the peak of its own fullest step.", tables.ranks(report))]
+            * bool(report.ranks)
+        ),
+        section(
+            f"Memory during step {report.step.number}",
+            "What is alive while each operator runs, by what it is for. The highest point is the true peak, to the "
+            f"byte; the line marks what the tables below are of. Operators are counted through the whole recording: "
+            f"the step begins at {first:,}.",
+            _hint("Drag to zoom, double-click to go back."),
+            _plot(
+                "timeline", "what is alive during the step, by category; the table below has the figures of the peak"
+            ),
+            _phases(rank),
+        ),
+        section(
+            "The whole recording",
+            f"{rank.history.ops:,} operators, of which the step above is marked. A line that climbs from step to step "
+            "means that something is kept.",
+            _plot("overview", "the total over the whole recording"),
+        ),
+        section(f"Alive {when}, by category", f"{place}. Every table sums to it exactly.", tables.categories(report)),
+        section("Fullest moment of each phase", "", tables.phase_peaks(report), level=3),
+        section(
+            f"Alive {when}, by module",
+            "The module that owns or made it, with all modules inside; layers that are alike share a row.",
+            tables.modules(report, shown.by_module, of_tree),
+        ),
+        section(
+            f"Alive {when}, by source line",
+            "The innermost line outside torch and Python's library that made it; for what backward made, the line of "
+            "its forward.",
+            tables.source_lines(report, rows or _ROWS),
+        ),
+        section(f"Alive {when}, by operator that made it", "", tables.operators(report, rows or _ROWS)),
+        section(
+            f"Treemap {when}",
+            "Areas are bytes, by module; the colour is what most of a module's bytes are for.",
+            _hint("Click to go inside."),
+            _plot("treemap", "bytes by module; the table by module above has the figures"),
+        ),
+        section(f"Largest storages {when}", "", tables.largest(report, rows or _LARGEST_ROWS)),
+        *_saved(report, of_tree, rows or _ROWS),
+        section("How it was recorded", "", recording(report)),
+        *commands(report, rank),
+    ]
+    return "\n".join(parts)
+
+
+def _phases(rank: Rank) -> Html:
+    """Returns what the colours of the band below the timeline stand for."""
+    shown = list(phase_colours(rank.history.phases).items())
+    if rank.history.runs_again.any():
+        shown.append((RECOMPUTED, RECOMPUTED_COLOUR))
+    parts = [text("phases: ")]
+    for phase, colour in shown:
+        swatch = element("span", kind="swatch", style=f"background:{colour}")
+        parts += [element("span", swatch, phase, kind="category phase"), text(" ")]
+    return element("p", *parts, kind="about")
+
+
+def _hint(sentence: str) -> Html:
+    """Returns what helps on a screen only."""
+    return element("p", sentence, kind="about hint")
+
+
+def _plot(place: str, label: str) -> Html:
+    plot = element("div", id=place, kind="plot", role="img", aria_label=label)
+    return element("figure", plot, element("noscript", "The figure needs JavaScript; the tables do not."))
+
+
+def _headline(report: Report) -> Html:
+    peak, split = report.at_peak.moment, report.at_peak.by_category
+    manifest = report.manifest
+    target = name(shorten(manifest.target, 120)) if manifest.target else text("the job")
+    rank = f" of rank {report.rank}" if report.ranks else ""
+    verb = "is predicted to peak" if manifest.backend.name == PREDICTED else "peaks"
+    facts = [
+        _fact("peak", format_bytes(peak.allocated_bytes), f"{peak.allocated_bytes:,} bytes, step {peak.step}{rank}"),
+        _fact("where", peak.phase, f"{peak.module_title or 'outside any module'}: {peak.op}"),
+    ]
+    if peak.source is not None:
+        facts.append(_fact("at", peak.source.place, f"in {peak.source.function}" if peak.source.function else ""))
+    if split.parts and split.total_bytes > 0:
+        most = split.parts[0]
+        share = format_percent(most.bytes / split.total_bytes)
+        facts.append(_fact("most of it", fill_of(str(most.key)).label, f"{format_bytes(most.bytes)}, {share}"))
+    facts += _room(report)
+    facts.append(_fact("step time", format_us(report.step.duration_us), f"operator times: {manifest.op_times}"))
+    warnings = [element("p", note.text, kind="warning") for note in report.notes if note.is_warning]
+    machine = manifest.machine
+    about = [
+        machine.device_name or machine.device_kind,
+        f"torch {manifest.torch_version}" if manifest.torch_version else "",
+        f"under {report.plan}" if report.plan else "",
+        date_of(manifest),
+    ]
+    return Html(
+        element("h1", target, f" {verb} at {format_bytes(peak.allocated_bytes)}")
+        + element("p", shorten(" · ".join(fact for fact in about if fact), 400), kind="soft")
+        + "".join(warnings)
+        + element("div", *facts, kind="facts")
+    )
+
+
+def _room(report: Report) -> list[Html]:
+    """Returns what the device has left beside the peak, where there is a device."""
+    if not has_device(report.manifest):
+        return []
+    capacity, peak = report.manifest.machine.capacity_bytes, report.at_peak.moment.allocated_bytes
+    left = capacity - peak
+    words = f"{format_bytes(left)} more than the peak" if left >= 0 else f"{format_bytes(-left)} less than the peak"
+    facts = [_fact("the device has", format_bytes(capacity), words)]
+    if report.reserved_bytes is not None:
+        unused = max(report.reserved_bytes - peak, 0)
+        facts.append(_fact("reserved", format_bytes(report.reserved_bytes), f"{format_bytes(unused)} above the peak"))
+    return facts
+
+
+def _fact(label: str, value: str, detail: str) -> Html:
+    parts = [element("span", label), element("strong", name(value, 60)), element("span", name(detail, 120))]
+    return element("div", *parts, kind="fact")
+
+
+def _saved(report: Report, tree_rows: int, rows: int) -> list[Html]:
+    summary = report.saved_summary
+    if not summary.by_module.parts:
+        return []
+    most = f"{format_bytes(summary.by_module.total_bytes)} during operator {summary.op_id:,}"
+    saved = tables.modules(report, summary.by_module, tree_rows)
+    parts = [section("Saved for backward", f"What forward keeps, when most is kept: {most}.", saved)]
+    costs = tables.recompute(report, rows)
+    if costs:
+        about = "What checkpointing a module would free, and the time to run its forward again; best first."
+        parts.append(
+            section("Recompute instead of saving", f"{about} Rows may lie inside one another.", costs, level=3)
+        )
+    return parts

@@ -1,0 +1,1 @@
+"""What the pages show: prepared from recordings, without a component of the page."""

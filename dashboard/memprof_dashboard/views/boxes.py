@@ -1,0 +1,160 @@
+"""What is alive at one moment, by module: boxes within boxes that sum to the total to the byte."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from memprof.analysis.report.module_tree import ModuleTree
+from memprof.replay.history import History
+from memprof.trace.schema import NONE, Ints
+
+#: Boxes at most; what is smaller is summed up in the box around it.
+MOST_BOXES = 400
+#: What stands on the box of what belongs to no module.
+OUTSIDE = "of no module"
+
+
+@dataclass(frozen=True)
+class Box:
+    """One box.
+
+    Attributes:
+        parent: Place of the box around it, ``NONE`` for the outermost.
+        label: What stands on it.
+        size: Bytes, with all boxes inside.
+        category: The category that most of it is of.
+        find: What finds its storages by name; empty where no search does.
+        modules: How many modules it stands for, 0 for none.
+    """
+
+    parent: int
+    label: str
+    size: int
+    category: str
+    find: str = ""
+    modules: int = 0
+
+
+def bytes_by_node(history: History, tree: ModuleTree, at: int) -> dict[str, Ints]:
+    """Splits what is alive during an operator by category and node, workspace included.
+
+    Args:
+        history: The recording.
+        tree: Its modules.
+        at: The operator.
+
+    Returns:
+        Bytes by category, those that are alive only, each of shape ``(nodes + 1,)``: what belongs to no module is
+        last. All of them sum to ``history.total[at]``; but where the operator gave memory back before it took new, its
+        workspace is negative, has no box, and they sum to as much more.
+    """
+    rows = history.alive(at)
+    node_of_module = np.append(tree.node_of_module, NONE)
+    nodes = node_of_module[history.owner[rows]]
+    split: dict[str, Ints] = {}
+    for code, category in enumerate(history.storage_categories):
+        of_category = history.category[rows] == code
+        sums = np.zeros(len(tree) + 1, dtype=np.int64)
+        np.add.at(sums, nodes[of_category], history.size[rows[of_category]])  # NONE is the last place
+        if sums.any():
+            split[category] = sums
+    workspace = history.workspace(at)
+    if workspace > 0:
+        sums = split.setdefault("workspace", np.zeros(len(tree) + 1, dtype=np.int64))
+        sums[node_of_module[history.module[at]]] += workspace
+    return split
+
+
+def boxes_by_module(split: dict[str, Ints], tree: ModuleTree) -> list[Box]:
+    """Returns the boxes of the modules, and one of what belongs to none.
+
+    Args:
+        split: Bytes by category and node.
+        tree: The modules.
+    """
+    boxes = [Box(NONE, "everything alive", _total(split), _main(split))]
+    _add(boxes, 0, split, tree, MOST_BOXES)
+    return boxes
+
+
+def boxes_by_category(split: dict[str, Ints], tree: ModuleTree, labels: dict[str, str]) -> list[Box]:
+    """Returns a box for each category, with those of its modules inside.
+
+    Args:
+        split: Bytes by category and node.
+        tree: The modules.
+        labels: What people call the categories.
+    """
+    boxes = [Box(NONE, "everything alive", _total(split), _main(split))]
+    for category, sums in sorted(split.items(), key=lambda item: (-int(item[1].sum()), item[0])):
+        boxes.append(Box(0, labels.get(category, category), int(sums.sum()), category))
+        _add(boxes, len(boxes) - 1, {category: sums}, tree, MOST_BOXES // len(split))
+    return boxes
+
+
+def _add(boxes: list[Box], outermost: int, split: dict[str, Ints], tree: ModuleTree, most: int) -> None:
+    """Adds the boxes of the modules inside a box."""
+    own = np.array(list(split.values()), dtype=np.int64).reshape(len(split), len(tree) + 1)
+    whole = tree.with_children(own[:, :-1].sum(axis=0))
+    # A node is never larger than the one around it, and on a tie the outer one comes first.
+    order = np.lexsort((tree.depth, -whole))[:most]
+    kept = order[whole[order] > 0]
+    place: dict[int, int] = {}
+    has_children = np.zeros(len(tree) + 1, dtype=np.bool_)
+    has_children[tree.parent[kept]] = True
+    inside = tree.with_children(own[:, :-1])
+    for node in kept.tolist():
+        parent = int(tree.parent[node])
+        count = int(tree.counts[node])
+        place[node] = len(boxes)
+        boxes.append(
+            Box(
+                parent=outermost if parent == NONE else place[parent],
+                label=_label(tree, node),
+                size=int(whole[node]),
+                category=_largest(split, inside[:, node]),
+                find=find_text(tree.title(node)),
+                modules=count,
+            )
+        )
+    for node in kept[has_children[kept]].tolist():
+        rest = int(whole[node]) - int(whole[kept[tree.parent[kept] == node]].sum())
+        if rest:
+            amounts = inside[:, node] - inside[:, kept[tree.parent[kept] == node]].sum(axis=1)
+            is_own = rest == int(own[:, node].sum())
+            label = "itself" if is_own else "itself and smaller ones inside"
+            boxes.append(Box(place[node], label, rest, _largest(split, amounts), boxes[place[node]].find))
+    outside = own[:, -1]
+    dropped = int(own.sum()) - int(outside.sum()) - int(whole[kept[tree.parent[kept] == NONE]].sum())
+    if outside.any():
+        boxes.append(Box(outermost, OUTSIDE, int(outside.sum()), _largest(split, outside)))
+    if dropped:
+        boxes.append(Box(outermost, "smaller modules", dropped, "unknown"))
+
+
+def _label(tree: ModuleTree, node: int) -> str:
+    """Returns a node's name below its parent's; a mere number tells its type too."""
+    label = tree.labels[node] if tree.parent[node] != NONE else tree.title(node)
+    if label == "*" or label.isdecimal():
+        label = f"{label} {tree.types[node]}"
+    return f"{label} ({tree.counts[node]} alike)" if tree.counts[node] > 1 else label
+
+
+def find_text(title: str) -> str:
+    """Returns a part of a folded name that all the modules it stands for have in theirs, and few others: its end."""
+    *before, end = title.split("*")
+    return end if any(letter.isalpha() for letter in end) else max([*before, end], key=len)
+
+
+def _largest(split: dict[str, Ints], amounts: Ints) -> str:
+    return list(split)[int(np.argmax(amounts))]
+
+
+def _main(split: dict[str, Ints]) -> str:
+    return max(split, key=lambda category: int(split[category].sum()), default="unknown")
+
+
+def _total(split: dict[str, Ints]) -> int:
+    return sum(int(sums.sum()) for sums in split.values())

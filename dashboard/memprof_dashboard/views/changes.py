@@ -1,0 +1,85 @@
+"""What changed between two recordings that are open: compared once, and said in words."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from functools import lru_cache
+
+from memprof.analysis.diff.comparison import Diff, Pair, compare
+from memprof.analysis.diff.summary import NOTHING, OTHERS, Summary, summarise_step
+from memprof.analysis.plans.basis import require_whole_step
+from memprof.analysis.plans.predict import has_untouched_step
+from memprof.trace.manifest import PREDICTED
+from memprof.units import format_bytes, format_bytes_change, format_us
+from memprof_dashboard.sources import Rank
+
+
+@lru_cache(maxsize=4)
+def changes(base: Rank, head: Rank) -> Diff:
+    """Compares one process of each of two recordings.
+
+    Args:
+        base: The one to start from.
+        head: The other.
+
+    Raises:
+        BadInputError: One holds no operators, or is damaged.
+        InconclusiveError: One holds no whole step, or they are of different models.
+    """
+    return compare([_summary(base)], [_summary(head)])
+
+
+@lru_cache(maxsize=8)
+def _summary(rank: Rank) -> Summary:
+    trace = rank.trace
+    require_whole_step(trace)
+    step = trace.fullest_step()
+    is_known = has_untouched_step(trace) or trace.manifest.backend.name == PREDICTED
+    return dataclasses.replace(
+        summarise_step(step, trace.manifest),
+        step_time_us=step.duration_us if is_known else math.nan,
+        step_peaks=tuple(trace.step_peaks().values()),
+        is_complete=trace.manifest.capture.is_complete,
+    )
+
+
+def verdict(found: Diff) -> str:
+    """Says in a sentence what became of the peak: ``The peak grew by 1.90 GiB (+2.6 %) to 74.10 GiB``."""
+    pair = found.peak
+    size = format_bytes(pair.head_bytes)
+    if found.is_unchanged:
+        return (
+            f"Nothing changed: the peak is {size}, and every phase holds the same at its fullest moment, by category, "
+            "module, operator and line."
+        )
+    if not pair.bytes:
+        return f"The peak is the same, {size}; what it is made of, or another phase, is not."
+    share = f" ({100 * pair.bytes / pair.base_bytes:+.1f} %)" if pair.base_bytes else ""
+    words = f"The peak {'grew' if pair.bytes > 0 else 'shrank'} by {format_bytes(abs(pair.bytes))}{share} to {size}"
+    first = next((part for part in found.focus.parts["source"] if part.name not in (NOTHING, OTHERS)), None)
+    made = f"; {format_bytes_change(first.bytes)} is made by {first.name}" if first is not None and first.bytes else ""
+    return f"{words}{made}."
+
+
+def shift(pair: Pair) -> str:
+    """Says whether the moments of a pair lie in the same place: phase and module."""
+    base, head = pair.base, pair.head
+    if base is None:
+        return "Only the other recording has it." if head is not None else "Neither has it."
+    if head is None:
+        return "Only the base has it."
+    if base.place != head.place:
+        return f"It moved: from {base.place} to {head.place}."
+    if base.op != head.op:
+        return f"It stays in {head.place}, from {base.op} to {head.op}."
+    return f"It stays in {head.place} ({head.op})."
+
+
+def step_time(found: Diff) -> str:
+    """Says how long a step takes on both sides."""
+    base, head = found.base.step_time_us, found.head.step_time_us
+    if math.isnan(base) or math.isnan(head):
+        return "not known of both: a job must run two steps longer than the window for it to be measured"
+    share = f" ({100 * (head - base) / base:+.1f} %)" if base else ""
+    return f"{format_us(base)} in the base, {format_us(head)} in the other{share}"

@@ -1,0 +1,183 @@
+"""The lives of storages in a stretch of a recording: how long each is alive, and how long after its last use."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from memprof.replay.history import History, Ids
+from memprof.trace.schema import NONE, Bools, Floats, Ints, Uses
+from memprof.trace.store import Trace
+from memprof_dashboard.views.placement import addresses_of, compress, first_fit
+
+#: Blocks drawn at most: more rectangles than this make a browser slow.
+MOST_BLOCKS = 2_000
+#: Storages listed at most as those that waste most.
+MOST_WASTERS = 10
+
+
+class Lives:
+    """What the view of blocks reads off a recording, once.
+
+    Attributes:
+        history: The recording.
+        address: Address of each storage, ``NONE`` where it is not told.
+        by_address: Rows of the storages whose address is told, by address.
+        right: The operator behind the last that each storage is alive at.
+        last_use: Last operator that touches each storage, ``NONE`` where the recording does not tell.
+        idle: First operator at which each storage is only held: the one behind its last use; as ``right`` where there
+            is none, or where the recording cannot tell.
+    """
+
+    def __init__(self, trace: Trace, history: History) -> None:
+        """Reads it.
+
+        Raises:
+            BadInputError: The recording is damaged.
+        """
+        self.history = history
+        self.address: Ints = addresses_of(trace)
+        known = np.flatnonzero(self.address != NONE)
+        self.by_address: Ids = known[np.argsort(self.address[known], kind="stable")].astype(np.int32)
+        uses = trace.columns(Uses, "op_id", "storage_id")
+        self.last_use: Ids = np.full(len(history.size), NONE, dtype=np.int32)
+        np.maximum.at(self.last_use, uses["storage_id"], uses["op_id"].astype(np.int32))
+        del uses
+        self.right: Ids = np.where(history.freed == NONE, history.ops, history.freed + 1).astype(np.int32)
+        # What is alive at the end may be used after it, unless a whole step went by without a use.
+        is_told = (self.last_use != NONE) & ((history.freed != NONE) | (self.last_use < _last_step(history)))
+        self.idle: Ids = np.where(is_told, self.last_use + 1, self.right).astype(np.int32)
+
+
+def _last_step(history: History) -> int:
+    """Returns where the last step begins; 0 where there is only one."""
+    if not history.ops:
+        return 0
+    return int(np.searchsorted(history.step, history.step[-1]))
+
+
+@dataclass(frozen=True, eq=False)
+class Stretch:
+    """The storages alive in a stretch of a recording that hold bytes.
+
+    Attributes:
+        lives: The recording.
+        first: First operator of the stretch.
+        end: The one behind its last.
+        rows: Rows of the storages, ascending.
+        weight: Bytes times operators of each within the stretch.
+    """
+
+    lives: Lives
+    first: int
+    end: int
+    rows: Ints
+    weight: Floats
+
+
+def cut_stretch(lives: Lives, first: int, end: int, is_wanted: Bools | None = None) -> Stretch:
+    """Finds the storages alive in a stretch.
+
+    Args:
+        lives: The recording.
+        first: First operator of the stretch.
+        end: The one behind its last.
+        is_wanted: Which storages are looked at, shape ``(storages,)``; None for all.
+    """
+    history = lives.history
+    is_visible = (history.created < end) & (lives.right > first) & (history.size > 0)
+    if is_wanted is not None:
+        is_visible &= is_wanted
+    rows = np.flatnonzero(is_visible)
+    life = np.minimum(lives.right[rows], end) - np.maximum(history.created[rows], first)
+    return Stretch(lives, first, end, rows, life * history.size[rows].astype(np.float64))
+
+
+@dataclass(frozen=True, eq=False)
+class Blocks:
+    """What is drawn of a stretch: its largest blocks, by bytes times operators.
+
+    Attributes:
+        rows: Rows of the storages drawn, shape ``(blocks,)``.
+        y: Where each begins, in bytes.
+        top: Where the highest ends.
+        floor: Below it blocks are packed, as their address is not told; above it are addresses. 0 where all are
+            addresses, as ``top`` where none are.
+        cut_bytes: Gaps between addresses of more bytes than this were cut out.
+        cuts: How many were.
+        alive: Number of storages alive in the stretch that hold bytes.
+        share: What is drawn of their bytes times operators, from 0 to 1.
+    """
+
+    rows: Ints
+    y: Ints
+    top: int
+    floor: int
+    cut_bytes: int
+    cuts: int
+    alive: int
+    share: float
+
+
+def choose_blocks(stretch: Stretch, most: int = MOST_BLOCKS) -> Blocks:
+    """Chooses the largest blocks of a stretch, at most ``most``, and places them."""
+    lives, history, visible = stretch.lives, stretch.lives.history, stretch.rows
+    chosen = _largest(stretch.weight, most)
+    rows = visible[chosen]
+    total = float(stretch.weight.sum())
+    share = float(stretch.weight[chosen].sum()) / total if total else 1.0
+
+    is_known = lives.address[rows] != NONE
+    unknown = rows[~is_known]
+    packed = first_fit(history.created[unknown], lives.right[unknown], history.size[unknown])
+    floor = int((packed + history.size[unknown]).max(initial=0))
+    y = np.zeros(len(rows), dtype=np.int64)
+    y[~is_known] = packed
+    top, cut_bytes, cuts = floor, 0, 0
+    if is_known.any():
+        is_visible = np.zeros(len(history.size), dtype=np.bool_)
+        is_visible[visible] = True
+        ordered = lives.by_address[is_visible[lives.by_address]]
+        compressed = compress(lives.address[ordered], history.size[ordered])
+        place = np.zeros(len(history.size), dtype=np.int64)
+        place[ordered] = compressed.y
+        floor += floor // 40  # a gap that shows where addresses begin
+        y[is_known] = floor + place[rows[is_known]]
+        top, cut_bytes, cuts = floor + compressed.top, compressed.cut_bytes, compressed.cuts
+    return Blocks(rows, y, top, floor, cut_bytes, cuts, len(visible), share)
+
+
+@dataclass(frozen=True, eq=False)
+class Wasters:
+    """The storages of a stretch that waste most: bytes times the operators they are held for after their last use.
+
+    Attributes:
+        rows: Their rows, the worst first.
+        held: Operators of the stretch that each is held for after its last use.
+        waste: Bytes times operators of each.
+        share: What all storages waste of the stretch's bytes times operators, from 0 to 1.
+    """
+
+    rows: Ints
+    held: Ints
+    waste: Floats
+    share: float
+
+
+def find_wasters(stretch: Stretch, most: int = MOST_WASTERS) -> Wasters:
+    """Finds what is held longest after its last use, at most ``most``."""
+    lives, rows = stretch.lives, stretch.rows
+    held = np.maximum(np.minimum(lives.right[rows], stretch.end) - np.maximum(lives.idle[rows], stretch.first), 0)
+    waste = held * lives.history.size[rows].astype(np.float64)
+    chosen = _largest(waste, most)
+    chosen = chosen[waste[chosen] > 0]
+    total = float(stretch.weight.sum())
+    return Wasters(rows[chosen], held[chosen], waste[chosen], float(waste.sum()) / total if total else 0.0)
+
+
+def _largest(weight: Floats, most: int) -> Ints:
+    """Returns the places of the largest, the largest first."""
+    places = np.arange(len(weight)) if len(weight) <= most else np.argpartition(-weight, most - 1)[:most]
+    ordered: Ints = places[np.lexsort((places, -weight[places]))]
+    return ordered

@@ -1,0 +1,1 @@
+"""The what-if page: searches for plans, and what they found."""

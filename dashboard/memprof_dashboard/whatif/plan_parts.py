@@ -1,0 +1,252 @@
+"""Tables and lines of the what-if page: what a search found, one plan, and what every planner needs."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from dash import html
+
+from memprof.analysis.plans.compare_planners import Point
+from memprof.analysis.plans.suggest import Suggestion, describe_least, describe_peak, place_of
+from memprof.analysis.plans.verify import describe_short
+from memprof.planners.registry import planner_types
+from memprof.planners.search.tried import Tried
+from memprof.policies.plan.plan_tables import NUMERICS_IN_WORDS
+from memprof.units import format_bytes, format_bytes_change, format_us
+from memprof_dashboard import parts
+from memprof_dashboard.palette import fill_of
+from memprof_dashboard.whatif.planning import Detail, Run, plans_of
+
+#: Kinds of plans listed at most.
+_MOST_ROWS = 20
+#: Type of the buttons that choose a plan.
+ROW = "whatif-row"
+
+
+def verdict(found: Suggestion) -> str:
+    """Says in a sentence what came of a search."""
+    best, budget = found.answer.best, format_bytes(found.answer.wish.budget_bytes)
+    if best is None:
+        return describe_least(found)
+    if not best.policies:
+        return f"The job fits as it is: its peak of {format_bytes(best.peak_bytes)} is within {budget}."
+    return f"Within {budget}: {best.plan.describe()}, peak {describe_peak(best)}, step time {change(best, found)}."
+
+
+def change(one: Tried, found: Suggestion) -> str:
+    """Returns a plan's step time against the recorded one: ``+12.3 %``."""
+    recorded = found.answer.recorded.step_time_us
+    ratio = one.step_time_us / recorded - 1 if recorded else math.nan
+    return f"{100 * ratio:+.1f} %" if math.isfinite(ratio) else "unknown"
+
+
+def summary(found: Suggestion) -> list[Any]:
+    """Returns the verdict and what a reader must know to judge it."""
+    answer = found.answer
+    remarks = list(found.warnings)
+    if answer.was_stopped:
+        remarks.append("The search ended before it was through; there may be faster plans.")
+    recorded = answer.recorded
+    known = (
+        f"Recorded: peak {format_bytes(recorded.peak_bytes)} in {place_of(recorded)}, step "
+        f"{format_us(recorded.step_time_us)}. {answer.tried:,} plans replayed in {answer.took_s:.1f} s. Least peak "
+        f"found: {describe_peak(answer.least)} with {answer.least.plan.describe()}."
+    )
+    return [
+        html.P(parts.name(verdict(found), 1000), className="verdict"),
+        html.P(parts.name(known, 700), className="note"),
+        *(html.P(remark, className="warning") for remark in remarks),
+    ]
+
+
+def fitting(found: Suggestion) -> list[Any]:
+    """Returns the table of the plans that fit, the fastest of each kind; nothing where none does."""
+    places = {id(one): place for place, one in enumerate(plans_of(found))}
+    shown = [one for one in found.plans[:_MOST_ROWS] if one.policies]
+    if not shown:
+        return []
+    recorded = found.answer.recorded
+    rows = [
+        [
+            choice(one.plan.describe(), places[id(one)]),
+            describe_peak(one),
+            format_bytes(recorded.peak_bytes - one.peak_bytes),
+            format_us(one.step_time_us),
+            change(one, found),
+            parts.name(place_of(one), 40),
+            found.source_of(one),
+            "same" if one.numerics == "none" else one.numerics,
+        ]
+        for one in shown
+    ]
+    heads = ["plan", ">peak", ">saved", ">step time", ">change", "peak in", "known", "numbers"]
+    return [
+        html.H3("Plans that fit"),
+        parts.note(f"The fastest of each kind, of {len(found.answer.fitting):,} in all. Choose one to see its step."),
+        parts.table(heads, rows, label="plans that fit"),
+    ]
+
+
+def others(found: Suggestion) -> list[Any]:
+    """Returns the table of the plans that do not fit, and why; nothing where there are none."""
+    if not found.others:
+        return []
+    places = {id(one): place for place, one in enumerate(plans_of(found))}
+    budget = found.answer.wish.budget_bytes
+    rows = []
+    for one in found.others[:_MOST_ROWS]:
+        name, size = max(one.categories.items(), key=lambda item: item[1], default=("unknown", 0))
+        over = found.answer.wish.needed(one) - budget
+        rows.append(
+            [
+                choice(one.plan.describe(), places[id(one)]),
+                describe_peak(one),
+                format_bytes_change(over) if over > 0 else "too slow",
+                change(one, found),
+                parts.name(place_of(one), 40),
+                f"{fill_of(name).label} {format_bytes(size)}",
+            ]
+        )
+    heads = ["plan", ">peak", ">over by", ">change", "peak in", "most of it"]
+    return [
+        html.H3("Plans that do not"),
+        parts.note("The nearest of each kind that has none that fits."),
+        parts.table(heads, rows, label="plans that do not fit"),
+    ]
+
+
+def refused(found: Suggestion) -> list[Any]:
+    """Returns what is not possible for this job, and why; nothing where everything is."""
+    # Of a reason that many plans share, the shortest plan tells.
+    by_reason: dict[str, str] = {}
+    for plan, reason in sorted(found.answer.refused, key=lambda one: len(one[0])):
+        by_reason.setdefault(reason, plan)
+    if not by_reason:
+        return []
+    rows = [[parts.name(plan), reason] for reason, plan in list(by_reason.items())[:_MOST_ROWS]]
+    return [html.H3("Not possible here"), parts.table(["plan", "why"], rows, label="plans that were refused")]
+
+
+def tried_table(found: Suggestion, on_front: list[bool]) -> Any:
+    """Returns the table of what the plot of plans shows."""
+    most = 100
+    plans = plans_of(found)
+    rows: list[list[Any]] = [
+        [
+            parts.name(one.plan.describe()),
+            f"{one.peak_bytes:,}",
+            f"{one.step_time_us:,.0f}",
+            "yes" if front else "",
+        ]
+        for one, front in list(zip(plans, on_front, strict=True))[:most]
+    ]
+    if len(plans) > most:
+        rows.append([f"{len(plans) - most:,} more are left out", "", "", ""])
+    heads = ["plan", ">peak, bytes", ">step time, us", "nothing beats it"]
+    return parts.as_table(heads, rows, label="every plan tried")
+
+
+def choice(text: str, place: int) -> html.Button:
+    """Returns the button that chooses a plan by its place among all."""
+    return html.Button(parts.name(text, 160), id={"type": ROW, "plan": place}, type="button", className="words")
+
+
+def plan_facts(detail: Detail, one: Tried, found: Suggestion) -> list[Any]:
+    """Returns what a plan does, policy by policy, and what it promises."""
+    recorded = found.answer.recorded
+    budget = found.answer.wish.budget_bytes
+    rows: list[list[Any]] = [
+        ["as recorded", format_bytes(recorded.peak_bytes), "", format_us(recorded.step_time_us), ""]
+    ]
+    before = (recorded.peak_bytes, recorded.step_time_us)
+    for stage in detail.stages:
+        after = (stage.peak_allocated_bytes, stage.step_time_us)
+        rows.append(
+            [
+                parts.name(stage.policy.describe(), 200),
+                format_bytes(after[0]),
+                format_bytes_change(after[0] - before[0]),
+                format_us(after[1]),
+                NUMERICS_IN_WORDS[stage.policy.numerics],
+            ]
+        )
+        before = after
+    over = found.answer.wish.needed(one) - budget
+    fits = f"{format_bytes(-over)} below the budget" if over <= 0 else f"{format_bytes(over)} over the budget"
+    promise = (
+        f"at its peak in {place_of(one)}, {fits}; step time {format_us(one.step_time_us)} ({change(one, found)}). "
+        f"How it is known: {found.source_of(one)}; {NUMERICS_IN_WORDS[one.numerics]}."
+    )
+    return [
+        html.H3(parts.name(one.plan.describe(), 300)),
+        html.P([html.Strong(format_bytes(one.peak_bytes)), " ", parts.name(promise, 500)]),
+        parts.table(
+            ["policy", ">peak with it", ">change", ">step time", "numbers"], rows, label="the plan, policy by policy"
+        ),
+    ]
+
+
+def run_table(runs: tuple[Run, ...]) -> list[Any]:
+    """Returns the table of the recordings made under a plan."""
+    if not runs:
+        return []
+    rows = []
+    for run in runs:
+        if run.found is None:
+            rows.append([parts.name(run.name, 40), parts.name(run.plan), "", "", "", run.refusal])
+            continue
+        error = run.found.peak_error_bytes
+        ratio = run.found.peak_error_ratio
+        share = f" ({100 * ratio:+.1f} %)" if math.isfinite(ratio) and error else ""
+        rows.append(
+            [
+                parts.name(run.name, 40),
+                parts.name(run.plan),
+                format_bytes(run.found.predicted.peak_allocated_bytes),
+                format_bytes(run.found.measured.peak_allocated_bytes),
+                f"{format_bytes_change(error)}{share}" if error else "exact",
+                parts.name(" ".join([describe_short(run.found), *run.found.warnings]), 400),
+            ]
+        )
+    heads = ["run", "plan", ">predicted peak", ">measured peak", ">error", "in words"]
+    return [
+        html.H3("Verified runs"),
+        parts.note(
+            "Other recordings that are open, of the same model, made under a plan: what was promised, and what was."
+        ),
+        parts.table(heads, rows, label="runs under a plan"),
+    ]
+
+
+def planner_table(points: tuple[Point, ...]) -> list[Any]:
+    """Returns what every planner needs at every budget, and what the planners do."""
+    shares = sorted({point.share for point in points}, reverse=True)
+    rows: list[list[Any]] = []
+    for name in dict.fromkeys(point.planner for point in points):
+        own = {point.share: point for point in points if point.planner == name}
+        longest = max(point.took_s for point in own.values())
+        rows.append([name, *(_entry(own.get(share)) for share in shares), f"{longest:.1f} s"])
+    kinds = [[kind.name, kind.summary, kind.source] for kind in planner_types()]
+    heads = ["planner", *(f">{share:.0%}" for share in shares), ">longest search"]
+    return [
+        parts.note("Time on top of the recorded step. * proved to be the least; - nothing found; x proved infeasible."),
+        parts.table(heads, rows, label="overhead by planner and budget"),
+        html.Details(
+            [
+                html.Summary("what the planners do"),
+                parts.table(["planner", "what it does", "source"], kinds, label="planners"),
+            ],
+            className="as-table",
+        ),
+    ]
+
+
+def _entry(point: Point | None) -> Any:
+    if point is None:
+        return ""
+    if math.isnan(point.overhead):
+        text = "x" if point.status == "infeasible" else "-"
+    else:
+        text = f"{100 * point.overhead:.1f} %" + ("*" if point.status == "optimal" else "")
+    return html.Span(text, title=point.reason)

@@ -1,0 +1,224 @@
+"""The part of the what-if page that shows what a search for plans found, and one plan of it in full."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update
+
+from memprof.analysis.plans.predict import words_for_record
+from memprof.analysis.plans.suggest import Suggestion
+from memprof.planners.search.tried import Tried
+from memprof.policies.plan.plan_file import format_plan
+from memprof_dashboard import ids, parts
+from memprof_dashboard.figures.overlay import Curve, overlay
+from memprof_dashboard.figures.shared import CONFIG, message
+from memprof_dashboard.figures.whatif import Measured, Plans, is_on_front, pareto
+from memprof_dashboard.page import or_message, or_sentence, theme_of
+from memprof_dashboard.sources import Desk
+from memprof_dashboard.state import View
+from memprof_dashboard.whatif import plan_parts
+from memprof_dashboard.whatif.plan_parts import ROW
+from memprof_dashboard.whatif.planning import Detail, Run, plans_of, runs_under_plans
+from memprof_dashboard.whatif.workspace import FOUND, RESULT, PlanDesk, PlanSearch
+
+_PARETO = "whatif-pareto"
+_CHOSEN = "whatif-chosen"
+_DETAIL = "whatif-detail"
+_STEP = "whatif-step"
+_SAVE = "whatif-save"
+#: Where the browser takes a plan's file from; stays while results come and go.
+FILE = "whatif-file"
+
+_PLOT = {"height": "420px"}
+
+
+def register_plans(app: Dash, desk: Desk, searches: PlanDesk) -> None:
+    """Adds the callbacks."""
+
+    @app.callback(Output(RESULT, "children"), Input(FOUND, "data"), State(ids.PLACE, "data"))
+    @or_sentence
+    def show(_: Any, place: Any) -> Any:
+        over = searches.found(place)
+        if over is None:
+            search = searches.of(place)[0]
+            return [] if search is not None else _nothing_yet()
+        search, found = over
+        view = View.from_json(place)
+        grown = search.rank is not desk.rank(view.trace, view.rank)
+        return _result(search, found, is_old=grown)
+
+    @app.callback(
+        Output(_CHOSEN, "data"),
+        Input(_PARETO, "clickData"),
+        Input({"type": ROW, "plan": ALL}, "n_clicks"),
+        prevent_initial_call=True,
+    )
+    def choose(click: Any, _: Any) -> Any:
+        name = ctx.triggered_id
+        if isinstance(name, dict):
+            return name["plan"] if ctx.triggered[0]["value"] else no_update
+        try:
+            place = int(click["points"][0]["customdata"])
+        except (KeyError, IndexError, TypeError, ValueError):
+            return no_update
+        return place if place >= 0 else no_update
+
+    @app.callback(
+        Output(_PARETO, "figure"),
+        Input(_CHOSEN, "data"),
+        Input(ids.THEME, "data"),
+        State(ids.PLACE, "data"),
+    )
+    def draw(chosen: Any, theme: Any, place: Any) -> Any:
+        over = searches.found(place)
+        if over is None:
+            return no_update
+        runs = runs_under_plans(desk, View.from_json(place))
+        return or_message(_front)(over[1], runs, _place_in(over[1], chosen), theme)
+
+    @app.callback(Output(_DETAIL, "children"), Input(_CHOSEN, "data"), State(ids.PLACE, "data"))
+    @or_sentence
+    def tell(chosen: Any, place: Any) -> Any:
+        over = searches.found(place)
+        if over is None or _place_in(over[1], chosen) < 0:
+            return parts.empty("One plan", "Choose a point or a row to see the step it leads to.")
+        search, found = over
+        at = _place_in(found, chosen)
+        return _detail(searches.detail(search, found, at), plans_of(found)[at], found)
+
+    @app.callback(
+        Output(_STEP, "figure"),
+        Input(_CHOSEN, "data"),
+        Input(ids.THEME, "data"),
+        State(ids.PLACE, "data"),
+    )
+    def draw_step(chosen: Any, theme: Any, place: Any) -> Any:
+        over = searches.found(place)
+        if over is None or _place_in(over[1], chosen) < 0:
+            return message("Choose a plan to see its step.", theme_of(theme))
+        search, found = over
+        return or_message(_step)(searches.detail(search, found, _place_in(found, chosen)), found, theme)
+
+    @app.callback(
+        Output(FILE, "data"),
+        Input(_SAVE, "n_clicks"),
+        State(_CHOSEN, "data"),
+        State(ids.PLACE, "data"),
+        prevent_initial_call=True,
+    )
+    def save(clicks: Any, chosen: Any, place: Any) -> Any:
+        over = searches.found(place)
+        if not clicks or over is None or _place_in(over[1], chosen) < 0:
+            return no_update
+        search, found = over
+        plan = searches.detail(search, found, _place_in(found, chosen)).plan
+        return {"content": format_plan(plan), "filename": "plan.toml", "type": "application/toml"}
+
+
+def _nothing_yet() -> Any:
+    return parts.empty(
+        "No plan was searched for yet",
+        "Give the memory the job may take, and search: every plan is replayed as a whole on every step of this "
+        "recording, on this machine, without running the job. Most searches take seconds.",
+    )
+
+
+def _place_in(found: Suggestion, chosen: Any) -> int:
+    """Returns a plan's place as a browser sent it; -1 where it makes no sense."""
+    return chosen if type(chosen) is int and 0 <= chosen < len(plans_of(found)) else -1
+
+
+def _result(search: PlanSearch, found: Suggestion, *, is_old: bool) -> list[Any]:
+    plans = plans_of(found)
+    remarks = [parts.note("The recording has grown since: search again to count that in.")] if is_old else []
+    if not plans:
+        return [*plan_parts.summary(found), *remarks]
+    best = found.answer.best
+    first = found.answer.least if best is None else best
+    chosen = next((place for place, one in enumerate(plans) if one is first), 0)
+    cloud = _cloud(found)
+    on_front = is_on_front(cloud.peak_bytes, cloud.relative_time).tolist()
+    return [
+        dcc.Store(id=_CHOSEN, data=chosen),
+        *plan_parts.summary(found),
+        *remarks,
+        html.Div(
+            [
+                html.Div(
+                    [
+                        html.H3("Every plan that was tried"),
+                        dcc.Graph(id=_PARETO, config=CONFIG, responsive=True, style=_PLOT),
+                        plan_parts.tried_table(found, on_front),
+                    ]
+                ),
+                html.Div(
+                    [
+                        html.Div(id=_DETAIL),
+                        dcc.Graph(id=_STEP, config=CONFIG, responsive=True, style={"height": "300px"}),
+                    ],
+                    className="plan",
+                ),
+            ],
+            className="halves even",
+        ),
+        *plan_parts.fitting(found),
+        *plan_parts.others(found),
+        *plan_parts.refused(found),
+    ]
+
+
+def _cloud(found: Suggestion) -> Plans:
+    plans = plans_of(found)
+    recorded = found.answer.recorded.step_time_us or math.nan
+    return Plans(
+        peak_bytes=np.array([one.peak_bytes for one in plans], dtype=np.int64),
+        relative_time=np.array([one.step_time_us / recorded for one in plans], dtype=np.float64),
+        names=[one.plan.describe() for one in plans],
+    )
+
+
+def _front(found: Suggestion, runs: tuple[Run, ...], chosen: int, theme: Any) -> Any:
+    recorded = found.answer.recorded
+    if not recorded.step_time_us or not math.isfinite(recorded.step_time_us):
+        return message(
+            "The recorded step's time is not known, so there is nothing to hold the plans' to.", theme_of(theme)
+        )
+    measured = [
+        Measured(
+            run.name,
+            run.found.measured.peak_allocated_bytes,
+            run.found.measured.step_time_us / recorded.step_time_us,
+        )
+        for run in runs
+        if run.found is not None and math.isfinite(run.found.measured.step_time_us)
+    ]
+    budget = found.answer.wish.budget_bytes
+    return pareto(_cloud(found), recorded.peak_bytes, budget, theme_of(theme), chosen=chosen, measured=measured)
+
+
+def _step(detail: Detail, found: Suggestion, theme: Any) -> Any:
+    return overlay(
+        Curve("recorded", detail.recorded, detail.recorded_phases),
+        Curve("under the plan", detail.predicted, detail.predicted_phases),
+        theme_of(theme),
+        budget_bytes=found.answer.wish.budget_bytes,
+    )
+
+
+def _detail(detail: Detail, one: Tried, found: Suggestion) -> list[Any]:
+    command = f"memprof record --plan plan.toml {words_for_record(found.manifest)}"
+    return [
+        *plan_parts.plan_facts(detail, one, found),
+        html.P("Save the plan, then train under it and compare:", className="note"),
+        html.Div(
+            [
+                html.Button("plan.toml", id=_SAVE, type="button", title="download this plan"),
+                html.Code(command),
+                dcc.Clipboard(content=command, title="copy the command", className="copy"),
+            ],
+            className="command",
+        ),
+    ]

@@ -1,0 +1,213 @@
+"""What the what-if page asks of the planners: plans for a budget, one plan's step, and plans that were run."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+
+from memprof.analysis.plans.basis import basis_of, link_of
+from memprof.analysis.plans.compare_planners import SHARES, Point, compare_planners
+from memprof.analysis.plans.predict import Stage, forecast
+from memprof.analysis.plans.suggest import Suggestion, suggest
+from memprof.analysis.plans.verify import Verification, verify_plan
+from memprof.errors import MemprofError, UsageError
+from memprof.machines.budget import parse_budget
+from memprof.planners.registry import planner_types
+from memprof.planners.search.explore import DEFAULT_POLICIES, Wish
+from memprof.planners.search.tried import Tried
+from memprof.planners.search.workbench import allowed_names
+from memprof.policies.plan.plan import Plan
+from memprof.policies.plan.plan_tables import plan_from_tables
+from memprof.policies.plan.prediction import model_of
+from memprof.replay.live import live_bytes
+from memprof.trace.manifest import PREDICTED
+from memprof.trace.schema import Ints, Texts
+from memprof_dashboard.sources import Desk, Rank
+from memprof_dashboard.state import View
+
+#: Most time that a search for plans takes, and each search of a planner that is compared, in seconds.
+TIME_LIMIT_S = 60.0
+PLANNER_LIMIT_S = 5.0
+
+#: A peak to read a budget against before the step is read, so that a mistake in it is told at once.
+_SOME_PEAK_BYTES = 1 << 40
+
+
+def count_points() -> int:
+    """Returns how many answers a comparison of the planners has; finding the planners takes half a second once."""
+    return len(SHARES) * len(planner_types())
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is asked for, as it was typed.
+
+    Attributes:
+        budget: The budget.
+        allow: Names of the policies that may be used.
+    """
+
+    budget: str
+    allow: tuple[str, ...]
+
+    def check(self) -> None:
+        """Finds mistakes that need no recording to be found.
+
+        Raises:
+            UsageError: The budget is none, or nothing is allowed.
+            PolicyError: A policy is named that there is not.
+        """
+        if not self.budget.strip():
+            raise UsageError("A budget is needed: write a size such as 24GiB, or a share of the peak such as 60%.")
+        parse_budget(self.budget, _SOME_PEAK_BYTES)
+        if not self.allow:
+            raise UsageError("Allow at least one policy: without any there is only the job as it is.")
+        allowed_names(self.allow, (), DEFAULT_POLICIES)
+
+
+def find_plans(rank: Rank, asked: Asked, report: Callable[[Tried], None]) -> Suggestion:
+    """Searches for plans under which a recording fits a budget.
+
+    Args:
+        rank: The recording.
+        asked: What is asked for.
+        report: Called with each plan that was replayed; a KeyboardInterrupt from it ends the search.
+
+    Raises:
+        MemprofError: The recording holds no whole step, is damaged, or the budget makes no sense for it.
+    """
+    basis = basis_of(rank.trace)
+    peak = int(live_bytes(basis.step).during.max(initial=0))
+    wish = Wish(
+        parse_budget(asked.budget, peak),
+        allow=asked.allow,
+        world_size=max(rank.trace.manifest.world_size, 1),
+        time_limit_s=TIME_LIMIT_S,
+        link_bytes_per_us=link_of(rank.trace),
+    )
+    return suggest(rank.trace, basis, wish, report)
+
+
+def ask_planners(rank: Rank, report: Callable[[Point], None]) -> tuple[Point, ...]:
+    """Asks every planner at every budget; what was answered before an interruption is kept.
+
+    Args:
+        rank: The recording.
+        report: Called with each answer; a KeyboardInterrupt from it ends the comparison.
+
+    Raises:
+        MemprofError: The recording holds no whole step, or is damaged.
+    """
+    points: list[Point] = []
+
+    def keep(point: Point) -> None:
+        points.append(point)
+        report(point)
+
+    step = basis_of(rank.trace).step
+    with contextlib.suppress(KeyboardInterrupt):  # what was answered until then is the answer
+        compare_planners(step, time_limit_s=PLANNER_LIMIT_S, link_bytes_per_us=link_of(rank.trace), report=keep)
+    return tuple(points)
+
+
+def plans_of(found: Suggestion) -> tuple[Tried, ...]:
+    """Returns every plan that was tried, the job as it is left out: the fitting ones first, as the search ordered."""
+    return tuple(one for one in (*found.answer.fitting, *found.answer.others) if one.policies)
+
+
+@dataclass(frozen=True, eq=False)
+class Detail:
+    """One plan, and the step it is predicted to lead to.
+
+    Attributes:
+        plan: The plan with its prediction.
+        stages: What each policy leads to, with those before it.
+        recorded: Bytes alive during each operator of the recorded step.
+        recorded_phases: Phase of each of them.
+        predicted: Bytes alive during each operator of the predicted step.
+        predicted_phases: Phase of each of them.
+    """
+
+    plan: Plan
+    stages: tuple[Stage, ...]
+    recorded: Ints
+    recorded_phases: Texts
+    predicted: Ints
+    predicted_phases: Texts
+
+
+def detail_of(rank: Rank, found: Suggestion, one: Tried) -> Detail:
+    """Replays a plan once more, to show its step.
+
+    Args:
+        rank: The recording.
+        found: The search that tried it.
+        one: The plan.
+    """
+    plan = replace(one.plan, budget_bytes=found.answer.wish.budget_bytes)
+    made = forecast(rank.trace, plan, found.basis)
+    return Detail(
+        plan=made.plan,
+        stages=made.stages,
+        recorded=live_bytes(found.basis.step).during,
+        recorded_phases=found.basis.step.ops.phase,
+        predicted=live_bytes(made.step).during,
+        predicted_phases=made.step.ops.phase,
+    )
+
+
+@dataclass(frozen=True)
+class Run:
+    """Another recording that was made under a plan.
+
+    Attributes:
+        name: What it is called on the page.
+        plan: Its plan, in words.
+        found: Its plan's prediction held to it; None where that cannot be done.
+        refusal: Why not.
+    """
+
+    name: str
+    plan: str
+    found: Verification | None
+    refusal: str = ""
+
+
+def runs_under_plans(desk: Desk, view: View) -> tuple[Run, ...]:
+    """Finds the other recordings of the same model that were made under a plan, and holds each to its prediction."""
+    rank = desk.rank(view.trace, view.rank)
+    runs = []
+    for place, source in enumerate(desk.sources):
+        if place == view.trace:
+            continue
+        other = source.rank(view.rank)
+        manifest = other.trace.manifest
+        if manifest.plan is None or manifest.backend.name == PREDICTED or _model_of(other) != _model_of(rank):
+            continue
+        runs.append(_run(rank, other, source.name))
+    return tuple(runs)
+
+
+@lru_cache(maxsize=32)
+def _run(rank: Rank, other: Rank, name: str) -> Run:
+    words = ""
+    try:
+        plan = plan_from_tables(other.trace.manifest.plan or {})
+        words = plan.describe()
+        return Run(name, words, verify_plan(plan, other.trace, None if plan.prediction else rank.trace))
+    except MemprofError as error:
+        return Run(name, words, None, str(error))
+
+
+@lru_cache(maxsize=32)
+def _model_of(rank: Rank) -> str:
+    """Returns the type of the model of a recording; "" where no step tells."""
+    number = rank.fullest_number()
+    if number < 0 or not np.any(rank.steps.first_op_id >= 0):
+        return ""
+    step = rank.step(number)
+    return model_of(step)[0]

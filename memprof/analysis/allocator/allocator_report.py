@@ -1,0 +1,265 @@
+"""What the caching allocator makes of a step: reserved bytes, what of them is not used, and what would change that."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from memprof.analysis.ranks.rank_report import compare_ranks
+from memprof.analysis.report.sources import Sources, find_sources
+from memprof.errors import BadInputError
+from memprof.policies.allocator.policy import Allocator, parse_options
+from memprof.policies.plan.plan_tables import plan_from_tables
+from memprof.replay.allocator.events import replay
+from memprof.replay.allocator.fragmentation import (
+    ALTERNATIVES,
+    Fragmentation,
+    Outcome,
+    SegmentUse,
+    describe,
+    fragmentation_at,
+    last_growth,
+    outcome,
+    size_at,
+)
+from memprof.replay.allocator.rules import Settings, settings_from_options
+from memprof.replay.allocator.steps import StepRequests, device_of, requests_of_step
+from memprof.trace.files.spool import DRY_RUN
+from memprof.trace.manifest import PREDICTED, Manifest
+from memprof.trace.schema import NONE
+from memprof.trace.step import Step
+from memprof.trace.store import Trace
+from memprof.units import format_bytes, format_percent
+
+#: Less than this share of the reserved bytes is not worth a setting.
+_WORTHWHILE = 0.01
+
+
+@dataclass(frozen=True)
+class Pin:
+    """A block that keeps its segment from being given back.
+
+    Attributes:
+        size: Bytes asked for.
+        category: What it is for.
+        name: The parameter or buffer it is, else the operator that made it.
+        module: The module it belongs to, "" outside of any.
+        line: The user's line that made it, "" where unknown.
+    """
+
+    size: int
+    category: str
+    name: str
+    module: str
+    line: str
+
+
+@dataclass(frozen=True)
+class PinnedSegment:
+    """A segment with free bytes, and the largest of the blocks that pin it; None where it is wholly free."""
+
+    use: SegmentUse
+    pin: Pin | None
+
+
+@dataclass(frozen=True)
+class Growth:
+    """The request that last made the allocator take more memory.
+
+    Attributes:
+        requested: Bytes asked for.
+        what: What asked for them.
+        free_before: Free bytes there were in all.
+        largest_free_before: Bytes of the largest free block there was.
+    """
+
+    requested: int
+    what: Pin
+    free_before: int
+    largest_free_before: int
+
+
+@dataclass(frozen=True, eq=False)
+class AllocatorReport:
+    """What the caching allocator makes of a step.
+
+    Attributes:
+        step: Number of the step.
+        device: Device whose memory it is; ``cpu`` where the step ran there, and the rest is what a device would do.
+        settings: The settings in force, as torch's variable has them.
+        reserved_peak: Highest reserved bytes, as modelled.
+        recorded_reserved_peak: The same as recorded; None where nothing recorded it.
+        allocated_peak: Highest bytes of blocks given out.
+        at_growth: What is reserved and used when the reserved bytes first stood at their highest.
+        growth: The request that made them so.
+        at_end: The same behind the step.
+        segments: Segments with most free bytes at that moment.
+        outcomes: What the settings in force (first) and others give.
+        best: The outcome to choose; None where no setting saves enough.
+        advice: One sentence.
+    """
+
+    step: int
+    device: str
+    settings: str
+    reserved_peak: int
+    recorded_reserved_peak: int | None
+    allocated_peak: int
+    at_growth: Fragmentation
+    growth: Growth
+    at_end: Fragmentation
+    segments: tuple[PinnedSegment, ...]
+    outcomes: tuple[Outcome, ...]
+    best: Outcome | None
+    advice: str
+
+
+def build_allocator_report(step: Step, manifest: Manifest, rows: int = 8) -> AllocatorReport:
+    """Replays a step through the allocator's model, under the settings in force and under others.
+
+    Args:
+        step: The step, recorded or predicted.
+        manifest: What its recording says about itself: the settings in force and the device's capacity.
+        rows: Segments to describe.
+
+    Raises:
+        BadInputError: The recorded settings are none that torch takes.
+        PolicyError: The plan of a predicted step is of a newer memprof.
+    """
+    asked = requests_of_step(step)
+    in_force = settings_in_force(manifest, step)
+    settings, current = in_force.settings, in_force.text
+    done = replay(asked.requests, settings)
+    event = last_growth(done)
+    before = describe(replay(asked.requests, settings, until=event).allocator)
+    at_growth = fragmentation_at(asked.requests, settings, event)
+    sources = find_sources(step.stacks)
+    outcomes = [outcome(done, current)]
+    for name, other in ALTERNATIVES:
+        if (bounded := dataclasses.replace(other, capacity_bytes=settings.capacity_bytes)) != settings:
+            outcomes.append(outcome(replay(asked.requests, bounded), name))
+    best = _best(outcomes)
+    recorded = int(step.memory.reserved_bytes.max(initial=NONE)) if asked.device != "cpu" else NONE
+    allocation = int(asked.requests.allocation[event]) if len(asked.requests) else NONE
+    return AllocatorReport(
+        step=step.number,
+        device=asked.device,
+        settings=current,
+        reserved_peak=outcomes[0].reserved_peak,
+        recorded_reserved_peak=None if recorded == NONE else recorded,
+        allocated_peak=outcomes[0].allocated_peak,
+        at_growth=at_growth,
+        growth=Growth(
+            requested=size_at(asked.requests, event) if allocation != NONE else 0,
+            what=_pin(asked, step, sources, allocation),
+            free_before=before.idle_bytes + before.pinned_bytes,
+            largest_free_before=before.largest_free,
+        ),
+        at_end=describe(done.allocator),
+        segments=tuple(
+            PinnedSegment(use, _pin(asked, step, sources, use.pins[0]) if use.pins else None)
+            for use in at_growth.segments[:rows]
+            if use.free_bytes
+        ),
+        outcomes=tuple(outcomes),
+        best=best,
+        advice=_advice(outcomes[0], best, at_growth),
+    )
+
+
+@dataclass(frozen=True)
+class SettingsInForce:
+    """What the allocator of a step is told, and how torch's variable has that; "" for its defaults."""
+
+    settings: Settings
+    text: str
+
+
+def settings_in_force(manifest: Manifest, step: Step) -> SettingsInForce:
+    """Returns what the allocator was told when a step was recorded, or is by the plan it is predicted under.
+
+    Args:
+        manifest: What the step's recording says about itself.
+        step: The step. What a job on CPU has in its environment means nothing for it.
+
+    Raises:
+        BadInputError: The recorded settings are none that torch takes.
+        PolicyError: The plan of a predicted step is of a newer memprof.
+    """
+    is_on_device = device_of(step) != "cpu"
+    options = parse_options(manifest.machine.allocator_settings) if is_on_device else {}
+    plan = manifest.plan or {}
+    if manifest.backend.name == PREDICTED and Allocator.name in plan:
+        for one in plan_from_tables({Allocator.name: plan[Allocator.name]}).policies:
+            options |= one.options() if isinstance(one, Allocator) else {}
+    text = ",".join(f"{key}:{value}" for key, value in options.items())
+    # A dry run's device has no end where the job does not fit.
+    is_bounded = is_on_device and manifest.backend.name != DRY_RUN
+    capacity = (manifest.machine.capacity_bytes or None) if is_bounded else None
+    try:
+        return SettingsInForce(settings_from_options(options, capacity_bytes=capacity), text)
+    except ValueError:
+        raise BadInputError(f"The recording names options of the allocator that torch does not take: {text}.") from None
+
+
+def fullest_rank(trace: Trace) -> int:
+    """Returns the rank whose fullest step has most bytes alive at once, the lowest of equals.
+
+    Raises:
+        BadInputError: A rank's tables are damaged.
+    """
+    worst = compare_ranks(trace).worst
+    return trace.ranks[0] if worst is None else worst
+
+
+def reserved_peak(step: Step, settings: Settings | None = None) -> int:
+    """Returns the highest reserved bytes of a step, recorded or predicted, as the model has them."""
+    done = replay(requests_of_step(step).requests, settings)
+    return int(done.reserved().max(initial=0))
+
+
+def _best(outcomes: list[Outcome]) -> Outcome | None:
+    """Chooses what reserves least and serves every request; of near equals, growing segments, which waste no size."""
+    current = outcomes[0]
+    working = [one for one in outcomes if one.failed <= current.failed]
+    least = min(working, key=lambda one: one.reserved_peak)
+    near = [one for one in working if one.reserved_peak <= least.reserved_peak * (1 + _WORTHWHILE / 2)]
+    chosen = next((one for one in near if one.settings.expandable_segments), least)
+    saved = current.reserved_peak - chosen.reserved_peak
+    return chosen if chosen is not current and saved > _WORTHWHILE * current.reserved_peak else None
+
+
+def _advice(current: Outcome, best: Outcome | None, at_growth: Fragmentation) -> str:
+    if best is not None:
+        saved = current.reserved_peak - best.reserved_peak
+        return (
+            f"Set PYTORCH_ALLOC_CONF={best.name or 'to nothing'}: reserved memory peaks at "
+            f"{format_bytes(best.reserved_peak)} instead of {format_bytes(current.reserved_peak)}, "
+            f"{format_bytes(saved)} less."
+        )
+    unused = current.reserved_peak - at_growth.allocated
+    holes = sum(1 for use in at_growth.segments if use.free_bytes and use.blocks)
+    return (
+        f"No allocator setting would help: none tried lowers the reserved peak by {format_percent(_WORTHWHILE)}. The "
+        f"{format_bytes(unused)} not in use then are spread over {holes:,} segments with blocks that are still needed."
+    )
+
+
+def _pin(asked: StepRequests, step: Step, sources: Sources, allocation: int) -> Pin:
+    """Says what an allocation is for."""
+    if allocation == NONE:
+        return Pin(0, "", "", "", "")
+    storage, made_by = int(asked.storage_id[allocation]), int(asked.made_by[allocation])
+    op_name = "" if made_by == NONE else str(step.ops.name[made_by])
+    stack = NONE if made_by == NONE else int(step.ops.stack_id[made_by])
+    frames = () if stack == NONE else sources.user_frames[stack]
+    # Stacks of a snapshot may begin with frames of C++, and hold nothing else.
+    places = (frame.place for frame in frames if frame.file.endswith(".py"))
+    module_id = int(step.ops.module_id[made_by]) if storage == NONE else int(step.storages.module_id[storage])
+    return Pin(
+        size=int(asked.requests.size[allocation]),
+        category="workspace" if storage == NONE else str(step.storages.category[storage]),
+        name=(str(step.storages.name[storage]) if storage != NONE else "") or op_name,
+        module=str(step.modules.name[module_id]) or str(step.modules.type[module_id]) if module_id != NONE else "",
+        line=next(places, "outside Python" if frames else ""),
+    )

@@ -1,0 +1,50 @@
+"""What a plan makes the caching allocator reserve: on a device that, and not what tensors hold, is what must fit."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from memprof.analysis.allocator.allocator_report import reserved_peak, settings_in_force
+from memprof.policies.plan.plan import Plan
+from memprof.policies.plan.plan_tables import plan_to_tables
+from memprof.trace.manifest import PREDICTED, Manifest
+from memprof.trace.step import Step
+
+
+def reserved_under(step: Step, manifest: Manifest, plan: Plan | None = None) -> int | None:
+    """Returns the highest reserved bytes of a step, as the model of the allocator has them.
+
+    Args:
+        step: The step, recorded or predicted.
+        manifest: What its recording says about itself.
+        plan: The plan it is predicted under; its options of the allocator count.
+
+    Returns:
+        Bytes; None of a step on the processor, whose allocator reserves nothing.
+
+    Raises:
+        BadInputError: The recorded settings are none that torch takes.
+    """
+    if not step.is_on_device():
+        return None
+    return reserved_peak(step, settings_in_force(_with(manifest, plan), step).settings)
+
+
+def reserved_expandable(step: Step, manifest: Manifest) -> int | None:
+    """Returns the same with segments that grow in place, which leave the fewest holes; None where they are in force."""
+    if not step.is_on_device():
+        return None
+    in_force = settings_in_force(manifest, step).settings
+    if in_force.expandable_segments:
+        return None
+    return reserved_peak(step, dataclasses.replace(in_force, expandable_segments=True))
+
+
+def _with(manifest: Manifest, plan: Plan | None) -> Manifest:
+    if plan is None:
+        return manifest
+    tables: Mapping[str, Any] = plan_to_tables(plan)
+    backend = dataclasses.replace(manifest.backend, name=PREDICTED)
+    return dataclasses.replace(manifest, plan=dict(tables), backend=backend)

@@ -1,0 +1,57 @@
+"""Gives plans that fit in tensors, but not in the segments that hold them, segments that grow in place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from memprof.analysis.allocator.reserved import reserved_under
+from memprof.analysis.plans.basis import Basis
+from memprof.errors import PolicyError
+from memprof.planners.search.explore import Answer, Wish
+from memprof.planners.search.tried import Tried
+from memprof.policies.allocator.policy import Allocator
+from memprof.trace.manifest import Manifest
+
+
+def with_room(
+    basis: Basis, manifest: Manifest, answer: Answer, chosen: Callable[[Answer], tuple[Tried, ...]]
+) -> tuple[Answer, tuple[Tried, ...]]:
+    """Adds ``allocator expandable_segments`` to plans that reserve more than the budget without it, and not with it.
+
+    Args:
+        basis: The steps the plans were replayed on.
+        manifest: What its recording says about itself.
+        answer: What the search found.
+        chosen: Chooses the plans that are shown.
+
+    Returns:
+        The answer, its best plan so changed, and the plans to show.
+    """
+    plans = chosen(answer)
+    if not basis.step.is_on_device() or not _may(answer.wish):
+        return answer, plans
+    changed = {one: _roomier(basis, manifest, one, answer.wish.budget_bytes) for one in plans}
+    fitting = tuple(changed.get(one, one) for one in answer.fitting)
+    return replace(answer, fitting=fitting), tuple(changed[one] for one in plans)
+
+
+def _may(wish: Wish) -> bool:
+    name = Allocator.name
+    return name not in wish.forbid and (not wish.allow or name in wish.allow)
+
+
+def _roomier(basis: Basis, manifest: Manifest, one: Tried, budget_bytes: int) -> Tried:
+    if any(isinstance(policy, Allocator) for policy in one.policies):
+        return one
+    predicted = basis.predict(one.plan)[1]
+    reserved = reserved_under(predicted, manifest, one.plan)
+    if reserved is None or reserved <= budget_bytes:
+        return one
+    policies = (*one.policies, Allocator(expandable_segments=True))
+    try:
+        grown = basis.predict(replace(one, policies=policies).plan)[1]
+    except PolicyError:
+        return one
+    reserved = reserved_under(grown, manifest, replace(one, policies=policies).plan)
+    return replace(one, policies=policies) if reserved is not None and reserved <= budget_bytes else one

@@ -1,0 +1,152 @@
+"""Whether a run stayed within its budget: the fullest of all recorded steps, of the fullest rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from memprof.analysis.report.light_run import is_light
+from memprof.errors import GateFailedError, InconclusiveError
+from memprof.policies.plan.plan_tables import plan_from_tables
+from memprof.trace.cut import cuttable_steps
+from memprof.trace.files.spool import DRY_RUN
+from memprof.trace.manifest import PREDICTED
+from memprof.trace.schema import StepPeaks, Steps
+from memprof.trace.store import Trace
+from memprof.units import format_bytes, format_bytes_of
+
+#: How a peak is known, in the words of a verdict.
+_HOW = {DRY_RUN: "in a dry run", PREDICTED: "predicted"}
+
+
+@dataclass(frozen=True)
+class BudgetVerdict:
+    """A run, compared with its budget.
+
+    Attributes:
+        budget_bytes: Most bytes that may be allocated at once.
+        measured_bytes: Most bytes that were, in any recorded step of any rank; None where no step tells.
+        how: How that is known: measured, in a dry run, or predicted.
+        step: Number of that step; None likewise.
+        rank: The rank that had most, None where there is one alone.
+        unknown: Why a higher peak cannot be excluded, a clause; "" where it can.
+    """
+
+    budget_bytes: int
+    measured_bytes: int | None
+    how: str = "measured"
+    step: int | None = None
+    rank: int | None = None
+    unknown: str = ""
+
+    @property
+    def excess_bytes(self) -> int:
+        """Bytes above the budget; 0 where none were seen."""
+        return max(0, (self.measured_bytes or 0) - self.budget_bytes)
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether the run stayed within the budget; None where that is not known."""
+        if self.excess_bytes:
+            return False
+        return None if self.unknown or self.measured_bytes is None else True
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of a command that is to fail where the run did not stay within the budget."""
+        return {True: 0, False: GateFailedError.exit_code, None: InconclusiveError.exit_code}[self.fits]
+
+    def describe(self) -> str:
+        """Says it in a sentence."""
+        budget = format_bytes(self.budget_bytes)
+        if self.measured_bytes is None:
+            return f"not known whether it is within the budget of {budget}: {self.unknown}."
+        least = "at least " if self.unknown else ""
+        figures = f"{least}{format_bytes_of(self.measured_bytes, self.budget_bytes)}"
+        rank = "" if self.rank is None else f" {'in' if self.step is None else 'of'} rank {self.rank}"
+        if self.fits is None:
+            return f"not known whether it is within the budget: {figures}; {self.unknown}."
+        if self.fits:
+            return f"within the budget, {self.how}: {figures}."
+        how = "" if self.how == "measured" else f", {self.how}"
+        step = "" if self.step is None else f" in step {self.step}"
+        return f"OVER the budget by {format_bytes(self.excess_bytes)}{how}: {figures}{step}{rank}."
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the verdict as JSON containers."""
+        return {"budget_bytes": self.budget_bytes, "measured_bytes": self.measured_bytes, "fits": self.fits}
+
+
+#: The same keys of a run without a budget.
+NO_BUDGET: dict[str, Any] = {"budget_bytes": None, "measured_bytes": None, "fits": None}
+
+
+def judge_budget(trace: Trace, budget_bytes: int) -> BudgetVerdict:
+    """Compares a run with a budget.
+
+    Args:
+        trace: The recording; all of its ranks count.
+        budget_bytes: Most bytes that may be allocated at once.
+
+    Raises:
+        BadInputError: The trace is damaged.
+    """
+    ranks = [trace.rank_trace(rank) for rank in trace.ranks]
+    peaks = [(fullest, rank.rank) for rank in ranks if (fullest := highest_peak(rank)) is not None]
+    (most, step), rank = max(peaks, key=lambda peak: peak[0][0], default=((None, None), None))
+    reasons = [reason for rank in ranks if (reason := _why_unknown(rank))]
+    return BudgetVerdict(
+        budget_bytes=budget_bytes,
+        measured_bytes=most,
+        how=_HOW.get(trace.manifest.backend.name, "measured"),
+        step=step,
+        rank=rank if len(ranks) > 1 else None,
+        unknown=reasons[0] if reasons else "",
+    )
+
+
+def judge_planned(trace: Trace) -> BudgetVerdict | None:
+    """Compares a run with the budget of the plan it was recorded under; None where it had no budget.
+
+    Raises:
+        BadInputError: The trace is damaged.
+        PolicyError: Its plan makes no sense to this version.
+    """
+    budget_bytes = plan_from_tables(trace.manifest.plan or {}).budget_bytes
+    return None if budget_bytes is None else judge_budget(trace, budget_bytes)
+
+
+def highest_peak(trace: Trace) -> tuple[int, int] | None:
+    """Returns the most bytes that one rank had allocated in any recorded step, and that step; None without operators.
+
+    A light recording has the peak of every step of the run.
+    """
+    peaks = [(size, number) for number, size in trace.step_peaks().items()]
+    if is_light(trace):
+        whole_run = trace.table(StepPeaks)
+        peaks += zip(whole_run.allocated_bytes.tolist(), whole_run.step.tolist(), strict=True)
+    return max(peaks, key=lambda peak: peak[0], default=None)
+
+
+def has_measured_step(trace: Trace) -> bool:
+    """Whether a rank's recording holds a step beyond the warm-up that was recorded to its end."""
+    steps = trace.table(Steps)
+    return bool((cuttable_steps(steps) & (steps.kind == "recorded") & steps.is_complete).any())
+
+
+def why_unmeasured(trace: Trace) -> str:
+    """Says in a clause that no step beyond the warm-up was recorded to its end, and why."""
+    capture = trace.manifest.capture
+    reason = "the job ended before" if capture.is_complete else capture.reason or "the recording was cut short"
+    return f"no step beyond the warm-up was recorded to its end ({reason})"
+
+
+def _why_unknown(trace: Trace) -> str:
+    peaks = trace.table(StepPeaks)
+    if not has_measured_step(trace) and not len(peaks):
+        return why_unmeasured(trace)
+    if bool(np.any(peaks.how == "counted")):
+        return "--light counts most steps at module calls only; record without it to measure the peak"
+    return ""

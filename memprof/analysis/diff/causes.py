@@ -1,0 +1,335 @@
+"""The causes of a change of memory, each with what gives it away. ``explain`` puts them in order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+
+from memprof.analysis.diff.comparison import Diff, Pair
+from memprof.analysis.diff.moved_lines import with_moved_lines
+from memprof.analysis.diff.summary import NOTHING, OTHERS, Summary
+from memprof.analysis.diff.traits import AGAIN, REST, Traits
+from memprof.units import format_bytes, format_bytes_change
+
+#: Growth from step to step below this is a list of numbers, not of tensors: it is told behind what else there is to
+#: name, and last where it is less than this share of the change.
+LEAST_LEAK_BYTES = 1024
+LEAST_LEAK_SHARE = 0.01
+#: Share of what backward reads that must be kept, or be read by no backward, to be told of.
+_LEAST_KEPT = 0.2
+#: Share of the parameters whose gradients must be new or gone to be told of.
+_LEAST_TRAINED = 0.1
+#: Share of the peak that tensors beside model and optimizer must be.
+_LEAST_OUTSIDE = 0.01
+#: Change of how much of an operator's runs are repeated in backward that is told of where the model changed too.
+_LEAST_AGAIN = 0.1
+#: Share of a category's bytes that must change their type to be told of.
+_LEAST_SHARE = 0.2
+
+
+@dataclass(frozen=True)
+class Cause:
+    """One cause of a change.
+
+    Attributes:
+        kind: What differs beside the code (``batch``, ``micro-batches``, ``allocator-settings``, ...), ``plan``,
+            ``leak``, ``graph``, ``no-grad``, ``dtype``, ``optimizer``, ``checkpoint``, ``parameters``, ``modules``,
+            ``gradient``, ``held``, ``pieces``, or the category of memory that changed most.
+        sentence: It in words.
+        bytes: What it alone adds or takes away, where that can be told; else 0.
+    """
+
+    kind: str
+    sentence: str
+    bytes: int = 0
+
+
+def leak(grown: int, base: Summary, head: Summary) -> Cause:
+    """Words a change of the growth from step to step.
+
+    Args:
+        grown: Bytes by which each step adds more than in the base; negative where it adds less.
+        base: The base.
+        head: What is compared with it.
+    """
+    side, other = (head.traits.held, base.traits.held) if grown > 0 else (base.traits.held, head.traits.held)
+    # What a name holds until the next step replaces it is left behind too, but not by each step anew.
+    exactly = [place for place, (_, size) in side.items() if size == abs(grown) and place not in ("", REST)]
+    lines = _made_at(exactly or _names_of_more(side, other))
+    if grown > 0:
+        return Cause(
+            "leak",
+            f"each step holds {format_bytes(grown)} more than the one before: something keeps tensors from step to "
+            f"step, such as a list of losses or outputs{lines}",
+        )
+    return Cause(
+        "leak", f"nothing grows by {format_bytes(-grown)} from step to step any more{lines and f', as it did{lines}'}"
+    )
+
+
+def growth_of(side: Summary) -> int:
+    """Returns by how much each step's peak is above the one before, at least; 0 where they do not all grow."""
+    steps = [later - earlier for earlier, later in pairwise(side.step_peaks)]
+    if side.traits.growth_bytes <= 0:
+        return 0
+    return max(0, min(steps)) if steps else side.traits.growth_bytes
+
+
+def _made_at(places: list[str]) -> str:
+    return f" (made at {', '.join(places[:2])})" if places else ""
+
+
+def _names_of_more(side: Mapping[str, tuple[int, int]], other: Mapping[str, tuple[int, int]]) -> list[str]:
+    """Returns the lines or shapes of which there are more tensors than on the other side, the most bytes first."""
+    sizes = [{name: size for name, (_, size) in held.items()} for held in (other, side)]
+    moved = dict(zip(with_moved_lines(*sizes), other.values(), strict=True))
+    ordered = sorted(side, key=lambda name: -side[name][1])
+    return [name for name in ordered if name not in ("", REST) and side[name][0] > moved.get(name, (0, 0))[0]]
+
+
+def graphs(base: Traits, head: Traits) -> Iterator[Cause]:
+    """Names graphs that outlive their backward, and those that never see one."""
+    before, after = _share(base.graph_bytes, base.saved_bytes), _share(head.graph_bytes, head.saved_bytes)
+    if abs(after - before) > _LEAST_KEPT:
+        size = format_bytes(max(base.graph_bytes, head.graph_bytes))
+        yield Cause(
+            "graph",
+            f"{size} that backward has read stay until the next step: the graph is kept (retain_graph, and a loss or "
+            "output that is held)"
+            if after > before
+            else f"{size} that backward has read no longer stay until the next step: the graph is let go",
+        )
+    before, after = _share(base.unread_bytes, base.saved_bytes), _share(head.unread_bytes, head.saved_bytes)
+    if abs(after - before) > _LEAST_KEPT:
+        size = format_bytes(max(base.unread_bytes, head.unread_bytes))
+        yield Cause(
+            "no-grad",
+            f"the model is called for results that no backward follows on, and {size} are kept for one: an evaluation "
+            "outside of torch.no_grad()"
+            if after > before
+            else f"{size} are no longer kept for a backward that does not come",
+        )
+
+
+def _share(part: int, whole: int) -> float:
+    return part / whole if whole else float(part > 0)
+
+
+def optimizer_states(base: Summary, head: Summary) -> Iterator[Cause]:
+    """Names what the optimizer keeps for each parameter where that is something else."""
+    if base.states == head.states:
+        return
+    grown = head.maxima.get("optimizer_state", 0) - base.maxima.get("optimizer_state", 0)
+    names = [", ".join(side.states) or "nothing" for side in (base, head)]
+    yield Cause(
+        "optimizer", f"the optimizer keeps {names[1]} where it kept {names[0]}: {format_bytes_change(grown)} of state"
+    )
+
+
+def dtypes(base: Summary, head: Summary) -> Iterator[Cause]:
+    """Names categories whose bytes are of another type than before."""
+    for category in ("activation", "parameter", "gradient", "optimizer_state"):
+        before, after = (
+            {dtype: size for dtype, size in side.dtypes.get(category, {}).items() if dtype != "unknown"}
+            for side in (base, head)
+        )
+        wholes = sum(before.values()), sum(after.values())
+        if not all(wholes):
+            continue
+        shares = {
+            dtype: (before.get(dtype, 0) / wholes[0], after.get(dtype, 0) / wholes[1]) for dtype in {**before, **after}
+        }
+        grown = {dtype: later - earlier for dtype, (earlier, later) in shares.items()}
+        most = max(grown, key=lambda dtype: grown[dtype])
+        least = min(grown, key=lambda dtype: grown[dtype])
+        if grown[most] > _LEAST_SHARE and -grown[least] > _LEAST_SHARE:
+            yield Cause(
+                "dtype",
+                f"{category} memory is {most} to {shares[most][1]:.0%} where it was {shares[most][0]:.0%}, {least} to "
+                f"{shares[least][1]:.0%} where it was {shares[least][0]:.0%}",
+            )
+            return
+
+
+def recompute(base: Traits, head: Traits) -> Iterator[Cause]:
+    """Tells whether another part of forward is run again in backward."""
+    runs = [sum(side.operators.get(AGAIN, {}).values()) for side in (base, head)]
+    before, after = runs
+    if before == after:
+        return
+    if all(runs) and base.parameters != head.parameters:
+        # Of more layers more is run again: only another share of them is another choice.
+        if abs(_again(head) - _again(base)) < _LEAST_AGAIN:
+            return
+    elif abs(after - before) < 0.05 * max(runs):
+        return
+    what = "less is" if after < before else "more is"
+    yield Cause(
+        "checkpoint",
+        f"{what} run again in backward: {before} operators in the base, {after} now (activation checkpointing)",
+    )
+
+
+def _again(traits: Traits) -> float:
+    """Returns the share of its runs in forward that the operator that is repeated most is run again."""
+    again, forward = traits.operators.get(AGAIN, {}), traits.operators.get("forward", {})
+    return max((count / forward[name] for name, count in again.items() if forward.get(name)), default=0.0)
+
+
+def model_parts(base: Summary, head: Summary) -> Iterator[Cause]:
+    """Names parameters that are new, gone or of another shape, then modules of which there are more or fewer."""
+    grown = head.parameter_bytes - base.parameter_bytes
+    before, after = base.traits.parameters, head.traits.parameters
+    types = _changed_counts(base.traits.modules, head.traits.modules)
+    if before != after or (grown and not types):
+        named = [
+            f"{name} is {after[name]} where it was {before[name]}"
+            if name in before and name in after
+            else f"{name} is {'new' if name in after else 'gone'} ({after[name] if name in after else before[name]})"
+            for name in {**after, **before}
+            if before.get(name) != after.get(name)
+        ]
+        more = f" and {len(named) - 3} more" if len(named) > 3 else ""
+        words = f": {'; '.join(named[:3])}{more}" if named else ""
+        change = f"take {format_bytes_change(grown)}" if grown else "are of other names or shapes"
+        yield Cause("parameters", f"the model's parameters {change}{words}")
+    if types:
+        yield Cause("modules", f"the model is made of other modules: {'; '.join(types[:4])}")
+
+
+def _changed_counts(before: dict[str, int], after: dict[str, int]) -> list[str]:
+    return [
+        f"{after.get(name, 0)} {name} where there were {before.get(name, 0)}"
+        for name in {**before, **after}
+        if before.get(name, 0) != after.get(name, 0) and name != REST
+    ]
+
+
+def trained_parameters(base: Summary, head: Summary) -> Iterator[Cause]:
+    """Names gradients of fewer or more of the same parameters."""
+    if base.parameter_bytes != head.parameter_bytes or not base.parameter_bytes:
+        return
+    before, after = (side.maxima.get("gradient", 0) for side in (base, head))
+    if abs(after - before) < _LEAST_TRAINED * base.parameter_bytes:
+        return
+    what = "fewer" if after < before else "more"
+    yield Cause(
+        "gradient",
+        f"{what} gradients are there at once, {format_bytes(after)} where there were {format_bytes(before)} for "
+        f"{format_bytes(base.parameter_bytes)} of parameters: other parameters are trained, or updated in backward",
+    )
+
+
+def gradients_in_forward(base: Summary, head: Summary) -> Iterator[Cause]:
+    """Names gradients that are there in forward, where they were not, or the other way round."""
+    shares = []
+    for side in (base, head):
+        forward = side.spots.get("forward")
+        held = 0 if forward is None else forward.parts["category"].get("gradient", 0)
+        shares.append(_share(held, side.maxima.get("gradient", 0)))
+    if abs(shares[1] - shares[0]) < 0.5:
+        return
+    yield Cause(
+        "gradient",
+        "the gradients of the step before are still there in forward: they are set to zero and not to None, or only "
+        "after it"
+        if shares[1] > shares[0]
+        else "the gradients of the step before are gone before forward begins",
+    )
+
+
+def held_tensors(base: Traits, head: Traits) -> Iterator[Cause]:
+    """Names tensors of forward that a name still holds when the step ends."""
+    (tensors, size), (more, grown) = _sums(base.held), _sums(head.held)
+    more, grown = more - tensors, grown - size
+    if not more or abs(grown) < LEAST_LEAK_BYTES or grown * more < 0:
+        return
+    lines = _names_of_more(head.held, base.held) if more > 0 else _names_of_more(base.held, head.held)
+    yield Cause(
+        "held",
+        f"tensors of forward still held when the step ends: {_more(more)}, {format_bytes(abs(grown))}{_made_at(lines)}",
+        grown,
+    )
+
+
+def tensors_outside(base: Summary, head: Summary) -> Iterator[Cause]:
+    """Names tensors that are always there and belong neither to the model nor to the optimizer."""
+    before, after = base.traits.outside, head.traits.outside
+    (tensors, size), (more, grown) = _sums(before), _sums(after)
+    more, grown = more - tensors, grown - size
+    if not more or abs(grown) < max(LEAST_LEAK_BYTES, _LEAST_OUTSIDE * base.peak.bytes) or grown * more < 0:
+        return
+    shapes = _names_of_more(after, before) if more > 0 else _names_of_more(before, after)
+    yield Cause(
+        "held",
+        "tensors that stay over the whole step and are no parameters, gradients, buffers or optimizer's state: "
+        f"{_more(more)}, {format_bytes(abs(grown))} (shapes such as {', '.join(shapes[:3]) or 'unknown'})",
+        grown,
+    )
+
+
+def _sums(held: Mapping[str, tuple[int, int]]) -> tuple[int, int]:
+    """Returns how many tensors there are, and their bytes."""
+    return sum(count for count, _ in held.values()), sum(size for _, size in held.values())
+
+
+def _more(count: int) -> str:
+    return f"{count} more" if count > 0 else f"{-count} fewer"
+
+
+def told_in(diff: Diff) -> Pair:
+    """Returns the pair in which the change is told; where the peaks are equal, the phase of both that changed most."""
+    both = [pair for pair in diff.phases if pair.base is not None and pair.head is not None]
+    if diff.focus.bytes or not both:
+        return diff.focus
+    return max(both, key=lambda pair: abs(pair.bytes))
+
+
+def pieces(diff: Diff) -> Iterator[Cause]:
+    """Names an operator that holds most of the change, and runs on fewer, larger or on more, smaller pieces."""
+    pair = told_in(diff)
+    first = next(
+        (one for one in pair.parts["op"] if one.bytes * pair.bytes > 0 and one.name not in (NOTHING, OTHERS)), None
+    )
+    if first is None or abs(first.bytes) < 0.5 * abs(pair.bytes):
+        return
+    before, after = (
+        sum(names.get(first.name, 0) for phase, names in side.traits.operators.items() if phase != AGAIN)
+        for side in (diff.base, diff.head)
+    )
+    if not before or not after or (after - before) * first.bytes >= 0:
+        return
+    how = "fewer, larger pieces" if after < before else "more, smaller pieces"
+    yield Cause(
+        "pieces",
+        f"{first.name} works on {how} ({before} runs in the base, {after} now), and what it made holds "
+        f"{format_bytes_change(first.bytes)} in {pair.name}",
+    )
+
+
+def largest_parts(diff: Diff) -> Iterator[Cause]:
+    """Names what the change is made of in the phase in which it is told."""
+    pair = told_in(diff)
+    whole = pair.bytes
+    if not whole:
+        return
+    category = next((one for one in pair.parts["category"] if one.bytes * whole > 0), None)
+    if category is None:
+        return
+    phase = pair.head.phase if pair.head is not None else pair.name
+    words = f"{format_bytes_change(category.bytes)} of {category.name} memory in {phase}"
+    for kind, by in (("module", "in"), ("source", "made at"), ("op", "by")):
+        first = next(
+            (one for one in pair.parts[kind] if one.bytes * whole > 0 and one.name not in (NOTHING, OTHERS)), None
+        )
+        if first is not None:
+            words += f", {format_bytes_change(first.bytes)} {by} {first.name}"
+    new = [
+        name
+        for name in diff.head.traits.operators.get("forward", {})
+        if name.startswith("aten.") and name not in diff.base.traits.operators.get("forward", {name: 0})
+    ]
+    if new and REST not in diff.base.traits.operators.get("forward", {}):
+        words += f"; new in forward: {', '.join(new[:3])}"
+    yield Cause(category.name, words)

@@ -1,0 +1,311 @@
+"""What changed between two recordings, or their summaries: the peak, every phase, and what they are made of.
+
+The peak may lie in forward on one side and in backward on the other, so moments are compared by phase, and what is
+held is split inside a phase only. The parts of a moment always sum to the whole.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from memprof.analysis.diff.gates import Gate, Verdict, require_phases
+from memprof.analysis.diff.moved_lines import with_moved_lines
+from memprof.analysis.diff.summary import KINDS, OTHERS, PEAK, Spot, Summary, read_summary, summarise
+from memprof.errors import InconclusiveError
+from memprof.phases import in_order
+from memprof.trace.files.location import located
+from memprof.trace.files.reading import read_text
+from memprof.trace.manifest import PREDICTED
+from memprof.trace.store import Trace
+
+#: What must be the same on both sides for numbers to compare.
+FRAME = ("device", "torch", "CUDA", "allocator settings", "world size", "batch", "micro-batches", "memory events")
+
+_LARGEST_SUMMARY_BYTES = 8 * 2**20
+
+
+@dataclass(frozen=True)
+class Change:
+    """One part of what is held, on both sides.
+
+    Attributes:
+        name: The category, module, operator, line or storage.
+        base: Its bytes in the base.
+        head: Its bytes now.
+    """
+
+    name: str
+    base: int
+    head: int
+
+    @property
+    def bytes(self) -> int:
+        """Bytes gained, negative when fewer."""
+        return self.head - self.base
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A moment that plays the same part on both sides.
+
+    Attributes:
+        name: PEAK, or the phase.
+        base: It in the base; None where that lacks the phase.
+        head: It now, likewise.
+        parts: Changes of each kind, the largest first; of each kind they sum to the change of the whole.
+    """
+
+    name: str
+    base: Spot | None
+    head: Spot | None
+    parts: dict[str, tuple[Change, ...]]
+
+    @property
+    def base_bytes(self) -> int:
+        """Bytes held in the base, 0 where it lacks the phase."""
+        return 0 if self.base is None else self.base.bytes
+
+    @property
+    def head_bytes(self) -> int:
+        """Bytes held now, likewise."""
+        return 0 if self.head is None else self.head.bytes
+
+    @property
+    def bytes(self) -> int:
+        """Bytes gained, negative when fewer."""
+        return self.head_bytes - self.base_bytes
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Something beside the code that the memory depends on, and that is not the same.
+
+    Attributes:
+        what: One of FRAME.
+        base: As it is in the base, "none" where it is empty.
+        head: As it is now.
+    """
+
+    what: str
+    base: str
+    head: str
+
+
+@dataclass(frozen=True)
+class Diff:
+    """What changed.
+
+    Attributes:
+        base: The base; of several recordings the one of median peak.
+        head: What is compared with it, likewise.
+        bases: All summaries of that side.
+        heads: All summaries of this side.
+        peak: The peaks.
+        phases: The fullest moments of the phases, in the order of a step.
+        differences: What else is not the same.
+        verdicts: What the gates say, those that fail the run first.
+        warnings: What a reader must know to judge the figures.
+    """
+
+    base: Summary
+    head: Summary
+    bases: tuple[Summary, ...]
+    heads: tuple[Summary, ...]
+    peak: Pair
+    phases: tuple[Pair, ...]
+    differences: tuple[Difference, ...]
+    verdicts: tuple[tuple[str, Verdict], ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def focus(self) -> Pair:
+        """The pair in which the change is told: the peaks where both lie in one phase, else the head's phase."""
+        if self.base.peak.phase == self.head.peak.phase:
+            return self.peak
+        return next(pair for pair in self.phases if pair.name == self.head.peak.phase)
+
+    @property
+    def has_moved(self) -> bool:
+        """Whether the peak lies in another phase or module."""
+        return self.base.peak.place != self.head.peak.place
+
+    @property
+    def is_unchanged(self) -> bool:
+        """Whether every phase holds the same, part by part."""
+        return all(
+            not change.bytes for pair in (self.peak, *self.phases) for parts in pair.parts.values() for change in parts
+        )
+
+    @property
+    def is_failed(self) -> bool:
+        """Whether a gate that fails the run failed."""
+        return any(level == "fail" and verdict.is_failed for level, verdict in self.verdicts)
+
+
+def open_side(path: str | Path) -> Summary:
+    """Opens one side of a diff: a recording, or the JSON of a summary.
+
+    Raises:
+        BadInputError: It is neither, or damaged.
+        InconclusiveError: It is a recording without a step that was seen to its end.
+    """
+    path = located(path)
+    if is_summary(path):
+        return read_summary(read_text(path, _LARGEST_SUMMARY_BYTES), str(path))
+    return summarise(Trace.open(path))
+
+
+def is_summary(path: str | Path) -> bool:
+    """Whether a path is the JSON of a summary, by its first byte."""
+    path = located(path)
+    if path.is_fifo():  # such as a shell's <(memprof summary run.memprof)
+        return True
+    if not path.is_file() or path.stat().st_size > _LARGEST_SUMMARY_BYTES:
+        return False
+    with path.open("rb") as file:
+        return file.read(1) == b"{"
+
+
+def compare(
+    bases: Sequence[Summary], heads: Sequence[Summary], *, fail: Sequence[Gate] = (), warn: Sequence[Gate] = ()
+) -> Diff:
+    """Compares one or several recordings a side.
+
+    Args:
+        bases: Summaries of the base, at least one.
+        heads: Summaries of what is compared with it, at least one.
+        fail: Gates that fail the run.
+        warn: Gates that warn.
+
+    Raises:
+        InconclusiveError: The sides are of different models.
+        UsageError: A gate is on a phase that none of them has.
+    """
+    base, head = _median_of(bases), _median_of(heads)
+    if base.model and head.model and base.model != head.model:
+        raise InconclusiveError(
+            f"The base is a recording of {base.model}, the other of {head.model}: there is nothing to compare."
+        )
+    require_phases((*fail, *warn), (name for one in (*bases, *heads) for name in one.spots if name != PEAK))
+    names = [name for name in in_order((*base.spots, *head.spots)) if name != PEAK]
+    found = Diff(
+        base=base,
+        head=head,
+        bases=tuple(bases),
+        heads=tuple(heads),
+        peak=_pair(PEAK, base, head),
+        phases=tuple(_pair(name, base, head) for name in names),
+        differences=differences(base, head),
+        warnings=tuple(_warnings(bases, heads)),
+    )
+    verdicts = tuple(
+        (level, gate.judge(_measured(gate, bases, found, is_head=False), _measured(gate, heads, found, is_head=True)))
+        for level, gates in (("fail", fail), ("warn", warn))
+        for gate in gates
+    )
+    return Diff(**{**vars(found), "verdicts": verdicts})
+
+
+def differences(base: Summary, head: Summary) -> tuple[Difference, ...]:
+    """Names what differs beside the code.
+
+    A batch that one side does not know is no difference, nor is that a side was predicted.
+    """
+    pairs = [(what, base.frame.get(what, ""), head.frame.get(what, "")) for what in FRAME]
+    return tuple(
+        Difference(what, one or "none", other or "none")
+        for what, one, other in pairs
+        if one != other and (what != "batch" or (one and other)) and PREDICTED not in (one, other)
+    )
+
+
+def measure(gate: Gate, summary: Summary, spot: Spot | None = None) -> float:
+    """Returns what a gate looks at; NaN where a recording does not tell it.
+
+    Args:
+        gate: The gate.
+        summary: The recording.
+        spot: The moment in which modules are looked at; the peak where left out.
+    """
+    if gate.kind == "phase":
+        return float(summary.spots[gate.name].bytes) if gate.name in summary.spots else 0.0
+    if gate.kind == "module":
+        return float(_of_module(gate.name, (spot or summary.peak).parts["module"]))
+    if gate.kind == "category" or gate.name in summary.maxima:
+        return float(summary.maxima.get(gate.name, 0))
+    if gate.name == "peak":
+        return float(summary.peak.bytes)
+    if gate.name == "step_time":
+        return summary.step_time_us
+    if gate.name == "recompute_time":
+        return summary.recompute_time_us
+    if gate.name in ("reserved", "reserved-allocated"):
+        if summary.reserved_bytes < 0:
+            return math.nan
+        return float(summary.reserved_bytes - (summary.peak.bytes if gate.name == "reserved-allocated" else 0))
+    return 0.0  # a category that holds nothing
+
+
+def _measured(gate: Gate, side: Sequence[Summary], found: Diff, *, is_head: bool) -> float:
+    """Returns the median over a side's recordings."""
+    phase = found.focus.name
+    values = [measure(gate, summary, summary.spots.get(phase)) for summary in side]
+    known = [value for value in values if not math.isnan(value)]
+    return statistics.median(known) if known else math.nan
+
+
+def _of_module(pattern: str, modules: Mapping[str, int]) -> int:
+    """Sums the modules that a pattern names, and those inside them."""
+    return sum(
+        size
+        for name, size in modules.items()
+        if fnmatch.fnmatchcase(name, pattern)
+        or any(fnmatch.fnmatchcase(name[:place], pattern) for place, letter in enumerate(name) if letter == ".")
+    )
+
+
+def _median_of(side: Sequence[Summary]) -> Summary:
+    ordered = sorted(side, key=lambda summary: summary.peak.bytes)
+    return ordered[(len(ordered) - 1) // 2]
+
+
+def _pair(name: str, base: Summary, head: Summary) -> Pair:
+    one, other = base.spots.get(name), head.spots.get(name)
+    before, after = ({} if spot is None else spot.parts for spot in (one, other))
+    if one is not None and other is not None:
+        before = {**before, "source": with_moved_lines(before["source"], after["source"])}
+    return Pair(name, one, other, {kind: _changes(before.get(kind, {}), after.get(kind, {})) for kind in KINDS})
+
+
+def _changes(base: Mapping[str, int], head: Mapping[str, int]) -> tuple[Change, ...]:
+    """Pairs the parts of two sides; where one sums its smallest up, so are the other's that it does not name."""
+    base, head = _folded(base, head), _folded(head, base)
+    sizes = ((name, base.get(name, 0), head.get(name, 0)) for name in {**base, **head})
+    # Tuples sort faster than what they become, and there may be a hundred thousand.
+    ordered = sorted((-abs(after - before), -after, name, before) for name, before, after in sizes)
+    return tuple(Change(name, before, -after) for _, after, name, before in ordered)
+
+
+def _folded(parts: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
+    if OTHERS not in other:
+        return dict(parts)
+    kept = {name: size for name, size in parts.items() if name in other and name != OTHERS}
+    rest = sum(parts.values()) - sum(kept.values())
+    return kept | ({OTHERS: rest} if rest else {})
+
+
+def _warnings(bases: Sequence[Summary], heads: Sequence[Summary]) -> list[str]:
+    warnings = []
+    for side, summaries in (("base", bases), ("head", heads)):
+        if not all(summary.is_complete for summary in summaries):
+            warnings.append(f"the {side} is a recording that ended early.")
+        peaks = [summary.peak.bytes for summary in summaries]
+        if len(peaks) > 1 and max(peaks) > min(peaks):
+            spread = (max(peaks) - min(peaks)) / statistics.median(peaks)
+            warnings.append(f"the {len(peaks)} recordings of the {side} differ by {100 * spread:.2f} % in their peaks.")
+    return warnings

@@ -1,0 +1,177 @@
+"""Sums a recording up: what two recordings are compared by, and what is committed of one as a baseline.
+
+Made of a recording, a summary holds every part of each phase's fullest moment; as JSON, the largest.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Mapping
+
+import numpy as np
+
+from memprof.analysis.diff.summary_json import read_summary, summary_to_json
+from memprof.analysis.diff.summary_model import OTHERS, PEAK, Spot, Summary
+from memprof.analysis.diff.traits import rounds_of, traits_of
+from memprof.analysis.plans.basis import require_whole_step
+from memprof.analysis.plans.predict import has_untouched_step
+from memprof.analysis.ranks.rank_report import compare_ranks
+from memprof.analysis.report.breakdown import hold_at
+from memprof.analysis.report.module_tree import module_tree
+from memprof.analysis.report.moments import CategoryMaximum, Moment, find_category_maxima, find_peak, find_phase_peaks
+from memprof.analysis.report.sources import find_sources
+from memprof.analysis.report.splits import KINDS, NOTHING, Splits
+from memprof.errors import BadInputError, PolicyError
+from memprof.policies.plan.inputs import input_shapes
+from memprof.policies.plan.plan_tables import plan_from_tables
+from memprof.replay.live import alive_at
+from memprof.trace.manifest import PREDICTED, Manifest
+from memprof.trace.schema import NONE
+from memprof.trace.step import Step
+from memprof.trace.store import Trace
+
+__all__ = [
+    "KINDS",
+    "NOTHING",
+    "OTHERS",
+    "PEAK",
+    "Spot",
+    "Summary",
+    "read_summary",
+    "summarise",
+    "summarise_step",
+    "summary_to_json",
+]
+
+
+def summarise(trace: Trace) -> Summary:
+    """Sums a recording up: the fullest step of the rank with the highest peak.
+
+    Raises:
+        BadInputError: It holds no operators, or is damaged.
+        InconclusiveError: No step was recorded to its end.
+    """
+    worst, peaks = trace, {}
+    if len(trace.ranks) > 1:
+        found = compare_ranks(trace)
+        peaks = {str(one.rank): one.peak_bytes for one in found.ranks if one.peak_bytes is not None}
+        worst = trace if found.worst is None else trace.rank_trace(found.worst)
+    require_whole_step(worst)
+    step = worst.fullest_step()
+    if not len(step.ops):
+        raise BadInputError(f"{trace.path}: step {step.number} holds no operators.")
+    made = summarise_step(step, worst.manifest)
+    is_known = has_untouched_step(worst) or worst.manifest.backend.name == PREDICTED
+    return dataclasses.replace(
+        made,
+        step_time_us=step.duration_us if is_known else math.nan,
+        rank_peaks=peaks or made.rank_peaks,
+        step_peaks=tuple(worst.step_peaks().values()),
+        is_complete=worst.manifest.capture.is_complete,
+    )
+
+
+def summarise_step(step: Step, manifest: Manifest | None = None) -> Summary:
+    """Sums one step up, durations as they stand in it.
+
+    Args:
+        step: The step; it has operators.
+        manifest: What its recording says about itself.
+    """
+    manifest = manifest or Manifest()
+    sources, tree = find_sources(step.stacks), module_tree(step.modules)
+    splits = Splits(step, sources, tree)
+    moments = {PEAK: find_peak(step, sources)} | {one.phase: one for one in find_phase_peaks(step, sources)}
+    parts = {op_id: splits.at(hold_at(step, op_id)) for op_id in {moment.op_id for moment in moments.values()}}
+    spots = {name: _spot(moment, parts[moment.op_id]) for name, moment in moments.items()}
+    lines = {line.place: (line.file, line.line) for frames in sources.user_frames for line in frames[:1]}
+    held = {place for spot in spots.values() for place in spot.parts["source"]}
+    again = step.ops.is_recompute
+    recompute = step.ops.duration_us[again]
+    maxima = find_category_maxima(step)
+    reserved = int(step.memory.reserved_bytes.max(initial=-1))
+    return Summary(
+        name=manifest.target,
+        frame=_frame(step, manifest),
+        model=_model(step),
+        plan=_plan(manifest),
+        spots=spots,
+        maxima={name: one.maximum_bytes for name, one in maxima.items()},
+        step_time_us=step.duration_us,
+        recompute_time_us=float(recompute.sum()) if not np.isnan(recompute).any() else math.nan,
+        reserved_bytes=reserved,
+        parameter_bytes=int(step.modules.parameter_bytes.sum()),
+        dtypes=_dtypes(step, maxima),
+        states=_states(step),
+        step_peaks=(spots[PEAK].bytes,),
+        start_bytes=step.bytes_at_start(),
+        recomputed_ops=int(again.sum()),
+        rank_peaks={str(manifest.rank): spots[PEAK].bytes},
+        is_complete=True,
+        lines={place: line for place, line in lines.items() if place in held},
+        traits=traits_of(step, sources),
+    )
+
+
+def _spot(moment: Moment, parts: dict[str, dict[str, int]]) -> Spot:
+    source = moment.source
+    return Spot(
+        bytes=moment.allocated_bytes,
+        phase=moment.phase,
+        op=moment.op,
+        module=moment.module_title or "",
+        line="" if source is None else source.place,
+        file="" if source is None else source.file,
+        parts=parts,
+    )
+
+
+def _frame(step: Step, manifest: Manifest) -> dict[str, str]:
+    machine = manifest.machine
+    frame = {
+        "device": machine.device_name or machine.device_kind,
+        "torch": manifest.torch_version,
+        "CUDA": machine.cuda,
+        "allocator settings": machine.allocator_settings,
+        "world size": str(manifest.world_size),
+        "memory events": manifest.backend.name,
+        "batch": ", ".join(input_shapes(step)[:8]),
+        "micro-batches": str(rounds_of(step)),
+    }
+    return {name: value for name, value in frame.items() if value}
+
+
+def _model(step: Step) -> str:
+    roots = np.flatnonzero(step.modules.parent_id == NONE)
+    if not len(roots):
+        return ""
+    tree = module_tree(step.modules)
+    sizes = tree.with_children(tree.sum_by_node(step.modules.module_id, step.modules.parameter_bytes))
+    return str(step.modules.type[max(roots.tolist(), key=lambda root: int(sizes[tree.node_of_module[root]]))])
+
+
+def _plan(manifest: Manifest) -> str:
+    try:
+        return plan_from_tables(manifest.plan).describe() if manifest.plan else ""
+    except PolicyError:
+        return "one that this version of memprof cannot read"
+
+
+def _dtypes(step: Step, maxima: Mapping[str, CategoryMaximum]) -> dict[str, dict[str, int]]:
+    """Splits each category by element type, at its own maximum: wherever the peak lies, it is the same moment."""
+    storages = step.storages
+    found: dict[str, dict[str, int]] = {}
+    for category, maximum in maxima.items():
+        rows = np.flatnonzero(alive_at(step, maximum.op_id) & (storages.category == category))
+        sums: Counter[str] = Counter()
+        for dtype, size in zip(storages.dtype[rows].tolist(), storages.allocated_bytes[rows].tolist(), strict=True):
+            sums[dtype or "unknown"] += size
+        found[category] = {dtype: size for dtype, size in sums.items() if size}
+    return found
+
+
+def _states(step: Step) -> tuple[str, ...]:
+    names = step.storages.name[step.storages.category == "optimizer_state"]
+    return tuple(sorted({str(name).rpartition(".")[2] for name in names if name}))

@@ -1,0 +1,156 @@
+"""Summaries as JSON, small enough to be committed, and back. See ``docs/diff.md``.
+
+The largest parts of each kind are told one by one, and the others as one, so that they still sum to the whole.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from memprof.analysis.diff.summary_model import OTHERS, PEAK, Spot, Summary
+from memprof.analysis.diff.traits import Traits
+from memprof.analysis.report.splits import KINDS
+from memprof.errors import BadInputError
+from memprof.trace.files.reading import parse_json
+
+T = TypeVar("T", list[Any], dict[str, int])
+
+#: Version of the JSON.
+SUMMARY_SCHEMA = 1
+
+#: Parts of each kind that JSON tells one by one: at the peak, and at the fullest moments of the phases.
+_MOST_AT_PEAK, _MOST_IN_PHASE = 24, 10
+
+
+def summary_to_json(summary: Summary) -> dict[str, Any]:
+    """Returns a summary ready for ``json.dump``: a few kilobytes, the smallest parts summed up."""
+    record = dataclasses.asdict(summary)
+    kept_lines = set()
+    for name, spot in record["spots"].items():
+        most = _MOST_AT_PEAK if name == PEAK else _MOST_IN_PHASE
+        spot["file"] = ""
+        spot["parts"] = {kind: _largest(parts, most) for kind, parts in spot["parts"].items()}
+        kept_lines |= set(spot["parts"]["source"])
+    # Files by their place below the job's own folder: a baseline is committed, and read elsewhere.
+    record["lines"] = {
+        place: [place.rpartition(":")[0], line] for place, (_, line) in summary.lines.items() if place in kept_lines
+    }
+    for key in ("step_time_us", "recompute_time_us"):
+        record[key] = round(record[key], 1) if math.isfinite(record[key]) else None
+    record["traits"] = summary.traits.to_json()
+    return {"memprof_summary": SUMMARY_SCHEMA, **record}
+
+
+def read_summary(text: str, name: str) -> Summary:
+    """Reads what ``summary_to_json`` made.
+
+    Args:
+        text: The file's content.
+        name: What it is called, for the sentence.
+
+    Raises:
+        BadInputError: It is no summary, of a later version, or something in it makes no sense.
+    """
+    try:
+        record = parse_json(text, constants=True)
+    except ValueError as error:
+        raise BadInputError(f"{name} is neither a recording nor the JSON of memprof summary: {error}.") from error
+    version = record.get("memprof_summary") if isinstance(record, dict) else None
+    if type(version) is not int:
+        raise BadInputError(f"{name} is JSON, but not of memprof summary: it has no memprof_summary.")
+    if version != SUMMARY_SCHEMA:
+        raise BadInputError(
+            f"{name} is a summary of version {version}; this memprof reads version {SUMMARY_SCHEMA}: make it anew with "
+            "memprof summary."
+        )
+    try:
+        return _read(record)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise BadInputError(f"{name} is damaged: {type(error).__name__} at {str(error)[:100]}.") from error
+
+
+def _read(record: Mapping[str, Any]) -> Summary:
+    spots = {
+        str(name): Spot(
+            bytes=_whole(spot["bytes"]),
+            **{key: _text(spot[key]) for key in ("phase", "op", "module", "line", "file")},
+            parts={str(kind): _counts(parts) for kind, parts in spot["parts"].items()},
+        )
+        for name, spot in record["spots"].items()
+    }
+    for spot in spots.values():
+        for kind in KINDS:
+            if sum(spot.parts[kind].values()) != spot.bytes:
+                raise ValueError(f"the parts by {kind}, which do not sum to {spot.bytes}")
+    if spots[PEAK].phase not in spots:
+        raise KeyError(spots[PEAK].phase)
+    return Summary(
+        name=_text(record["name"]),
+        frame={str(key): _text(value) for key, value in record["frame"].items()},
+        model=_text(record["model"]),
+        plan=_text(record["plan"]),
+        spots=spots,
+        maxima=_counts(record["maxima"]),
+        step_time_us=_time(record["step_time_us"]),
+        recompute_time_us=_time(record["recompute_time_us"]),
+        **{key: _whole(record[key]) for key in ("reserved_bytes", "parameter_bytes", "start_bytes", "recomputed_ops")},
+        dtypes={str(key): _counts(value) for key, value in record["dtypes"].items()},
+        states=tuple(_text(key) for key in _listed(record["states"])),
+        step_peaks=tuple(_whole(value) for value in _filled(_listed(record["step_peaks"]))),
+        rank_peaks=_filled(_counts(record["rank_peaks"])),
+        is_complete=_flag(record["is_complete"]),
+        lines={str(key): (_text(file), _whole(line)) for key, (file, line) in record["lines"].items()},
+        traits=Traits.from_json(record["traits"]),
+    )
+
+
+def _whole(value: Any) -> int:
+    if type(value) is not int:
+        raise TypeError(f"{value!r}, which is no whole number")
+    return value
+
+
+def _time(value: Any) -> float:
+    if value is None:
+        return math.nan
+    if type(value) not in (int, float) or not math.isfinite(value):
+        raise TypeError(f"{value!r}, which is no time")
+    return float(value)
+
+
+def _flag(value: Any) -> bool:
+    if type(value) is not bool:
+        raise TypeError(f"{value!r}, which is neither true nor false")
+    return value
+
+
+def _listed(values: Any) -> list[Any]:
+    if type(values) is not list:
+        raise TypeError(f"{values!r}, which is no list")
+    return values
+
+
+def _filled(values: T) -> T:
+    if not values:
+        raise ValueError("an empty list of peaks")
+    return values
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r}, which is no text")
+    return value
+
+
+def _counts(values: Mapping[str, Any]) -> dict[str, int]:
+    return {str(key): _whole(value) for key, value in values.items()}
+
+
+def _largest(parts: Mapping[str, int], most: int) -> dict[str, int]:
+    ordered = sorted(parts.items(), key=lambda part: (-part[1], part[0]))
+    if len(ordered) <= most:
+        return dict(ordered)
+    return dict(ordered[: most - 1]) | {OTHERS: sum(size for _, size in ordered[most - 1 :])}

@@ -1,0 +1,1 @@
+"""Recordings in the formats of other tools, and without what identifies their owner."""

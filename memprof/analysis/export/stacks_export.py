@@ -1,0 +1,118 @@
+"""What is alive at one moment as flame graphs: by the code that made it, and by the modules that hold it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from memprof.analysis.report.breakdown import WORKSPACE, Holding, hold_at
+from memprof.analysis.report.sources import find_sources
+from memprof.errors import UsageError
+from memprof.replay.live import peak_op
+from memprof.trace.exporters.speedscope import Frame, Profile, speedscope_bytes
+from memprof.trace.schema import NONE, Modules
+from memprof.trace.store import Trace
+from memprof.version import __version__
+
+_BEFORE, _NO_STACK, _NO_MODULE = Frame("made before the step"), Frame("without a stack"), Frame("outside any module")
+
+
+@dataclass(frozen=True)
+class ExportedStacks:
+    """A moment's flame graphs, written.
+
+    Attributes:
+        content: The file for speedscope.
+        moment: Which moment it is of, ``step 4, operator 812``.
+        total_bytes: What is alive then: the sum of each graph.
+    """
+
+    content: bytes
+    moment: str
+    total_bytes: int
+
+
+def export_stacks(trace: Trace, step_number: int | None = None, op_id: int | None = None) -> ExportedStacks:
+    """Writes what is alive at a moment as two profiles for speedscope, each summing to the allocated bytes.
+
+    ``by code``: the user's frames that made it, outermost first, then the operator, then the category; what was made
+    before the step has its category and name instead. ``by module``: the module that owns or made it below those that
+    hold it, then the category.
+
+    Args:
+        trace: The recording, at the rank that is meant.
+        step_number: The step; the fullest one where left out.
+        op_id: The operator, counted from 0 in the step; that of the peak where left out.
+
+    Raises:
+        BadInputError: The recording holds no operators, or is damaged.
+        UsageError: There is no such step or operator.
+    """
+    step = trace.fullest_step() if step_number is None else trace.step(step_number)
+    if op_id is not None and not 0 <= op_id < len(step.ops):
+        raise UsageError(f"Step {step.number} has no operator {op_id}; it has operators 0 to {len(step.ops) - 1}.")
+    peak = peak_op(step)
+    at = peak if op_id is None else op_id
+    holding = hold_at(step, at)
+    moment = f"step {step.number}, operator {at}"
+    where = f"{moment}{' (the peak)' if at == peak else ''}"
+    profiles = {f"by code: {where}": _by_code(holding), f"by module: {where}": _by_module(holding)}
+    rank = f", rank {trace.rank}" if len(trace.ranks) > 1 else ""
+    title = f"{trace.manifest.target or trace.path.name}{rank}: bytes alive at {where}"
+    return ExportedStacks(speedscope_bytes(title, profiles, f"memprof {__version__}"), moment, holding.total_bytes)
+
+
+def _by_code(holding: Holding) -> Profile:
+    step = holding.step
+    sources = find_sources(step.stacks)
+    frames_of: dict[int, tuple[Frame, ...]] = {NONE: (_NO_STACK,)}
+
+    def code_of(op: int) -> tuple[Frame, ...]:
+        """Returns the frames that ran an operator, and the operator."""
+        stack = int(step.ops.stack_id[op])
+        if stack not in frames_of:
+            lines = sources.user_frames[stack]
+            frames_of[stack] = tuple(Frame(one.function or one.place, one.file, one.line) for one in reversed(lines))
+        return (*frames_of[stack], Frame(str(step.ops.name[op])))
+
+    storages = step.storages
+    found: Counter[tuple[Frame, ...]] = Counter()
+    for row, op, size in zip(holding.rows.tolist(), holding.makers.tolist(), holding.bytes.tolist(), strict=True):
+        category = Frame(str(storages.category[row]))
+        if op == NONE:
+            name = str(storages.name[row])
+            found[(_BEFORE, category, Frame(name)) if name else (_BEFORE, category)] += size
+        else:
+            found[(*code_of(op), category)] += size
+    if holding.workspace_bytes:
+        found[(*code_of(holding.op_id), Frame(WORKSPACE))] += holding.workspace_bytes
+    return found
+
+
+def _by_module(holding: Holding) -> Profile:
+    step = holding.step
+    paths = _module_paths(step.modules)
+    storages = step.storages
+    found: Counter[tuple[Frame, ...]] = Counter()
+    for row, size in zip(holding.rows.tolist(), holding.bytes.tolist(), strict=True):
+        found[(*paths[int(storages.module_id[row])], Frame(str(storages.category[row])))] += size
+    if holding.workspace_bytes:
+        found[(*paths[int(step.ops.module_id[holding.op_id])], Frame(WORKSPACE))] += holding.workspace_bytes
+    return found
+
+
+def _module_paths(modules: Modules) -> dict[int, tuple[Frame, ...]]:
+    """Returns each module below those that hold it, the root first."""
+    paths: dict[int, tuple[Frame, ...]] = {NONE: (_NO_MODULE,)}
+    parents = dict(zip(modules.module_id.tolist(), modules.parent_id.tolist(), strict=True))
+    for module in parents:
+        chain = [module]
+        while parents.get(chain[-1], NONE) not in (NONE, *chain):  # a damaged table may have parents in a circle
+            chain.append(parents[chain[-1]])
+        paths[module] = tuple(_module_frame(modules, one) for one in reversed(chain))
+    return paths
+
+
+def _module_frame(modules: Modules, module: int) -> Frame:
+    name, kind = str(modules.name[module]), str(modules.type[module])
+    return Frame(f"{name} ({kind})" if name else kind)

@@ -1,0 +1,275 @@
+"""A recording as a timeline: what memory holds, above the steps, phases, module calls and operators that ran."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from memprof.analysis.export.timeline_clock import Times, earliest_us, time_operators
+from memprof.analysis.ranks.rank_clocks import align_clocks, match_collectives
+from memprof.analysis.report.sources import Sources, find_sources
+from memprof.errors import BadInputError
+from memprof.replay.history import History
+from memprof.trace.exporters.trace_events import (
+    counter,
+    instant,
+    life,
+    named_process,
+    named_thread,
+    quoted,
+    slices,
+    write_events,
+)
+from memprof.trace.files.columns import Coded
+from memprof.trace.schema import (
+    NONE,
+    DeviceMemory,
+    HostMemory,
+    Ints,
+    Memory,
+    ModuleCalls,
+    Modules,
+    Ops,
+    OutOfMemory,
+    RankCollectives,
+    Ranks,
+    Stacks,
+    Steps,
+    Storages,
+)
+from memprof.trace.store import Trace
+from memprof.version import __version__
+
+_STEPS, _PHASES, _MODULES, _OPERATORS = 1, 2, 3, 4
+_THREADS = {_STEPS: "steps", _PHASES: "phases", _MODULES: "module calls", _OPERATORS: "operators"}
+#: Operators made into text at a time.
+_CHUNK = 50_000
+
+
+def export_timeline(trace: Trace, ranks: Sequence[int], lives: int, file: BinaryIO) -> None:
+    """Writes ranks of a recording as Chrome's trace events, each as a process.
+
+    The counters are exact: at every operator those of the categories sum to ``allocated``, whose highest value is the
+    peak. A value holds from the operator's start until the next that changes it; what an operator takes and gives back
+    while it runs is in it. Times of several machines are aligned as ``analysis.clocks`` finds.
+
+    Args:
+        trace: The recording.
+        ranks: Which of its ranks.
+        lives: How many of the storages that are alive at a rank's highest moment to show with their lives, the
+            largest first.
+        file: Where to write.
+
+    Raises:
+        BadInputError: None of the ranks holds an operator or a step, or a table is damaged.
+    """
+    offsets = _offsets(trace)
+    starts = [earliest_us(trace.fresh(rank)) + offsets.get(rank, 0.0) for rank in ranks]
+    base_us = min((start for start in starts if math.isfinite(start)), default=math.nan)
+    if math.isnan(base_us):
+        raise BadInputError(f"{trace.path} holds no operators and no steps to make a timeline of.")
+    about = {
+        "made_by": f"memprof {__version__}",
+        "target": trace.manifest.target,
+        "torch": trace.manifest.torch_version,
+        "zero_is_unix_us": base_us,
+    }
+
+    def events() -> Iterator[str]:
+        for place, rank in enumerate(ranks):
+            one = trace.fresh(rank)
+            yield from _rank_events(one, place, base_us - offsets.get(rank, 0.0), lives)
+
+    write_events(file, events(), about)
+
+
+def _offsets(trace: Trace) -> dict[int, float]:
+    if len(trace.ranks) == 1:
+        return {}
+    return align_clocks(trace.summary(Ranks), match_collectives(trace.summary(RankCollectives))).offset_us
+
+
+def _rank_events(trace: Trace, place: int, base_us: float, lives: int) -> Iterator[str]:
+    process = 100 * (place + 1)  # process 0 is taken for the idle one, and thread N of process N for its main thread
+    manifest = trace.manifest
+    device = manifest.machine.device_name or manifest.machine.device_kind
+    yield from named_process(process, f"rank {trace.rank}: {manifest.target or 'job'} on {device}", place)
+    for thread, name in _THREADS.items():
+        yield from named_thread(process, thread, name)
+    history, times = History(trace), time_operators(trace, base_us)
+    yield from _counters(trace, process, history, times)
+    yield from _steps(trace, process, times)
+    yield from _phases(process, history, times)
+    sources = find_sources(trace.table(Stacks))
+    modules = trace.table(Modules)
+    yield from _module_calls(trace, process, modules, times)
+    yield from _operators(trace, process, modules, sources, history, times)
+    yield from _lives(trace, process, modules, sources, history, times, lives)
+    failures = trace.table(OutOfMemory)
+    for row in range(len(failures)):
+        time_ns = int(times.of_us(failures.time_us[[row]])[0])
+        asked = int(failures.requested_bytes[row])
+        yield instant(process, "out of memory", time_ns, {"requested_bytes": asked, "message": failures.message[row]})
+
+
+def _counters(trace: Trace, process: int, history: History, times: Times) -> Iterator[str]:
+    every = np.arange(history.ops)
+    yield from _changes(process, "allocated", times.start_ns, history.total)
+    for category in history.categories:
+        yield from _changes(process, category, times.start_ns, history.alive_bytes(category, every))
+    memory = trace.columns(Memory, "op_id", "time_us", "reserved_bytes")
+    known = np.flatnonzero((memory["reserved_bytes"] != NONE) & (memory["op_id"] != NONE))
+    if len(known) and history.ops:
+        yield from _changes(
+            process, "reserved", times.start_ns[memory["op_id"][known]], memory["reserved_bytes"][known]
+        )
+    host, device = trace.table(HostMemory), trace.table(DeviceMemory)
+    for pid in np.unique(host.pid).tolist():
+        rows = np.flatnonzero(host.pid == pid)
+        name = f"host memory of {host.role[rows[0]]} {pid}"
+        yield from _changes(process, name, times.of_us(host.time_us[rows]), host.rss_bytes[rows])
+    for kind in sorted(set(device.device.tolist())):
+        rows = np.flatnonzero(device.device == kind)
+        name = f"used of {kind} by all processes"
+        yield from _changes(process, name, times.of_us(device.time_us[rows]), device.used_bytes[rows])
+
+
+def _changes(process: int, name: str, time_ns: Ints, values: Ints) -> Iterator[str]:
+    """Writes a count where it changes."""
+    kept = np.flatnonzero(np.append(True, values[1:] != values[:-1])[: len(values)])
+    return counter(process, name, time_ns[kept], values[kept])
+
+
+def _steps(trace: Trace, process: int, times: Times) -> Iterator[str]:
+    steps = trace.table(Steps)
+    order = np.argsort(steps.step, kind="stable")
+    has_ops = (steps.first_op_id[order] != NONE) & (steps.last_op_id[order] != NONE)
+    start, end = times.of_us(steps.start_us[order]), times.of_us(steps.start_us[order] + steps.duration_us[order])
+    rows = order[has_ops]
+    start[has_ops], end[has_ops] = times.start_ns[steps.first_op_id[rows]], times.end_ns[steps.last_op_id[rows]]
+    kept = has_ops | (np.isfinite(steps.start_us[order]) & np.isfinite(steps.duration_us[order]))
+    order, start, end = order[kept], start[kept], end[kept]
+    end[:-1] = np.minimum(end[:-1], start[1:])  # clocks tie
+    is_real = end > start
+    order, start, end = order[is_real], start[is_real], end[is_real]
+    heads = [f'"name":"step {steps.step[row]}","cat":"step"' for row in order]
+    more = [
+        f'"kind":{quoted(steps.kind[row])},"micro_batches":{steps.micro_batches[row]},'
+        f'"is_complete":{quoted(bool(steps.is_complete[row]))}'
+        for row in order
+    ]
+    return slices(process, _STEPS, start, end, heads, more)
+
+
+def _phases(process: int, history: History, times: Times) -> Iterator[str]:
+    """Writes each run of operators of one phase."""
+    if not history.ops:
+        return iter(())
+    changes = (history.phase[1:] != history.phase[:-1]) | (history.step[1:] != history.step[:-1])
+    first = np.append(0, 1 + np.flatnonzero(changes))
+    last = np.append(first[1:], history.ops) - 1
+    heads = [f'"name":{quoted(history.phases[phase])},"cat":"phase"' for phase in history.phase[first].tolist()]
+    more = [f'"step":{step}' for step in history.step[first].tolist()]
+    return slices(process, _PHASES, times.start_ns[first], times.end_ns[last], heads, more)
+
+
+def _module_calls(trace: Trace, process: int, modules: Modules, times: Times) -> Iterator[str]:
+    """Writes calls in order of entry, so that of two that begin together the outer one is first."""
+    calls = trace.table(ModuleCalls)
+    calls = calls.take((calls.first_op_id != NONE) & (calls.last_op_id != NONE))
+    names = _module_names(modules)
+    heads = [f'"name":{quoted(names[module])},"cat":"module"' for module in calls.module_id.tolist()]
+    more = [
+        f'"step":{step}{_RECOMPUTE if again else ""}'
+        for step, again in zip(calls.step.tolist(), calls.is_recompute.tolist(), strict=True)
+    ]
+    return slices(process, _MODULES, times.start_ns[calls.first_op_id], times.end_ns[calls.last_op_id], heads, more)
+
+
+_RECOMPUTE = ',"is_recompute":true'
+
+
+def _module_names(modules: Modules) -> dict[int, str]:
+    pairs = zip(modules.module_id.tolist(), modules.name, modules.type, strict=True)
+    return {module: str(name or kind) for module, name, kind in pairs}
+
+
+def _operators(
+    trace: Trace, process: int, modules: Modules, sources: Sources, history: History, times: Times
+) -> Iterator[str]:
+    columns = trace.columns(Ops, "name", "duration_us", "flops", "is_recompute", "stack_id", "micro_batch")
+    names: Coded = columns["name"]
+    name_texts = [quoted(str(name)) for name in names.distinct]
+    phase_texts = [quoted(phase) for phase in history.phases]
+    module_texts = {NONE: "", **{row: f',"module":{quoted(name)}' for row, name in _module_names(modules).items()}}
+    source_texts = {NONE: ""}
+    for stack, frames in enumerate(sources.user_frames):
+        source_texts[stack] = f',"source":{quoted(frames[0].place)}' if frames else ""
+    for low in range(0, history.ops, _CHUNK):
+        rows = slice(low, low + _CHUNK)
+        codes, phases = names.codes[rows].tolist(), history.phase[rows].tolist()
+        heads = [
+            f'"name":{name_texts[code]},"cat":{phase_texts[phase]}' for code, phase in zip(codes, phases, strict=True)
+        ]
+        more = [
+            f'"op_id":{low + place},"step":{step},"micro_batch":{batch}{module_texts[module]}{source_texts[stack]}'
+            f"{_optional(duration, flops)}{_RECOMPUTE if again else ''}"
+            for place, (step, batch, module, stack, duration, flops, again) in enumerate(
+                zip(
+                    history.step[rows].tolist(),
+                    columns["micro_batch"][rows].tolist(),
+                    history.module[rows].tolist(),
+                    columns["stack_id"][rows].tolist(),
+                    columns["duration_us"][rows].tolist(),
+                    columns["flops"][rows].tolist(),
+                    columns["is_recompute"][rows].tolist(),
+                    strict=True,
+                )
+            )
+        ]
+        yield from slices(process, _OPERATORS, times.start_ns[rows], times.end_ns[rows], heads, more)
+
+
+def _optional(duration_us: float, flops: int) -> str:
+    """Writes what most operators lack, or what is not always known."""
+    duration = f',"duration_us":{duration_us:.3f}' if math.isfinite(duration_us) else ""
+    return f'{duration},"flops":{flops}' if flops else duration
+
+
+def _lives(
+    trace: Trace,
+    process: int,
+    modules: Modules,
+    sources: Sources,
+    history: History,
+    times: Times,
+    lives: int,
+) -> Iterator[str]:
+    """Writes what fills the highest moment from birth to death; what outlives the recording, to its end."""
+    if not history.ops or not lives:
+        return
+    alive = history.alive(history.peak())
+    largest = alive[np.argsort(-history.size[alive], kind="stable")[:lives]]
+    rows = np.sort(largest[history.size[largest] > 0])
+    texts = trace.columns(Storages, "name", "shape", "dtype")
+    ops = trace.columns(Ops, "name", "stack_id")
+    names = _module_names(modules)
+    for row in rows.tolist():
+        made, freed, owner = int(history.created[row]), int(history.freed[row]), int(history.owner[row])
+        source = None if made == NONE else sources.of_stack(int(ops["stack_id"][made]))
+        about: dict[str, Any] = {
+            "bytes": int(history.size[row]),
+            "storage_id": row,
+            "name": texts["name"][row],
+            "module": names.get(owner, ""),
+            "shape": texts["shape"][row],
+            "dtype": texts["dtype"][row],
+            "made_by": "" if made == NONE else ops["name"][made],
+            "source": "" if source is None else source.place,
+        }
+        start_ns, end_ns = int(times.start_ns[max(made, 0)]), int(times.end_ns[freed])  # NONE, -1, is the last
+        category = history.storage_categories[history.category[row]]
+        yield from life(process, row, category, start_ns, end_ns, {k: v for k, v in about.items() if v})

@@ -1,0 +1,1 @@
+"""The post-mortem of a job that ran out of memory."""

@@ -1,0 +1,164 @@
+"""The post-mortem of a job that ran out of memory, in sentences."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable
+
+from memprof.analysis.out_of_memory.post_mortem import Held, PostMortem
+from memprof.analysis.plans.predict import words_for_record
+from memprof.analysis.report.breakdown import Breakdown
+from memprof.analysis.report.largest import LargeStorage
+from memprof.trace.manifest import Manifest
+from memprof.units import format_bytes
+
+_PARTS = 5
+
+
+def describe_post_mortem(found: PostMortem) -> list[str]:
+    """Returns the post-mortem in sentences, the verdict first."""
+    if found.is_caught:
+        return [describe_caught(found)]
+    lines = [describe_failure(found)]
+    if found.held is not None:
+        lines += _held(found.held, found.device)
+    else:
+        lines.append("What was held then was not recorded: no operators were, of the step it happened in.")
+    lines += [*_room(found), *_still_to_come(found)]
+    return lines
+
+
+def describe_failure(found: PostMortem) -> str:
+    """Says who asked for how much, and where."""
+    asked = "more memory" if found.requested_bytes is None else format_bytes(found.requested_bytes)
+    who = found.op or "the job"
+    rank = f" in rank {found.rank}" if found.rank else ""
+    others = f" {found.failures - 1} earlier {_requests(found.failures - 1)} had failed and been caught."
+    return (
+        f"out of memory{rank}: {who} asked for {asked} on {found.device}{_place(found)}."
+        f"{others if found.failures > 1 else ''}"
+    )
+
+
+def describe_caught(found: PostMortem) -> str:
+    """Says in one line that memory ran out and the job went on."""
+    asked = "" if found.requested_bytes is None else f" of {format_bytes(found.requested_bytes)}"
+    times = "once" if found.failures == 1 else f"{found.failures} times"
+    return (
+        f"memory ran out {times} and the job went on; last when {found.op or 'it'} asked for "
+        f"{asked.removeprefix(' of ') or 'more'} on {found.device}{_place(found)}."
+    )
+
+
+def next_steps(found: PostMortem, trace: str, manifest: Manifest) -> list[tuple[str, str]]:
+    """Returns the commands to type next, each with its reason.
+
+    Args:
+        found: The post-mortem.
+        trace: The recording, as the user named it.
+        manifest: What it says about itself.
+    """
+    named = shlex.quote(trace)
+    size = "SIZE" if found.room_bytes is None else format_bytes(found.room_bytes).replace(" ", "")
+    if found.is_caught or found.has_whole_step:
+        return [(f"memprof suggest {named} --budget {size}", "plans that make it fit")]
+    return [
+        (
+            f"memprof suggest {named} --budget {size}",
+            "what is known of the whole step, and what certainly does not fit",
+        ),
+        (f"memprof record --stop -o small.memprof {words_for_record(manifest)}", "with a smaller batch that fits"),
+        (f"memprof suggest small.memprof --budget {size} --at-batch N", "plans for the batch of this job"),
+    ]
+
+
+def _place(found: PostMortem) -> str:
+    module = f" of {found.module}" if found.module is not None else ""
+    parts = [
+        f" in step {found.step}" if found.step is not None else "",
+        f", {found.phase}{module}" if found.phase else "",
+        f", {found.source.place}" if found.source is not None else "",
+    ]
+    return "".join(parts)
+
+
+def _requests(number: int) -> str:
+    return "request" if number == 1 else "requests"
+
+
+def _held(held: Held, device: str) -> list[str]:
+    names = {part.key: held.tree.title(part.key) for part in held.by_module.parts if part.key is not None}
+    lines = [
+        f"{format_bytes(held.total_bytes)} were allocated on {device}:",
+        f"  by category: {_sum(held.by_category, {})}",
+        f"  by module: {_sum(held.by_module, names)}",
+    ]
+    return lines + [f"  {_large(one)}" for one in held.largest]
+
+
+def _sum(split: Breakdown[str] | Breakdown[int], names: dict[int, str]) -> str:
+    """Writes a sum out: the largest parts, and the rest in one."""
+    parts, rest, count = split.top(_PARTS)
+    told = [f"{format_bytes(part.bytes)} {_name(part.key, names)}" for part in parts]
+    if rest is not None:
+        told.append(f"{format_bytes(rest.bytes)} in {count} others")
+    return " + ".join(told)
+
+
+def _name(key: str | int | None, names: dict[int, str]) -> str:
+    if key is None:
+        return "outside modules"
+    return names[key] if isinstance(key, int) else key.replace("_", " ")
+
+
+def _large(one: LargeStorage) -> str:
+    shape = f" {one.shape} {one.dtype}" if one.shape else ""
+    what = f" {one.name}" if one.name else ""
+    made = f" made by {one.op}" if one.op else ("" if one.name else " older than the step")
+    module = f" of {one.module_title}" if one.module_title is not None and not one.name else ""
+    source = f", {one.source.place}" if one.source is not None else ""
+    return f"{format_bytes(one.allocated_bytes)} {one.category.replace('_', ' ')}{what}{shape}{made}{module}{source}"
+
+
+def _room(found: PostMortem) -> Iterable[str]:
+    """Says what room there was: in the allocator's own pieces, and on the device or within the limit."""
+    if found.cached_bytes is not None and found.reserved_bytes is not None:
+        cached, reserved = format_bytes(found.cached_bytes), format_bytes(found.reserved_bytes)
+        largest = found.largest_free_bytes
+        piece = "" if largest is None else f", the largest piece {format_bytes(largest)}"
+        if found.is_fragmented:
+            yield (
+                f"This is fragmentation: {cached} of the {reserved} reserved were free{piece}. With "
+                "PYTORCH_ALLOC_CONF=expandable_segments:True (PYTORCH_CUDA_ALLOC_CONF before torch 2.9) segments grow "
+                "instead."
+            )
+        else:
+            yield f"Not fragmentation: of the {reserved} reserved, {cached} were free{piece}."
+    if found.total_bytes is None or found.free_bytes is None:
+        return
+    free, total = format_bytes(found.free_bytes), format_bytes(found.total_bytes)
+    if found.device != "cpu":
+        elsewhere = found.total_bytes - found.free_bytes - (found.reserved_bytes or 0)
+        more = f"; {format_bytes(elsewhere)} are held outside torch's allocator" if elsewhere > 0 else ""
+        yield f"{found.device} has {total}, {free} of it free{more}."
+    elif found.machine_bytes and found.total_bytes < found.machine_bytes:
+        yield f"The process may take {total} (ulimit -v, or its container's limit); {free} of that were left."
+    else:
+        yield f"The machine has {total}; {free} of that were available."
+
+
+def _still_to_come(found: PostMortem) -> Iterable[str]:
+    """Says what the step would have needed beyond."""
+    told = []
+    if found.gradients_missing_bytes:
+        told.append(f"{format_bytes(found.gradients_missing_bytes)} of gradients")
+    told += [
+        f"{format_bytes(optimizer.missing_bytes)} of {optimizer.name}'s state"
+        for optimizer in found.optimizers
+        if optimizer.missing_bytes
+    ]
+    if told:
+        yield f"Not there yet: {' and '.join(told)}."
+    unknown = [each.name for each in found.optimizers if each.full_bytes is None and not each.state_bytes]
+    if unknown:
+        yield f"How much state {' and '.join(dict.fromkeys(unknown))} will make is not known of its class."

@@ -1,0 +1,278 @@
+"""The post-mortem of a job that ran out of memory: who asked for how much, what was full, what was still to come."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from memprof.analysis.report.breakdown import Breakdown, Holding, by_category, by_module, hold_at
+from memprof.analysis.report.largest import LargeStorage, find_largest
+from memprof.analysis.report.module_tree import ModuleTree, folded_tree
+from memprof.analysis.report.sources import SourceLine, Sources, find_sources
+from memprof.replay.live import live_bytes
+from memprof.trace.cut import cuttable_steps
+from memprof.trace.schema import NONE, Modules, Optimizers, OutOfMemory, Stacks, Steps
+from memprof.trace.step import Step
+from memprof.trace.store import Trace
+
+_LARGEST = 3
+
+
+@dataclass(frozen=True)
+class OptimizerState:
+    """The state of one optimizer when the memory ran out.
+
+    Attributes:
+        name: Its class, without its module.
+        parameter_bytes: Bytes of the parameters it updates.
+        state_bytes: Bytes of its state then.
+        full_bytes: Bytes of its state once it has updated; None where that is not known of its class.
+    """
+
+    name: str
+    parameter_bytes: int
+    state_bytes: int
+    full_bytes: int | None
+
+    @property
+    def missing_bytes(self) -> int:
+        """What was still to come of it, as far as known."""
+        return 0 if self.full_bytes is None else max(0, self.full_bytes - self.state_bytes)
+
+
+@dataclass(frozen=True, eq=False)
+class Held:
+    """What was alive on the device when the memory ran out.
+
+    Attributes:
+        holding: The storages.
+        tree: Modules, repeated layers folded.
+        by_category: The same bytes by what they are for.
+        by_module: The same bytes by the module that owns or made them.
+        largest: The largest storages.
+        fullest_bytes: The most that the step had held by then.
+    """
+
+    holding: Holding
+    tree: ModuleTree
+    by_category: Breakdown[str]
+    by_module: Breakdown[int]
+    largest: tuple[LargeStorage, ...]
+    fullest_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """All of it."""
+        return self.holding.total_bytes
+
+    def category_bytes(self, category: str) -> int:
+        """Returns the bytes of one category."""
+        return sum(part.bytes for part in self.by_category.parts if part.key == category)
+
+
+@dataclass(frozen=True, eq=False)
+class PostMortem:
+    """What is known of the request for memory that failed, of several the one that ended the job.
+
+    Sizes are None where they are not known.
+
+    Attributes:
+        rank: The rank it happened in.
+        failures: Requests that failed in that rank.
+        is_caught: The job went on after it, and after all others.
+        device: Device that was asked.
+        requested_bytes: Bytes asked for.
+        op: Operator that asked, "" outside operators.
+        phase: Its phase, "" where not known.
+        step: Number of the step, None where not known.
+        module: Name of the module, of the root its type; None outside any.
+        source: The user's line of code.
+        message: First line of the error.
+        allocated_bytes: What the allocator had given out by its own count.
+        reserved_bytes: The segments it held.
+        largest_free_bytes: The largest free block in them.
+        free_bytes: What nobody had taken of the device, or of the limit.
+        total_bytes: Memory of the device, or the limit.
+        machine_bytes: Memory of the machine.
+        held: What was alive then; None where the recording does not reach there.
+        gradients_missing_bytes: Gradients that were still to come in the step.
+        optimizers: The state of each optimizer.
+        has_whole_step: The recording holds a step that was seen to its end.
+    """
+
+    rank: int
+    failures: int
+    is_caught: bool
+    device: str
+    requested_bytes: int | None
+    op: str
+    phase: str
+    step: int | None
+    module: str | None
+    source: SourceLine | None
+    message: str
+    allocated_bytes: int | None
+    reserved_bytes: int | None
+    largest_free_bytes: int | None
+    free_bytes: int | None
+    total_bytes: int | None
+    machine_bytes: int
+    held: Held | None
+    gradients_missing_bytes: int
+    optimizers: tuple[OptimizerState, ...]
+    has_whole_step: bool
+
+    @property
+    def cached_bytes(self) -> int | None:
+        """What the caching allocator held and had given to nobody; None where there is none."""
+        if self.reserved_bytes is None or self.allocated_bytes is None:
+            return None
+        return self.reserved_bytes - self.allocated_bytes
+
+    @property
+    def room_bytes(self) -> int | None:
+        """What torch could have allocated on the device at that time, all it had included; None where not known."""
+        had = self.reserved_bytes
+        if had is None:
+            had = self.allocated_bytes if self.held is None else self.held.total_bytes
+        if had is None or self.free_bytes is None:
+            return None
+        # What it held earlier it could hold, too.
+        return max(had + self.free_bytes, 0 if self.held is None else self.held.fullest_bytes)
+
+    @property
+    def is_fragmented(self) -> bool:
+        """Whether the memory was there, in pieces too small for the request."""
+        asked, cached, largest = self.requested_bytes, self.cached_bytes, self.largest_free_bytes
+        return asked is not None and cached is not None and largest is not None and largest < asked <= cached
+
+    @property
+    def state_missing_bytes(self) -> int:
+        """Optimizer state that was still to come, as far as known."""
+        return sum(optimizer.missing_bytes for optimizer in self.optimizers)
+
+
+def examine(trace: Trace) -> PostMortem | None:
+    """Returns the post-mortem of a recording in which memory ran out, None where it did not.
+
+    Of several ranks it is that of the one whose request ended it, the first of them.
+
+    Raises:
+        BadInputError: The trace is damaged.
+    """
+    found = [one for rank in trace.ranks if (one := _examine_rank(trace.rank_trace(rank))) is not None]
+    return min(found, key=lambda one: (one[0].is_caught, one[1]), default=(None, 0.0))[0]
+
+
+def _examine_rank(trace: Trace) -> tuple[PostMortem, float] | None:
+    failures = trace.table(OutOfMemory)
+    if not len(failures):
+        return None
+    fatal = np.flatnonzero(~failures.is_caught)
+    row = int(fatal[-1]) if len(fatal) else len(failures) - 1
+    sources = find_sources(trace.table(Stacks))
+    held = _held(trace, failures, row, sources)
+    module_id = int(failures.module_id[row])
+    modules = trace.table(Modules)
+    step = int(failures.step[row])
+    optimizers = _optimizers(trace.table(Optimizers))
+    post_mortem = PostMortem(
+        rank=trace.rank,
+        failures=len(failures),
+        is_caught=not len(fatal),
+        device=str(failures.device[row]),
+        requested_bytes=_known(failures.requested_bytes[row]),
+        op=str(failures.name[row]),
+        phase=str(failures.phase[row]),
+        step=None if step == NONE else step,
+        module=None if module_id == NONE else str(modules.name[module_id] or modules.type[module_id]),
+        source=sources.of_stack(int(failures.stack_id[row])),
+        message=str(failures.message[row]),
+        allocated_bytes=_known(failures.allocated_bytes[row]),
+        reserved_bytes=_known(failures.reserved_bytes[row]),
+        largest_free_bytes=_known(failures.largest_free_bytes[row]),
+        free_bytes=_known(failures.free_bytes[row]),
+        total_bytes=_known(failures.total_bytes[row]),
+        machine_bytes=trace.manifest.machine.memory_bytes,
+        held=held,
+        gradients_missing_bytes=0,
+        optimizers=optimizers,
+        has_whole_step=has_whole_step(trace),
+    )
+    return replace(post_mortem, gradients_missing_bytes=_gradients(post_mortem, modules)), float(failures.time_us[row])
+
+
+def failing_step(trace: Trace, failures: OutOfMemory, row: int) -> tuple[Step, int] | None:
+    """Returns the step a request failed in and the operator that asked, counted in the step; None where not recorded.
+
+    Args:
+        trace: The recording.
+        failures: Its failed requests.
+        row: Which of them.
+    """
+    op_id, steps = int(failures.op_id[row]), trace.table(Steps)
+    inside = cuttable_steps(steps) & (steps.first_op_id <= op_id) & (op_id <= steps.last_op_id)
+    if op_id == NONE or not inside.any():
+        return None
+    step = trace.step(int(steps.step[inside][0]))
+    return step, op_id - step.first_op_id
+
+
+def has_whole_step(trace: Trace) -> bool:
+    """Whether a recording holds a step that shows all a step needs.
+
+    The first step of a job that ran out of memory soon after does not: its forward ran without the optimizer's state.
+    """
+    steps, failures, optimizers = trace.table(Steps), trace.table(OutOfMemory), trace.table(Optimizers)
+    is_whole = cuttable_steps(steps) & steps.is_complete
+    makes_state = bool((optimizers.state_bytes > 0).any() or (optimizers.full_state_bytes > 0).any())
+    if bool((~failures.is_caught).any()) and makes_state:
+        is_whole &= steps.step > 0
+    return bool(is_whole.any())
+
+
+def _held(trace: Trace, failures: OutOfMemory, row: int, sources: Sources) -> Held | None:
+    found = failing_step(trace, failures, row)
+    if found is None:
+        return None
+    step, op = found
+    holding = hold_at(step, op)
+    is_there = step.storages.device[holding.rows] == failures.device[row]
+    if is_there.any():  # of a job on a device, what its host holds is not what filled it
+        holding = holding.only(is_there)
+    tree = folded_tree(step.modules)
+    return Held(
+        holding=holding,
+        tree=tree,
+        by_category=by_category(holding),
+        by_module=by_module(holding, tree),
+        largest=find_largest(holding, sources, _LARGEST),
+        fullest_bytes=int(live_bytes(step).during[: op + 1].max()),
+    )
+
+
+def _optimizers(table: Optimizers) -> tuple[OptimizerState, ...]:
+    return tuple(
+        OptimizerState(
+            name=str(table.name[row]).rpartition(".")[2],
+            parameter_bytes=int(table.parameter_bytes[row]),
+            state_bytes=int(table.state_bytes[row]),
+            full_bytes=_known(table.full_state_bytes[row]),
+        )
+        for row in range(len(table))
+    )
+
+
+def _gradients(found: PostMortem, modules: Modules) -> int:
+    """Returns the gradients still to come in the step: those of parameters that an optimizer updates, or of all."""
+    if found.held is None or found.phase not in ("forward", "backward"):
+        return 0
+    trained = sum(optimizer.parameter_bytes for optimizer in found.optimizers)
+    if not found.optimizers:
+        trained = int(modules.parameter_bytes.sum())
+    return max(0, trained - found.held.category_bytes("gradient"))
+
+
+def _known(number: int | np.int64) -> int | None:
+    return None if number == NONE else int(number)

@@ -1,0 +1,1 @@
+"""Plans for a recorded job: found, predicted, and compared with runs."""

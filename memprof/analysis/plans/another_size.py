@@ -1,0 +1,195 @@
+"""The step that plans are made for, at another batch or length than it was recorded at."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from memprof.analysis.plans.basis import Basis, basis_of_steps, whole_steps
+from memprof.analysis.plans.length_mix import mix_of
+from memprof.errors import InconclusiveError, PolicyError
+from memprof.planners.scaling.doubt import SEEN, size_errors
+from memprof.planners.scaling.rule import scale_by_shape
+from memprof.planners.scaling.samples import Samples, find_samples
+from memprof.planners.scaling.sized import MeasuredSizes, scale_samples
+from memprof.planners.scaling.times import Clock
+from memprof.policies.accumulate.batch import likely_batch
+from memprof.policies.plan.plan import Plan
+from memprof.replay.allocator.rules import Settings
+from memprof.replay.live import alive_at, peak_op
+from memprof.replay.within import distinct_steps
+from memprof.trace.step import Step
+from memprof.trace.store import Trace
+from memprof.units import format_bytes
+
+#: Beyond so many times the largest recorded size, kernels may have switched to other algorithms.
+_FAR = 4
+
+#: Lengths from which a square can be told.
+_FOR_SQUARES = 3
+
+_MOST_SIZES_TOLD = 6
+
+_BATCH_ADVICE = "Record the job twice with only the batch, or only the length, changed."
+_LENGTH_ADVICE = (
+    "Record steps of at least two lengths, better four (memprof record --steps 8), or add a recording of the job at "
+    "another length with --also TRACE."
+)
+
+
+def at_batch(basis: Basis, runs: Sequence[Sequence[Step]], batch: int) -> Basis:
+    """Scales a step to another batch.
+
+    Args:
+        basis: The step, with the times of the machine it is to run on.
+        runs: The steps of its recording, then those of others of the same job. Where they are of several batches, what
+            grows is measured; from one batch alone it is inferred from shapes.
+        batch: The batch.
+
+    Raises:
+        InconclusiveError: The recordings do not tell the batch, or are not of one job.
+        UsageError: The batch is not positive.
+    """
+    found = _batches(basis.step, runs)
+    if found is not None:
+        sized = scale_samples(found.samples, what="batch")
+        return replace(_scaled(basis, runs, found, sized, batch, "batch"), batch=batch)
+    inferred = scale_by_shape(basis.step)
+    if batch in inferred.sizes:
+        return replace(basis, batch=batch)
+    recorded = inferred.sizes[0]
+    how = (
+        f"scaled from one recording at batch {recorded} to {batch}: what has the batch among its dimensions grows "
+        "with it. A recording at a second batch, with --also, tells it instead of shapes."
+    )
+    warnings = (how, *_far(inferred.sizes, batch))
+    step = replace(inferred.step_at(batch), size_errors=(SEEN, SEEN))
+    return replace(
+        basis, step=step, batch=batch, scaled_by=inferred.source, peaks={}, warnings=(*basis.warnings, *warnings)
+    )
+
+
+def at_length(basis: Basis, runs: Sequence[Sequence[Step]], length: int) -> Basis:
+    """Scales a step to sequences of another length.
+
+    Args:
+        basis: The step, with the times of the machine it is to run on.
+        runs: The steps of its recording, then those of others of the same job: of two lengths at least.
+        length: The length.
+
+    Raises:
+        InconclusiveError: The steps do not differ in a length, or do not run the same operators.
+        UsageError: The length is not positive.
+    """
+    found = find_samples(runs, advice=_LENGTH_ADVICE)
+    sized = scale_samples(found.samples, may_be_square=True, what="length")
+    return replace(_scaled(basis, runs, found, sized, length, "length"), length=length)
+
+
+def at_lengths(basis: Basis, runs: Sequence[Sequence[Step]], lengths: Sequence[int], settings: Settings) -> Basis:
+    """Scales a step to the longest batch of a data set, and replays a mix of its batches through the allocator's model.
+
+    Args:
+        basis: The step, with the times of the machine it is to run on.
+        runs: The steps of its recording, then those of others of the same job: of two lengths at least.
+        lengths: The length of each batch.
+        settings: What the allocator is told.
+
+    Raises:
+        InconclusiveError: The steps do not differ in a length, or do not run the same operators.
+    """
+    found = find_samples(runs, advice=_LENGTH_ADVICE)
+    sized = scale_samples(found.samples, may_be_square=True, what="length")
+    longest = max(lengths)
+    scaled = _scaled(basis, runs, found, sized, longest, "length")
+    return replace(scaled, length=longest, mix=mix_of(lengths, sized, settings))
+
+
+def basis_at(trace: Trace, plan: Plan) -> Basis:
+    """Returns the steps of a recording at the size that a plan is for.
+
+    Raises:
+        BadInputError: The trace holds no operators, or is damaged.
+        InconclusiveError: No step was recorded to its end, or the recording does not tell that size.
+    """
+    basis = basis_of_steps(trace)
+    if plan.at_length is not None:
+        return at_length(basis, [whole_steps(trace)], plan.at_length)
+    return basis if plan.at_batch is None else at_batch(basis, [whole_steps(trace)], plan.at_batch)
+
+
+def _batches(step: Step, runs: Sequence[Sequence[Step]]) -> Samples | None:
+    """Finds steps of several batches; None where there is one recording, whose steps do not differ in the batch."""
+    if len(runs) > 1:
+        return find_samples(runs, advice=_BATCH_ADVICE)
+    try:
+        found = find_samples(runs, advice=_BATCH_ADVICE)
+        is_batch = likely_batch(found.samples[-1].step) == found.samples[-1].size
+    except (InconclusiveError, PolicyError):  # one batch, which the shapes of a step may tell all the same
+        return None
+    return found if is_batch and any(sample.step.number == step.number for sample in found.samples) else None
+
+
+def _scaled(
+    basis: Basis, runs: Sequence[Sequence[Step]], found: Samples, sized: MeasuredSizes, size: int, what: str
+) -> Basis:
+    step = replace(sized.step_at(size), size_errors=size_errors(sized, size))
+    numbers = {sample.step.number for sample in sized.samples if sample.run == 0}
+    others = distinct_steps(step, (one for one in runs[0] if one.number not in numbers))
+    how = (
+        f"scaled from {len(sized.samples)} recorded steps at {what} {_listed(sized.sizes)} to {size}; the {what} is "
+        f"{found.where} ({found.shapes[0]} to {found.shapes[1]})."
+    )
+    warnings = [how, *_guesses(sized, step, size, what), *_far(sized.sizes, size)]
+    if others:
+        count = len(others)
+        warnings.append(
+            f"{count} recorded {'step' if count == 1 else 'steps'} of other operators or sizes "
+            f"{'counts' if count == 1 else 'count'} as recorded."
+        )
+    if Clock(sized.samples, sized.match.ops).is_guessed:
+        warnings.append(
+            f"operators were timed in one step, of unknown {what}: step time is a guess, by the bytes they touch."
+        )
+    return replace(
+        basis,
+        step=step,
+        others=others,
+        peaks={},
+        scaled_by=sized.source,
+        warnings=(*basis.warnings, *warnings),
+    )
+
+
+def _guesses(sized: MeasuredSizes, step: Step, size: int, what: str) -> list[str]:
+    """Says how much of a step's peak no fit tells, and how it is bounded."""
+    guessed = sized.guessed(size) & (step.storages.requested_bytes > 0)
+    held = int(step.storages.allocated_bytes[guessed & alive_at(step, peak_op(step))].sum())
+    tensors, operators = int(guessed.sum()), int(sized.guessed_ops(size).sum())
+    found = []
+    if tensors:
+        found.append(f"{tensors:,} {'tensor' if tensors == 1 else 'tensors'}, {format_bytes(held)} of the peak")
+    if operators:
+        found.append(
+            f"what {operators:,} {'operator takes for itself' if operators == 1 else 'operators take for themselves'}"
+        )
+    if not found:
+        return []
+    why = f"on no line and no square of the {what}"
+    if len(sized.sizes) < _FOR_SQUARES:
+        why = f"on a line or on a square, which two {what}s do not tell"
+    bound = f"the upper bound of the peak takes it at its most. Record more {what}s, nearer to the one asked for."
+    return [f"guess: {' and '.join(found)}: {why}; {bound}"]
+
+
+def _far(sizes: Sequence[int], size: int) -> list[str]:
+    if max(sizes) / _FAR <= size <= max(sizes) * _FAR:
+        return []
+    return [f"{size} is far from what was recorded: kernels may work otherwise there. Record nearer to it if you can."]
+
+
+def _listed(sizes: Sequence[int]) -> str:
+    if len(sizes) > _MOST_SIZES_TOLD:
+        return f"{sizes[0]} to {sizes[-1]} ({len(sizes)} different)"
+    words = [str(size) for size in sizes]
+    return " and ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else words[0]

@@ -1,0 +1,169 @@
+"""The steps that plans are made for: those of a recording, with the times of the machine they are to run on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from memprof.analysis.out_of_memory.post_mortem import has_whole_step
+from memprof.analysis.plans.length_mix import LengthMix
+from memprof.analysis.report.light_run import refuse_light
+from memprof.errors import InconclusiveError
+from memprof.machines.catalogue import Accelerator, machine_of_device
+from memprof.policies.base import SOURCES
+from memprof.policies.plan.plan import Plan
+from memprof.policies.swap.policy import DEFAULT_GBPS
+from memprof.replay.live import live_bytes
+from memprof.replay.scale import TimesElsewhere, rates_of, rates_of_recording, scale_times
+from memprof.replay.within import distinct_steps
+from memprof.trace.schema import Steps
+from memprof.trace.step import Step
+from memprof.trace.store import Trace
+
+
+@dataclass(frozen=True, eq=False)
+class Basis:
+    """The steps that plans are made for.
+
+    Attributes:
+        step: The fullest step that was seen to its end; its times are those of the machine it is to run on.
+        machine: Name of that machine where it is another than the recording's, "" otherwise.
+        elsewhere: How its times were obtained then; None where they are the recording's own.
+        warnings: What a reader must know of that.
+        batch: The batch that was asked for, None for the recorded one.
+        length: The length of sequences that was asked for, None for the recorded one.
+        mix: What the lengths of a data set lead to, None where none were given.
+        scaled_by: How the step is known at that size, one of policies.base.SOURCES; "" where it was recorded so.
+        others: Other steps that a plan has to fit as well: those that it may leave fuller than ``step``.
+        peaks: Recorded peak of each step that counts, by its number; empty where one step was asked for.
+    """
+
+    step: Step
+    machine: str = ""
+    elsewhere: TimesElsewhere | None = None
+    warnings: tuple[str, ...] = ()
+    batch: int | None = None
+    length: int | None = None
+    mix: LengthMix | None = None
+    scaled_by: str = ""
+    others: tuple[Step, ...] = ()
+    peaks: dict[int, int] = field(default_factory=dict)
+
+    @cached_property
+    def peak_bytes(self) -> int:
+        """The most that is allocated at once in any of the steps as recorded."""
+        return max(int(live_bytes(step).during.max(initial=0)) for step in (self.step, *self.others))
+
+    def predict(self, plan: Plan, trace: str = "") -> tuple[Plan, Step]:
+        """Returns a plan with its prediction over all steps, and the fullest step it leads to.
+
+        Args:
+            plan: The plan.
+            trace: What the recording is called.
+
+        Raises:
+            PolicyError: A policy does not fit the fullest step.
+        """
+        return replace(plan, at_batch=self.batch, at_length=self.length).predict(self.step, self.others, trace=trace)
+
+    @property
+    def at(self) -> str:
+        """The size that was asked for, such as ``length 512``; "" for the recorded one."""
+        return Plan(at_batch=self.batch, at_length=self.length).at
+
+    @property
+    def source(self) -> str:
+        """How the step and its times are known, one of policies.base.SOURCES."""
+        is_scaled = self.elsewhere is not None and self.elsewhere.scaled_share > 0
+        times = "modelled" if is_scaled else "replayed"
+        return max(times, self.scaled_by or times, key=SOURCES.index)
+
+
+def basis_of(trace: Trace, step_number: int | None = None, machine: Accelerator | None = None) -> Basis:
+    """Returns the steps to plan for.
+
+    Args:
+        trace: The recording.
+        step_number: The only step to plan for; None for all.
+        machine: The machine it is to run on; None for the recording's own.
+
+    Raises:
+        BadInputError: The trace holds no operators, or is damaged.
+        InconclusiveError: No step was recorded to its end, such as when the job ran out of memory in its first.
+        UsageError: There is no such step.
+    """
+    refuse_light(trace)
+    found = basis_of_steps(trace) if step_number is None else Basis(trace.step(step_number))
+    step = found.step
+    recorded_on = trace.manifest.machine
+    if machine is None or machine_of_device(recorded_on.device_name) is machine:
+        return found
+    elsewhere = scale_times(step, rates_of_recording(recorded_on), rates_of(machine))
+    if recorded_on.device_kind != "cpu":
+        return replace(found, step=elsewhere.step, machine=machine.name, elsewhere=elsewhere)
+    warning = (
+        f"this job was recorded on a CPU: {machine.name} runs other kernels, whose workspaces and saved tensors "
+        "differ. Plan from a recording made on such a device where you can."
+    )
+    return replace(found, step=elsewhere.step, machine=machine.name, elsewhere=elsewhere, warnings=(warning,))
+
+
+def basis_of_steps(trace: Trace) -> Basis:
+    """Returns all steps of a recording as they were recorded, to plan for.
+
+    Raises:
+        BadInputError: The trace holds no operators, or is damaged.
+        InconclusiveError: No step was recorded to its end, such as when the job ran out of memory in its first.
+    """
+    require_whole_step(trace)
+    step, peaks = trace.fullest_step(is_whole=True), trace.step_peaks()
+    others = (trace.step(number) for number in peaks if number != step.number)
+    return Basis(step, others=distinct_steps(step, others), peaks=peaks)
+
+
+def require_whole_step(trace: Trace) -> None:
+    """Refuses a recording that does not show all that a step needs.
+
+    Raises:
+        InconclusiveError: No step was recorded to its end, such as when the job ran out of memory in its first.
+    """
+    if (trace.table(Steps).first_op_id >= 0).any() and not has_whole_step(trace):
+        raise InconclusiveError(
+            f"{trace.path} holds no step that was seen to its end ({trace.manifest.capture.reason or 'cut short'}), so "
+            "how much its backward and its optimizer need is not known. Record the job with a smaller batch that "
+            "fits, and ask for a plan from that."
+        )
+
+
+def whole_steps(trace: Trace, machine: Accelerator | None = None) -> tuple[Step, ...]:
+    """Returns every step that was seen to its end, with the times of a machine.
+
+    Args:
+        trace: The recording.
+        machine: The machine it is to run on; None for the recording's own.
+
+    Raises:
+        BadInputError: The trace holds no operators, or is damaged.
+        InconclusiveError: No step was recorded to its end.
+    """
+    refuse_light(trace)
+    require_whole_step(trace)
+    steps = trace.table(Steps)
+    whole = set(steps.step[steps.is_complete].tolist())
+    found = tuple(trace.step(number) for number in trace.step_peaks() if number in whole)
+    recorded_on = trace.manifest.machine
+    if machine is None or machine_of_device(recorded_on.device_name) is machine:
+        return found
+    rates = rates_of_recording(recorded_on), rates_of(machine)
+    return tuple(scale_times(step, *rates).step for step in found)
+
+
+def link_of(trace: Trace, machine: Accelerator | None = None) -> float:
+    """Returns the bandwidth to where swapped values go, in bytes a microsecond: measured, or what is usual."""
+    if machine is not None and machine.host_bytes_per_us:
+        return machine.host_bytes_per_us
+    recorded_on = trace.manifest.machine
+    if recorded_on.device_kind == "cpu" and machine is None:
+        return DEFAULT_GBPS["disk"] * 1e3
+    measured = min(recorded_on.speed.to_host_bytes_per_us, recorded_on.speed.from_host_bytes_per_us)
+    return measured if measured and machine is None else DEFAULT_GBPS["host"] * 1e3

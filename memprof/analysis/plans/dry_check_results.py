@@ -1,0 +1,66 @@
+"""What a dry run of the job says of a plan that was predicted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from memprof.policies.plan.plan import Plan
+
+#: Why a plan was not checked when the user ended it.
+INTERRUPTED = "It was interrupted."
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A predicted plan beside a dry run of the job under it.
+
+    Attributes:
+        plan: The plan.
+        predicted_bytes: Its predicted peak.
+        budget_bytes: Most bytes that may be allocated at once.
+        dry_bytes: The dry run's peak; None where the plan was not dry-run.
+        reason: Why not, a sentence; "" where it was.
+        most_bytes: The upper end of its interval; the predicted peak where that is known to the byte.
+    """
+
+    plan: Plan
+    predicted_bytes: int
+    budget_bytes: int
+    dry_bytes: int | None
+    reason: str = ""
+    most_bytes: int = 0
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether the dry run stays within the budget; None without one."""
+        return None if self.dry_bytes is None else self.dry_bytes <= self.budget_bytes
+
+    @property
+    def difference_bytes(self) -> int | None:
+        """The dry run's peak less the predicted one; None without a dry run."""
+        return None if self.dry_bytes is None else self.dry_bytes - self.predicted_bytes
+
+    @property
+    def difference_ratio(self) -> float | None:
+        """The same as a share of the predicted peak."""
+        difference = self.difference_bytes
+        return difference / self.predicted_bytes if difference is not None and self.predicted_bytes else None
+
+
+def confirmed(checked: tuple[Checked, ...]) -> Checked | None:
+    """Returns the first plan whose dry run stays within the budget, None where none does."""
+    return next((one for one in checked if one.fits), None)
+
+
+def worth_keeping(checked: tuple[Checked, ...]) -> Checked | None:
+    """Returns the plan that is confirmed, or else the first that could not be checked and fits by its upper end."""
+    unchecked = next((one for one in checked if one.fits is None and one.most_bytes <= one.budget_bytes), None)
+    return confirmed(checked) or unchecked
+
+
+def describe_difference(dry_bytes: int, predicted_bytes: int) -> str:
+    """Says by how much a dry run's peak is off a predicted one: in bytes and per cent, or ``as predicted``."""
+    if dry_bytes == predicted_bytes:
+        return "as predicted"
+    share = f", {100 * (dry_bytes / predicted_bytes - 1):+.2g} %" if predicted_bytes else ""
+    return f"{dry_bytes - predicted_bytes:+,} B{share}"

@@ -1,0 +1,178 @@
+"""The lengths of a data set: its worst batch, and what a mix of them makes the caching allocator reserve."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from memprof.errors import BadInputError
+from memprof.planners.scaling.base import SizedStep
+from memprof.replay.allocator.events import replay
+from memprof.replay.allocator.rules import Settings
+from memprof.replay.allocator.steps import requests_of_steps
+from memprof.trace.files.reading import read_text
+from memprof.units import format_bytes
+
+#: Most batches of a mix, and most operators of all of them together: a replay of these takes seconds.
+_MOST_BATCHES = 48
+_MOST_OPS = 150_000
+
+#: The order of a mix is drawn with it.
+_SEED = 0
+
+_MOST_LENGTH = 2**31
+
+#: Reserved memory that grows by less than this share over a mix has not grown.
+_SLIGHT = 0.01
+
+
+@dataclass(frozen=True)
+class LengthMix:
+    """What the lengths of a data set lead to.
+
+    Attributes:
+        batches: Batches in the file.
+        longest: The length of the longest.
+        recorded_longest: The longest length that was recorded.
+        above: Batches that are longer than that.
+        mixed: Batches whose steps were replayed one after the other.
+        lengths_in_mix: Different lengths among them.
+        reserved_alone_bytes: Most bytes that the caching allocator reserves where every batch is of the longest.
+        reserved_half_bytes: The same over the first half of the mix.
+        reserved_mix_bytes: The same over all of it.
+        reserved_expandable_bytes: The same with segments that grow in place; None where these are in force.
+    """
+
+    batches: int
+    longest: int
+    recorded_longest: int
+    above: int
+    mixed: int
+    lengths_in_mix: int
+    reserved_alone_bytes: int
+    reserved_half_bytes: int
+    reserved_mix_bytes: int
+    reserved_expandable_bytes: int | None
+
+    @property
+    def growth_bytes(self) -> int:
+        """By how much a mix reserves more than batches of the longest length alone; below 0 where it does less."""
+        return self.reserved_mix_bytes - self.reserved_alone_bytes
+
+    @property
+    def grows(self) -> bool:
+        """Whether a mix reserves more than batches of the longest length alone."""
+        return self.growth_bytes > _SLIGHT * self.reserved_alone_bytes
+
+    def describe(self) -> tuple[str, ...]:
+        """Says in two sentences how long batches are, and what a mix of them reserves."""
+        share = f"{self.above:,} of {self.batches:,} batches {'is' if self.above == 1 else 'are'} longer"
+        mix = (
+            f"a mix of {self.mixed:,} batches of {self.lengths_in_mix:,} lengths reserves "
+            f"{format_bytes(self.reserved_mix_bytes)} without a plan, as the caching allocator is modelled"
+        )
+        alone = f"{format_bytes(self.reserved_alone_bytes)} for the longest alone"
+        if not self.grows:
+            return f"{share} than recorded ({self.recorded_longest})", f"{mix}: no more than {alone}"
+        less = (
+            ""
+            if self.reserved_expandable_bytes is None
+            else (f"; {format_bytes(self.reserved_expandable_bytes)} with expandable_segments:True")
+        )
+        return (
+            f"{share} than recorded ({self.recorded_longest})",
+            f"{mix}: {format_bytes(self.growth_bytes)} more than the {alone}{less}",
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns it ready for ``json.dump``."""
+        return {**dataclasses.asdict(self), "grows": self.grows}
+
+
+def read_lengths(path: Path) -> tuple[int, ...]:
+    """Reads the lengths of a data set: one batch a line, of one length or of those of its samples.
+
+    Lengths of a line stand apart by spaces or commas; the longest counts. Empty lines, and what follows a ``#``, are
+    left out.
+
+    Args:
+        path: The file.
+
+    Returns:
+        The length of each batch, in order.
+
+    Raises:
+        BadInputError: There is no such file, it cannot be read, or a line of it is not a length.
+    """
+    try:
+        text = read_text(path)
+    except FileNotFoundError:
+        raise BadInputError(f"There is no file {path}. --lengths reads one length per line.") from None
+    except OSError as error:
+        raise BadInputError(f"{path} cannot be read: {error.strerror or error}.") from None
+    except UnicodeDecodeError:
+        raise BadInputError(f"{path} is not text: --lengths reads one length per line.") from None
+    found = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        words = re.split(r"[\s,]+", line.split("#", 1)[0].strip())
+        if words != [""]:
+            found.append(max(_length(word, path, number) for word in words if word))
+    if not found:
+        raise BadInputError(f"{path} contains no lengths: write one per line, such as 512.")
+    return tuple(found)
+
+
+def _length(word: str, path: Path, line: int) -> int:
+    if not re.fullmatch(r"[0-9]+", word) or not 0 < int(word[:20]) < _MOST_LENGTH:
+        shown = word if len(word) <= 40 else f"{word[:37]}..."
+        raise BadInputError(
+            f"{path}, line {line}: {shown!r} is not a length: write whole numbers above 0, such as 512."
+        )
+    return int(word)
+
+
+def mix_of(lengths: Sequence[int], sized: SizedStep, settings: Settings) -> LengthMix:
+    """Replays a mix of a data set's batches through the caching allocator's model.
+
+    The mix is drawn from all batches, evenly over their lengths, the longest among them, and shuffled with a fixed
+    seed; the longest comes last, so that what shorter ones left behind counts.
+
+    Args:
+        lengths: The length of each batch.
+        sized: The step at any length.
+        settings: What the allocator is told.
+    """
+    longest, recorded = max(lengths), max(sized.sizes)
+    step = sized.step_at(longest)
+    count = min(len(lengths), _MOST_BATCHES, max(4, _MOST_OPS // max(len(step.ops), 1)))
+    drawn = np.sort(np.array(lengths))[np.linspace(0, len(lengths) - 1, count).round().astype(int)]
+    mix = drawn.tolist()[:-1]
+    random.Random(_SEED).shuffle(mix)
+    mix.append(longest)
+    steps: Mapping[int, Any] = {length: sized.step_at(length) for length in set(mix)}
+    asked = requests_of_steps([steps[length] for length in mix])
+    reserved = replay(asked.requests, settings).reserved()
+    alone = replay(requests_of_steps([step, step]).requests, settings).reserved()
+    grown = None
+    if not settings.expandable_segments:
+        growing = dataclasses.replace(settings, expandable_segments=True)
+        grown = int(replay(asked.requests, growing).reserved().max(initial=0))
+    return LengthMix(
+        batches=len(lengths),
+        longest=longest,
+        recorded_longest=recorded,
+        above=sum(length > recorded for length in lengths),
+        mixed=len(mix),
+        lengths_in_mix=len(steps),
+        reserved_alone_bytes=int(alone.max(initial=0)),
+        reserved_half_bytes=int(reserved[: len(reserved) // 2].max(initial=0)),
+        reserved_mix_bytes=int(reserved.max(initial=0)),
+        reserved_expandable_bytes=grown,
+    )

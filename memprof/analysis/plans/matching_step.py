@@ -1,0 +1,72 @@
+"""Finds the step of a run that compares with a predicted one: that ran on the same shapes."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from memprof.policies.accumulate.policy import Accumulate
+from memprof.policies.plan.inputs import ran_on
+from memprof.policies.plan.plan import Plan
+from memprof.policies.plan.prediction import Prediction, phase_peaks
+from memprof.replay.within import fullest_of
+from memprof.trace.step import Step
+from memprof.trace.store import Trace
+from memprof.units import format_bytes
+
+#: Different shapes that are told.
+_MOST_TOLD = 3
+
+
+@dataclass(frozen=True, eq=False)
+class Alike:
+    """The step of a run to compare with a prediction.
+
+    Attributes:
+        step: The fullest step that ran on the predicted shapes; the fullest of all where none did.
+        phases: Most bytes in each phase, over all recorded steps.
+        unlike: Why no step compares, a clause; "" where one does.
+        warnings: What a reader must know of the choice.
+    """
+
+    step: Step
+    phases: dict[str, int]
+    unlike: str = ""
+    warnings: tuple[str, ...] = ()
+
+
+def find_alike(measured: Trace, prediction: Prediction, plan: Plan) -> Alike:
+    """Finds the step of a run that compares with a prediction.
+
+    Where the shapes of one side are not known, or the plan cuts batches itself, the fullest step counts.
+
+    Args:
+        measured: The run.
+        prediction: The prediction.
+        plan: The plan of both.
+    """
+    peaks = measured.step_peaks()
+    steps = [measured.step(number) for number in peaks]
+    fullest, phases = fullest_of(steps), phase_peaks(steps)
+    shapes = {step.number: ran_on(step) for step in steps}
+    cuts_batches = any(isinstance(policy, Accumulate) for policy in plan.policies)
+    if not prediction.ran_on or not any(shapes.values()) or cuts_batches:
+        return Alike(fullest, phases)
+    same = [step for step in steps if shapes[step.number] == prediction.ran_on]
+    if not same:
+        others = list(dict.fromkeys(shapes.values()))
+        told = " or ".join(others[:_MOST_TOLD]) + (" or others" if len(others) > _MOST_TOLD else "")
+        size = f" at {plan.at}" if plan.at else ""
+        unlike = f"it is for a step{size} on {prediction.ran_on}, and the run's steps ran on {told}"
+        return Alike(fullest, phases, unlike=unlike)
+    step = fullest_of(same)
+    if plan.at and not set(re.findall(r"\d+", plan.at)) <= set(re.findall(r"\d+", prediction.ran_on)):
+        hidden = f"the plan is for {plan.at}, which the shapes of inputs do not show: make sure that the run is of it."
+        return Alike(step, phases, warnings=(hidden,))
+    if peaks[step.number] == peaks[fullest.number]:
+        return Alike(step, phases)
+    warning = (
+        f"step {fullest.number} is fuller, {format_bytes(peaks[fullest.number])}, and ran on other shapes "
+        f"({shapes[fullest.number]}): compared is step {step.number}, which ran on those of the prediction."
+    )
+    return Alike(step, phases, warnings=(warning,))

@@ -1,0 +1,139 @@
+"""Predictions and their verification as JSON containers: stable keys, bytes and microseconds as numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from memprof.analysis.diff.budget import NO_BUDGET
+from memprof.analysis.plans.predict import Forecast, Side
+from memprof.analysis.plans.verify import Compared, Figures, Verification
+from memprof.analysis.report.moments import Moment
+from memprof.policies.base import Policy
+from memprof.policies.plan.plan import Plan
+from memprof.policies.plan.plan_tables import plan_to_tables
+
+#: Version of the keys; it grows when one changes its meaning or goes away.
+PLAN_SCHEMA = 1
+
+Json = dict[str, Any]
+
+
+def forecast_to_json(made: Forecast) -> Json:
+    """Returns a prediction ready for ``json.dump``."""
+    budget = made.plan.budget_bytes
+    return {
+        "schema": PLAN_SCHEMA,
+        "trace": made.trace,
+        "step": made.step.number,
+        "batch": made.basis.batch,
+        "length": made.basis.length,
+        "lengths": None if made.basis.mix is None else made.basis.mix.to_json(),
+        "how": made.plan.source if made.plan.prediction is None else made.plan.prediction.how,
+        "recorded": _side(made.recorded),
+        "predicted": _side(made.predicted),
+        "peak_interval_bytes": _interval(made.plan),
+        "change": {
+            "peak_bytes": made.predicted.peak.allocated_bytes - made.recorded.peak.allocated_bytes,
+            "peak_ratio": _ratio(made.predicted.peak.allocated_bytes, made.recorded.peak.allocated_bytes),
+            "time_ratio": _ratio(made.predicted.step_time_us, made.recorded.step_time_us),
+        },
+        "budget_bytes": budget,
+        "fits": None if budget is None else made.predicted.peak.allocated_bytes <= budget,
+        "policies": [
+            {
+                **policy_to_json(stage.policy),
+                "peak_allocated_bytes": stage.peak_allocated_bytes,
+                "step_time_us": _number(stage.step_time_us),
+            }
+            for stage in made.stages
+        ],
+        "warnings": list(made.warnings),
+    }
+
+
+def _interval(plan: Plan) -> list[int] | None:
+    """Returns the bounds of a plan's peak; None where it does not tell them."""
+    interval = None if plan.prediction is None else plan.prediction.interval
+    return None if interval is None else interval.bounds
+
+
+def verification_to_json(found: Verification) -> Json:
+    """Returns a comparison ready for ``json.dump``."""
+    return {
+        "schema": PLAN_SCHEMA,
+        "predicted": _figures(found.predicted),
+        "measured": _figures(found.measured),
+        "peak_interval_bytes": _interval(found.plan),
+        "error": {
+            "peak_bytes": found.peak_error_bytes,
+            "peak_ratio": _number(found.peak_error_ratio),
+            "time_ratio": _number(found.time_error_ratio),
+        },
+        **(NO_BUDGET if found.budget is None else found.budget.to_json()),
+        "phases": [{"phase": row.name, **_compared(row)} for row in found.phases],
+        "categories": [{"category": row.name, **_compared(row)} for row in found.categories],
+        "policies": [policy_to_json(policy) for policy in found.plan.policies],
+        "warnings": list(found.warnings),
+        "unlike": found.unlike or None,
+    }
+
+
+def policy_to_json(policy: Policy) -> Json:
+    """Returns a policy with its settings and what it does, ready for ``json.dump``."""
+    settings: Mapping[str, Any] = plan_to_tables(Plan((policy,)))[policy.name]
+    return {
+        "policy": policy.name,
+        "settings": dict(settings),
+        "describe": policy.describe(),
+        "numerics": policy.numerics,
+        "how": policy.source,
+    }
+
+
+def _side(side: Side) -> Json:
+    return {
+        "peak_allocated_bytes": side.peak.allocated_bytes,
+        "peak_reserved_bytes": side.reserved_bytes,
+        "peak_phase": side.peak.phase,
+        "peak": _moment(side.peak),
+        "step_time_us": _number(side.step_time_us),
+        "phases": {phase: moment.allocated_bytes for phase, moment in side.phases.items()},
+        "categories": {name: size for name, size in side.categories.items() if size},
+    }
+
+
+def _moment(moment: Moment) -> Json:
+    return {
+        "op_id": moment.op_id,
+        "op": moment.op,
+        "module": moment.module,
+        "source": moment.source.place if moment.source else None,
+    }
+
+
+def _figures(figures: Figures) -> Json:
+    return {
+        "peak_allocated_bytes": figures.peak_allocated_bytes,
+        "peak_phase": figures.peak_phase,
+        "peak_place": figures.peak_place,
+        "step_time_us": _number(figures.step_time_us),
+    }
+
+
+def _compared(row: Compared) -> Json:
+    return {
+        "predicted_bytes": row.predicted_bytes,
+        "measured_bytes": row.measured_bytes,
+        "error_bytes": row.predicted_bytes - row.measured_bytes,
+    }
+
+
+def _ratio(after: float, before: float) -> float | None:
+    return _number(after / before - 1) if before else None
+
+
+def _number(value: float) -> float | None:
+    """Returns a number JSON has: none for NaN and the infinities."""
+    return value if math.isfinite(value) else None

@@ -1,0 +1,237 @@
+"""What a plan is predicted to do to a recorded step: before, after, and how each number was obtained."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from memprof.analysis.allocator.reserved import reserved_under
+from memprof.analysis.plans.basis import Basis, basis_of_steps
+from memprof.analysis.report.moments import Moment, find_peak, find_phase_peaks
+from memprof.analysis.report.sources import find_sources
+from memprof.policies.base import SOURCES, Policy
+from memprof.policies.plan.interval import interval_of
+from memprof.policies.plan.plan import Plan
+from memprof.policies.plan.plan_tables import plan_to_tables
+from memprof.policies.plan.prediction import Prediction
+from memprof.policies.plan.several_steps import transform_all
+from memprof.replay.live import live_bytes, live_bytes_by_category
+from memprof.replay.within import fullest_of
+from memprof.trace.files.spool import DRY_RUN
+from memprof.trace.manifest import PREDICTED, Backend, Capture, Manifest, Window
+from memprof.trace.schema import (
+    ModuleCalls,
+    Modules,
+    Ops,
+    Saved,
+    Stacks,
+    Steps,
+    Storages,
+    Table,
+    Uses,
+)
+from memprof.trace.step import Step
+from memprof.trace.store import Trace
+from memprof.version import __version__
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One policy, and the step as it is under it and all policies before it.
+
+    Attributes:
+        policy: The policy.
+        peak_allocated_bytes: Peak of that step.
+        step_time_us: How long it takes.
+    """
+
+    policy: Policy
+    peak_allocated_bytes: int
+    step_time_us: float
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of two steps that are compared.
+
+    Attributes:
+        peak: Its peak.
+        step_time_us: How long it takes.
+        phases: The fullest moment of each phase it has.
+        categories: What is alive at the peak, by category; they sum to the peak.
+        reserved_bytes: The most the caching allocator reserves, as modelled; None on the processor.
+    """
+
+    peak: Moment
+    step_time_us: float
+    phases: dict[str, Moment]
+    categories: dict[str, int]
+    reserved_bytes: int | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Forecast:
+    """Recorded steps, and the same steps under a plan.
+
+    Attributes:
+        trace: The recording, as it was named.
+        manifest: What the recording says about itself.
+        plan: The plan with its prediction.
+        recorded: The fullest step as recorded.
+        predicted: The fullest step as predicted, which may be another one.
+        stages: What each policy leads to, in order, each with those before it.
+        step: The fullest predicted step.
+        basis: The steps it was predicted from.
+        warnings: What a reader must know to judge the figures.
+    """
+
+    trace: str
+    manifest: Manifest
+    plan: Plan
+    recorded: Side
+    predicted: Side
+    stages: tuple[Stage, ...]
+    step: Step
+    basis: Basis
+    warnings: tuple[str, ...]
+
+
+def forecast(trace: Trace, plan: Plan, basis: Basis | None = None) -> Forecast:
+    """Predicts what a plan does to a recorded job.
+
+    Args:
+        trace: The recording.
+        plan: The plan.
+        basis: The steps of it to start from; None for all, as recorded.
+
+    Raises:
+        BadInputError: The trace holds no operators, or is damaged.
+        PolicyError: A policy does not fit the step.
+    """
+    basis = basis or basis_of_steps(trace)
+    stages = []
+    steps = whole = (basis.step, *basis.others)
+    for policy in plan.policies:
+        steps = transform_all(policy, steps)
+        peak_bytes = max(int(live_bytes(step).during.max(initial=0)) for step in steps)
+        stages.append(Stage(policy, peak_bytes, steps[0].duration_us))
+    recorded, predicted = fullest_of(whole), fullest_of(steps)
+    how = max(plan.source, basis.scaled_by or plan.source, key=SOURCES.index)
+    interval = interval_of(plan.policies, whole, steps)
+    prediction = Prediction.of_steps(whole, steps, interval, trace=str(trace.path), how=how, machine=basis.machine)
+    return Forecast(
+        trace=str(trace.path),
+        manifest=trace.manifest,
+        plan=dataclasses.replace(plan, prediction=prediction, at_batch=basis.batch, at_length=basis.length),
+        recorded=dataclasses.replace(
+            side_of(recorded),
+            step_time_us=basis.step.duration_us,
+            reserved_bytes=reserved_under(recorded, trace.manifest),
+        ),
+        predicted=dataclasses.replace(
+            side_of(predicted),
+            step_time_us=steps[0].duration_us,
+            reserved_bytes=reserved_under(predicted, trace.manifest, plan),
+        ),
+        stages=tuple(stages),
+        step=predicted,
+        basis=basis,
+        warnings=(*step_warnings(trace, basis.step), *basis.warnings),
+    )
+
+
+def words_for_record(manifest: Manifest) -> str:
+    """Returns what stands behind ``memprof record`` to run the recorded job again, quoted for a shell."""
+    return words_of(manifest.command) if manifest.command else "train.py"
+
+
+def words_of(command: Sequence[str]) -> str:
+    """Returns what stands behind ``memprof record`` to run a command line, quoted for a shell."""
+    is_python = Path(command[0]).name.startswith("python")
+    return shlex.join(command[1:] if is_python else ("--", *command))
+
+
+def step_warnings(trace: Trace, step: Step) -> list[str]:
+    """Says what a reader must know of a step that predictions start from."""
+    manifest, steps = trace.manifest, trace.table(Steps)
+    warnings = []
+    if manifest.plan:
+        was = "predicted" if manifest.backend.name == PREDICTED else "recorded"
+        warnings.append(f"{trace.path} was {was} under a plan already: what is predicted comes on top of it.")
+    if (steps.kind[steps.step == step.number] == "warm_up").any():
+        warnings.append(f"step {step.number} is a warm-up step: optimizer state may be missing or made only in it.")
+    if manifest.backend.name == DRY_RUN:
+        warnings.append(f"{trace.path} is a dry run: nothing was measured, its times are the least that is possible.")
+    elif not has_untouched_step(trace) and manifest.backend.name != PREDICTED:
+        warnings.append(
+            f"{trace.path} has no step without the recorder, so step time is that of a recorded step, too long: let "
+            "the job run two steps longer than the window."
+        )
+    return warnings
+
+
+def has_untouched_step(trace: Trace) -> bool:
+    """Whether a trace holds a step that ran without the recorder, which tells the step time."""
+    steps = trace.table(Steps)
+    return bool(((steps.kind == "plain") & steps.is_complete).any())
+
+
+def side_of(step: Step) -> Side:
+    """Reads off a step what is compared."""
+    sources = find_sources(step.stacks)
+    peak = find_peak(step, sources)
+    return Side(
+        peak=peak,
+        step_time_us=step.duration_us,
+        phases={moment.phase: moment for moment in find_phase_peaks(step, sources)},
+        categories={name: int(curve[peak.op_id]) for name, curve in live_bytes_by_category(step).items()},
+    )
+
+
+def predicted_trace(made: Forecast) -> tuple[Manifest, dict[type[Table], Table]]:
+    """Makes a trace of a predicted step, which opens like any recording.
+
+    Args:
+        made: The prediction.
+    """
+    step, recorded = made.step, made.manifest
+    describes = made.plan.describe()
+    manifest = dataclasses.replace(
+        recorded,
+        memprof_version=__version__,
+        plan=plan_to_tables(made.plan),
+        backend=Backend(
+            name=PREDICTED,
+            sees=(f"step {step.number} of {made.trace}, rewritten by: {describes}",),
+            blind_spots=recorded.backend.blind_spots,
+        ),
+        capture=Capture(is_complete=True, reason=f"predicted from {made.trace}"),
+        window=Window(skip=0, steps=1),
+        op_times=f"predicted from {recorded.op_times}",
+        notes=(f"predicted from step {step.number} of {made.trace} under: {describes}", *recorded.notes),
+    )
+    return manifest, {
+        Modules: step.modules,
+        ModuleCalls: step.module_calls.replace(step=np.full(len(step.module_calls), step.number)),
+        Steps: Steps.of(
+            step=[step.number],
+            kind=["recorded"],
+            start_us=[float(np.nanmin(step.ops.start_us)) if np.isfinite(step.ops.start_us).any() else 0.0],
+            duration_us=[step.duration_us],
+            micro_batches=[int(step.ops.micro_batch.max(initial=-1)) + 1],
+            optimizer_updates=[1],
+            first_op_id=[0],
+            last_op_id=[len(step.ops) - 1],
+            is_complete=[True],
+        ),
+        Ops: step.ops.replace(step=np.full(len(step.ops), step.number)),
+        Storages: step.storages,
+        Uses: step.uses,
+        Saved: step.saved,
+        Stacks: step.stacks,
+    }

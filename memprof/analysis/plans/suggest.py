@@ -1,0 +1,160 @@
+"""Which plans make a recorded job fit a budget, and what each of them costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from memprof.analysis.allocator.reserved import reserved_under
+from memprof.analysis.allocator.room import with_room
+from memprof.analysis.plans.basis import Basis
+from memprof.analysis.plans.predict import step_warnings
+from memprof.errors import GateFailedError
+from memprof.planners.search.explore import Answer, Wish, explore
+from memprof.planners.search.learned import kinds_of
+from memprof.planners.search.tried import Tried
+from memprof.policies.base import SOURCES
+from memprof.policies.plan.plan import Plan
+from memprof.trace.manifest import Manifest
+from memprof.trace.step import Step
+from memprof.trace.store import Trace
+from memprof.units import format_bytes, format_bytes_between
+
+
+@dataclass(frozen=True, eq=False)
+class Suggestion:
+    """What a search over plans came to, ready to be shown.
+
+    Attributes:
+        trace: The recording, as it was named.
+        manifest: What the recording says about itself.
+        basis: The steps the plans were replayed on.
+        answer: Everything the search found.
+        plans: The fastest plan of each family that fits, the fastest family first.
+        others: Of each family that has none, the plan nearest to the budget.
+        warnings: What a reader must know to judge the figures.
+    """
+
+    trace: str
+    manifest: Manifest
+    basis: Basis
+    answer: Answer
+    plans: tuple[Tried, ...]
+    others: tuple[Tried, ...]
+    warnings: tuple[str, ...]
+
+    def predicted(self, one: Tried) -> Plan:
+        """Returns a plan with its prediction and the budget."""
+        return self.predict(one)[0]
+
+    def predict(self, one: Tried) -> tuple[Plan, Step]:
+        """Returns a plan with its prediction and the budget, and the step it leads to."""
+        plan, step = self.basis.predict(one.plan, self.trace)
+        assert plan.prediction is not None  # predict gave it one
+        prediction = replace(plan.prediction, how=self.source_of(one), machine=self.basis.machine)
+        return replace(plan, prediction=prediction, budget_bytes=self.answer.wish.budget_bytes), step
+
+    @cached_property
+    def reserved(self) -> tuple[int | None, ...]:
+        """Reserved bytes under each of ``plans``, as modelled; None on the processor."""
+        if not self.basis.step.is_on_device():
+            return (None,) * len(self.plans)
+        return tuple(reserved_under(self.predict(one)[1], self.manifest, one.plan) for one in self.plans)
+
+    def source_of(self, one: Tried) -> str:
+        """Returns how a plan's numbers were obtained, the times of the step it starts from included."""
+        return max(one.source, self.basis.source, key=SOURCES.index)
+
+
+def suggest(trace: Trace, basis: Basis, wish: Wish, report: Callable[[Tried], None] = lambda _: None) -> Suggestion:
+    """Searches for plans under which a recorded job fits a budget.
+
+    Args:
+        trace: The recording.
+        basis: The step of it to plan for.
+        wish: What is asked for.
+        report: Called with each plan that was replayed.
+
+    Raises:
+        BadInputError: The trace is damaged.
+        PolicyError: A policy is named that there is not.
+    """
+    answer = explore(basis.step, wish, report, basis.others)
+    answer, plans = with_room(
+        basis, trace.manifest, answer, lambda found: _worth_their_policies(one_of_each_family(found.fitting))
+    )
+    known = {kinds_of(one.policies) for one in answer.fitting}
+    return Suggestion(
+        trace=str(trace.path),
+        manifest=trace.manifest,
+        basis=basis,
+        answer=answer,
+        plans=plans,
+        others=tuple(one for one in one_of_each_family(answer.others) if kinds_of(one.policies) not in known),
+        warnings=(*step_warnings(trace, basis.step), *basis.warnings),
+    )
+
+
+def require_fit(found: Suggestion) -> Tried:
+    """Returns the best plan.
+
+    Raises:
+        GateFailedError: Nothing fits; the sentence names the least budget for which something would, and what is held
+            there.
+    """
+    if found.answer.best is not None:
+        return found.answer.best
+    raise GateFailedError(describe_least(found))
+
+
+def describe_least(found: Suggestion) -> str:
+    """Says why nothing fits: the least peak that was found, and what is held there."""
+    answer = found.answer
+    least = answer.least
+    largest = sorted(least.categories.items(), key=lambda item: -item[1])[:3]
+    held = ", ".join(f"{name} {format_bytes(size)}" for name, size in largest)
+    if answer.wish.needed(least) <= answer.wish.budget_bytes:
+        return (
+            f"No plan is within {format_bytes(answer.wish.budget_bytes)} and the slowdown allowed: the fastest within "
+            f"the budget takes {min(one.step_time_us for one in _inside(answer)) / answer.recorded.step_time_us:.2f} "
+            "times the recorded step. Allow more with --max-slowdown."
+        )
+    more = " The search was stopped before its end." if answer.was_stopped else ""
+    return (
+        f"No plan that was found fits {format_bytes(answer.wish.budget_bytes)}: the least is "
+        f"{describe_peak(least)} with {least.plan.describe()}; its peak is in {place_of(least)} and holds "
+        f"{held}.{more} Give at least {format_bytes(answer.wish.needed(least))}, or allow more policies."
+    )
+
+
+def _inside(answer: Answer) -> list[Tried]:
+    return [one for one in answer.others if answer.wish.needed(one) <= answer.wish.budget_bytes]
+
+
+def describe_peak(one: Tried) -> str:
+    """Says a plan's predicted peak: ``43.2 MiB``, or ``43.2 to 44.1 MiB`` where it is not known to the byte."""
+    return format_bytes_between(one.interval.least_bytes, one.interval.most_bytes)
+
+
+def place_of(one: Tried) -> str:
+    """Says where a peak is: ``backward of layers.3``."""
+    return f"{one.peak_phase} of {one.peak_module}" if one.peak_module else one.peak_phase
+
+
+def _worth_their_policies(plans: tuple[Tried, ...]) -> tuple[Tried, ...]:
+    """Leaves out plans that do all that a faster one does, and more."""
+    kept: list[Tried] = []
+    for one in plans:
+        kinds = set(kinds_of(one.policies))
+        if not any(set(kinds_of(faster.policies)) < kinds for faster in kept):
+            kept.append(one)
+    return tuple(kept)
+
+
+def one_of_each_family(plans: Iterable[Tried]) -> tuple[Tried, ...]:
+    """Returns the first plan of each family."""
+    first: dict[tuple[str, ...], Tried] = {}
+    for one in plans:
+        first.setdefault(kinds_of(one.policies), one)
+    return tuple(first.values())

@@ -1,0 +1,80 @@
+"""Suggestions as JSON containers: stable keys, bytes and microseconds as numbers."""
+
+from __future__ import annotations
+
+from memprof.analysis.plans.dry_check_results import Checked
+from memprof.analysis.plans.plan_json import PLAN_SCHEMA, Json, policy_to_json
+from memprof.analysis.plans.suggest import Suggestion, describe_least
+from memprof.planners.search.tried import Tried
+
+
+def suggestion_to_json(found: Suggestion, checked: tuple[Checked, ...] | None = None) -> Json:
+    """Returns a suggestion ready for ``json.dump``.
+
+    Args:
+        found: What was found.
+        checked: Its plans that were dry-run, None where that was not asked for.
+    """
+    answer = found.answer
+    fits = answer.best is not None
+    return {
+        "schema": PLAN_SCHEMA,
+        "trace": found.trace,
+        "step": found.basis.step.number,
+        "batch": found.basis.batch,
+        "length": found.basis.length,
+        "lengths": None if found.basis.mix is None else found.basis.mix.to_json(),
+        "machine": found.basis.machine or None,
+        "times": "" if found.basis.elsewhere is None else found.basis.elsewhere.how,
+        "budget_bytes": answer.wish.budget_bytes,
+        "recorded": {
+            "peak_allocated_bytes": answer.recorded.peak_bytes,
+            "peak_phase": answer.recorded.peak_phase,
+            "step_time_us": answer.recorded.step_time_us,
+        },
+        "minimum_feasible_bytes": answer.wish.needed(answer.least),
+        "plans": [
+            *(
+                {**_plan(one, found, fits=True), "peak_reserved_bytes": reserved}
+                for one, reserved in zip(found.plans, found.reserved, strict=True)
+            ),
+            *({**_plan(one, found, fits=False), "peak_reserved_bytes": None} for one in found.others),
+        ],
+        "checked": None if checked is None else [_checked(one) for one in checked],
+        "refused": [{"plan": plan, "reason": reason} for plan, reason in answer.refused],
+        "reason": "" if fits else describe_least(found),
+        "is_complete": not answer.was_stopped,
+        "replayed_plans": answer.tried,
+        "warnings": list(found.warnings),
+    }
+
+
+def _plan(one: Tried, found: Suggestion, *, fits: bool) -> Json:
+    recorded = found.answer.recorded
+    return {
+        "fits": fits,
+        "describe": one.plan.describe(),
+        "peak_allocated_bytes": one.peak_bytes,
+        "peak_interval_bytes": one.interval.bounds,
+        "peak_phase": one.peak_phase,
+        "peak_module": one.peak_module or None,
+        "saved_bytes": recorded.peak_bytes - one.peak_bytes,
+        "step_time_us": one.step_time_us,
+        "slowdown": one.step_time_us / recorded.step_time_us - 1 if recorded.step_time_us else None,
+        "how": found.source_of(one),
+        "numerics": one.numerics,
+        "at_peak": one.categories,
+        "policies": [policy_to_json(policy) for policy in one.policies],
+    }
+
+
+def _checked(one: Checked) -> Json:
+    return {
+        "describe": one.plan.describe(),
+        "predicted_peak_allocated_bytes": one.predicted_bytes,
+        "dry_run_peak_allocated_bytes": one.dry_bytes,
+        "difference_bytes": one.difference_bytes,
+        "difference_ratio": one.difference_ratio,
+        "fits": one.fits,
+        "reason": one.reason,
+    }

@@ -1,0 +1,292 @@
+"""Tells the ranks of a job apart: which is worst, how far they lie apart, and in what; without their own tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from memprof.phases import in_order
+from memprof.trace.files.columns import Coded
+from memprof.trace.files.spool import DRY_RUN
+from memprof.trace.schema import NONE, Ints, RankCurve, RankMoments, RankParts, Ranks
+from memprof.trace.store import Trace
+
+#: How many numbers a list names before it only counts them.
+_NAMED = 12
+
+
+@dataclass(frozen=True)
+class RankPeak:
+    """One rank, at the peak of its fullest step.
+
+    Attributes:
+        rank: Its number.
+        node: The machine it ran on, "" where unknown.
+        device: The device that holds most of its bytes.
+        step: Number of its fullest step, None where it ran no operators.
+        op_id: The operator of the peak, counted in that step; None likewise.
+        peak_bytes: Bytes allocated then; None likewise.
+        reserved_bytes: Highest reserved bytes of the step; None where the allocator has none, as on CPU.
+        phase: Phase of the peak.
+        op: Operator of the peak.
+        module: Qualified name of its module, "" outside any.
+        step_time_us: How long the step takes without the recorder, NaN where unknown.
+        ends_at: Where its recording ends early, and why; "" where it is whole.
+    """
+
+    rank: int
+    node: str
+    device: str
+    step: int | None
+    op_id: int | None
+    peak_bytes: int | None
+    reserved_bytes: int | None
+    phase: str
+    op: str
+    module: str
+    step_time_us: float
+    ends_at: str
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How far the ranks lie apart in one thing.
+
+    Attributes:
+        name: The phase, category or module; "" for the peak, and for what is outside any module.
+        least: Bytes of the rank that has least.
+        median: Bytes of the rank in the middle.
+        most: Bytes of the rank that has most.
+        least_rank: That rank, the lowest of equals.
+        most_rank: That rank, likewise.
+    """
+
+    name: str
+    least: int
+    median: int
+    most: int
+    least_rank: int
+    most_rank: int
+
+    @property
+    def bytes(self) -> int:
+        """Bytes between most and least."""
+        return self.most - self.least
+
+    @property
+    def imbalance(self) -> float:
+        """How much more than the median the fullest rank has, as a share of the median; infinite where that is 0."""
+        if self.most == self.median:
+            return 0.0
+        return (self.most - self.median) / self.median if self.median else float("inf")
+
+
+@dataclass(frozen=True)
+class RankComparison:
+    """The ranks of a job, side by side.
+
+    Attributes:
+        ranks: Each rank, lowest first.
+        worst: The rank with the highest peak, the lowest of equals; None where no rank ran operators.
+        peak: How far their peaks lie apart; None where no rank ran operators.
+        phases: The same for the fullest moment of each phase.
+        categories: The same at each rank's own peak, by what the memory is for, furthest apart first.
+        modules: The same by the module that owns or made it.
+    """
+
+    ranks: tuple[RankPeak, ...]
+    worst: int | None
+    peak: Spread | None
+    phases: tuple[Spread, ...]
+    categories: tuple[Spread, ...]
+    modules: tuple[Spread, ...]
+
+
+def compare_ranks(trace: Trace) -> RankComparison:
+    """Compares the ranks of a trace by what its files tell of them in sum.
+
+    Raises:
+        BadInputError: A table is damaged.
+    """
+    ranks, moments, parts = trace.summary(Ranks), trace.summary(RankMoments), trace.summary(RankParts)
+    peaks = _peaks(ranks, moments)
+    known = np.array([one.rank for one in peaks if one.peak_bytes is not None], dtype=np.int64)
+    sizes = np.array([one.peak_bytes for one in peaks if one.peak_bytes is not None], dtype=np.int64)
+    phases = []
+    names = np.array(moments.phase, dtype=np.str_)
+    order = np.argsort(names, kind="stable")  # ranks may name thousands of phases among them
+    for phase in in_order(moments.phase.tolist()):
+        first, end = (int(np.searchsorted(names, phase, side, order)) for side in ("left", "right"))
+        rows = order[first:end]
+        phases.append(_spread(phase, moments.rank[rows], moments.allocated_bytes[rows]))
+    whole = _spread("", known, sizes) if len(known) else None
+    return RankComparison(
+        ranks=peaks,
+        worst=None if whole is None else whole.most_rank,
+        peak=whole,
+        phases=tuple(phases),
+        categories=_part_spreads(parts, "category", known),
+        modules=_part_spreads(parts, "module", known),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class RankCurves:
+    """The most bytes alive in each stretch of the ranks' fullest steps, each cut into equally many operators.
+
+    Attributes:
+        ranks: The ranks that ran operators, shape ``(ranks,)``.
+        bytes: The curves, shape ``(ranks, stretches)``; a step of fewer operators repeats them.
+    """
+
+    ranks: Ints
+    bytes: Ints
+
+
+def read_curves(trace: Trace) -> RankCurves:
+    """Reads the curves of all ranks off what the files tell of them in sum.
+
+    Raises:
+        BadInputError: A table is damaged.
+    """
+    curve = trace.summary(RankCurve)
+    order = np.lexsort((curve.place, curve.rank))
+    ranks, counts = np.unique(curve.rank, return_counts=True)
+    width = int(counts.max(initial=0))
+    starts = np.cumsum(counts) - counts
+    places = (np.arange(width)[None, :] * counts[:, None]) // max(width, 1)
+    return RankCurves(ranks, curve.allocated_bytes[order][starts[:, None] + places])
+
+
+def job_notes(trace: Trace, *, is_part: bool = False) -> tuple[str, ...]:
+    """Says what of a job of several processes is missing or does not fit together, a sentence each.
+
+    Args:
+        trace: The recording.
+        is_part: Whether it is known to be of one node or rank alone, so that the others are not missing.
+    """
+    manifests = [trace.manifest_of(rank) for rank in trace.ranks]
+    sizes = sorted({manifest.world_size for manifest in manifests})
+    if sizes[-1] == 1:
+        return ()
+    notes = []
+    if len(sizes) > 1:
+        notes.append(
+            f"These are recordings of different jobs: of {', '.join(map(str, sizes[:-1]))} and of {sizes[-1]} ranks."
+        )
+    elif not is_part and (missing := sorted(set(range(sizes[0])) - set(trace.ranks))):
+        few, are, them = ("rank", "is", "it") if len(missing) == 1 else ("ranks", "are", "them")
+        notes.append(
+            f"Of {sizes[0]} ranks, rank {name_numbers(trace.ranks)} alone was dry-run."
+            if all(manifest.backend.name == DRY_RUN for manifest in manifests)
+            else f"Of {sizes[0]} ranks, {few} {name_numbers(missing)} {are} missing: there is no recording of {them} "
+            "here."
+        )
+    for what, versions in (
+        ("memprof", {manifest.memprof_version for manifest in manifests}),
+        ("torch", {manifest.torch_version for manifest in manifests}),
+    ):
+        if len(versions) > 1:
+            notes.append(f"The ranks were recorded with different versions of {what}: {', '.join(sorted(versions))}.")
+    notes += _early_ends(trace.summary(Ranks))
+    return tuple(notes)
+
+
+def name_numbers(numbers: Iterable[int]) -> str:
+    """Lists numbers as people write them: ``0, 2 to 5 and 9``; many pieces are cut short."""
+    ordered = sorted(set(numbers))
+    edges = [place for place in range(1, len(ordered)) if ordered[place] != ordered[place - 1] + 1]
+    pieces = []
+    for first, end in zip([0, *edges], [*edges, len(ordered)], strict=True):
+        low, high = ordered[first], ordered[end - 1]
+        pieces += [str(low)] if low == high else [f"{low} to {high}"] if high > low + 1 else [str(low), str(high)]
+    if len(pieces) > _NAMED:
+        return f"{', '.join(pieces[:_NAMED])} and more, {len(ordered)} together"
+    return f"{', '.join(pieces[:-1])} and {pieces[-1]}" if len(pieces) > 1 else pieces[0]
+
+
+def _early_ends(ranks: Ranks) -> list[str]:
+    """Says which ranks end early, the one that got least far first, and which stopped while others went on."""
+    notes = []
+    early = np.flatnonzero(~ranks.is_complete)
+    if len(early) and len(ranks) > 1:
+        first = int(early[np.lexsort((ranks.rank[early], ranks.last_step[early]))[0]])
+        which = f"rank {ranks.rank[first]} {_ended(ranks, first)}"
+        others = sorted(set(ranks.rank[early].tolist()) - {int(ranks.rank[first])})
+        more = f"; so does that of rank{'s' * (len(others) > 1)} {name_numbers(others)}" if others else ""
+        notes.append(f"The recording of {which}{more}.")
+    behind = np.flatnonzero(ranks.is_complete & (ranks.last_step >= 0) & (ranks.last_step < ranks.last_step.max()))
+    if len(behind):
+        furthest = int(ranks.last_step.max())
+        stopped = ", ".join(
+            f"rank {ranks.rank[row]} after step {ranks.last_step[row]}" for row in behind[:_NAMED].tolist()
+        )
+        notes.append(f"While others went on to step {furthest}, {stopped} was seen no more.")
+    return notes
+
+
+def _ended(ranks: Ranks, row: int) -> str:
+    told = str(ranks.ends_at[row])
+    return f"ends early, in {told}" if told.startswith("step") else f"ends early ({told})" if told else "ends early"
+
+
+def _peaks(ranks: Ranks, moments: RankMoments) -> tuple[RankPeak, ...]:
+    whole = np.flatnonzero(moments.phase == "")
+    row_of = dict(zip(moments.rank[whole].tolist(), whole.tolist(), strict=True))
+    peaks = []
+    for row in np.argsort(ranks.rank, kind="stable").tolist():
+        rank = int(ranks.rank[row])
+        at = row_of.get(rank)
+        peaks.append(
+            RankPeak(
+                rank=rank,
+                node=str(ranks.node[row]),
+                device=str(ranks.device[row]),
+                step=_or_none(int(ranks.step[row])),
+                op_id=None if at is None else int(moments.op_id[at]),
+                peak_bytes=_or_none(int(ranks.peak_bytes[row])),
+                reserved_bytes=_or_none(int(ranks.reserved_bytes[row])),
+                phase="" if at is None else str(moments.in_phase[at]),
+                op="" if at is None else str(moments.name[at]),
+                module="" if at is None else str(moments.module[at]),
+                step_time_us=float(ranks.step_time_us[row]),
+                ends_at=str(ranks.ends_at[row]),
+            )
+        )
+    return tuple(peaks)
+
+
+def _or_none(value: int) -> int | None:
+    return None if value == NONE else value
+
+
+def _spread(name: str, ranks: Ints, sizes: Ints) -> Spread:
+    order = np.argsort(ranks, kind="stable")
+    ranks, sizes = ranks[order], sizes[order]
+    least, most = int(np.argmin(sizes)), int(np.argmax(sizes))
+    return Spread(
+        name=name,
+        least=int(sizes[least]),
+        median=int(np.median(sizes)),
+        most=int(sizes[most]),
+        least_rank=int(ranks[least]),
+        most_rank=int(ranks[most]),
+    )
+
+
+def _part_spreads(parts: RankParts, kind: str, ranks: Ints) -> tuple[Spread, ...]:
+    """Compares what each part holds in every rank that ran operators; one that lacks it holds nothing there."""
+    parts = parts.take((parts.kind == kind) & np.isin(parts.rank, ranks))
+    coded = Coded.of(parts.name)
+    held = np.zeros((len(coded.distinct), len(ranks)), dtype=np.int64)
+    np.add.at(held, (coded.codes, np.searchsorted(ranks, parts.rank)), parts.allocated_bytes)
+    spreads = [_spread(str(name), ranks, row) for name, row in zip(coded.distinct, held, strict=True)]
+    return tuple(sorted(spreads, key=lambda one: (-one.bytes, -one.most, one.name)))
+
+
+def worst_of(peaks: Sequence[RankPeak]) -> RankPeak | None:
+    """Returns the rank with the highest peak, the lowest of equals; None where none ran operators."""
+    known = [one for one in peaks if one.peak_bytes is not None]
+    return max(known, key=lambda one: (one.peak_bytes or 0, -one.rank), default=None)

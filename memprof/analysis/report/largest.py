@@ -1,0 +1,85 @@
+"""The largest single storages alive at a moment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from memprof.analysis.report.breakdown import Holding
+from memprof.analysis.report.sources import SourceLine, Sources
+from memprof.trace.schema import NONE
+
+
+@dataclass(frozen=True)
+class LargeStorage:
+    """One storage that is alive at a moment.
+
+    Attributes:
+        allocated_bytes: Bytes after the allocator's rounding.
+        requested_bytes: Bytes asked for.
+        category: What it is for.
+        name: Parameter or buffer it belongs to, "" elsewhere.
+        shape: Sizes of the first tensor on it, such as ``8x128x256``; "" when none was seen.
+        dtype: That tensor's element type.
+        module: Qualified name of the module that owns or made it, None outside any.
+        module_title: The same with the root's type instead of "".
+        op: Name of the operator that made it, None when alive before the step.
+        source: The user's line of code that made it.
+        created_op_id: The operator that made it, None when alive before the step.
+        freed_op_id: The last operator run before it is freed, None when it outlives the step.
+        age_ops: Operators run since it was made, None when alive before the step.
+        age_us: How long these take without the recorder, NaN when unknown.
+    """
+
+    allocated_bytes: int
+    requested_bytes: int
+    category: str
+    name: str
+    shape: str
+    dtype: str
+    module: str | None
+    module_title: str | None
+    op: str | None
+    source: SourceLine | None
+    created_op_id: int | None
+    freed_op_id: int | None
+    age_ops: int | None
+    age_us: float
+
+
+def find_largest(holding: Holding, sources: Sources, limit: int) -> tuple[LargeStorage, ...]:
+    """Returns the largest storages of a moment, the older first among equals.
+
+    Args:
+        holding: What is alive then.
+        sources: Source lines of the trace's stacks.
+        limit: How many to return at most.
+    """
+    order = np.lexsort((holding.rows, -holding.bytes))[:limit]
+    return tuple(_describe(holding, sources, place) for place in order.tolist())
+
+
+def _describe(holding: Holding, sources: Sources, place: int) -> LargeStorage:
+    row = int(holding.rows[place])
+    step, storages, ops = holding.step, holding.step.storages, holding.step.ops
+    created, freed = int(storages.created_op_id[row]), int(storages.freed_op_id[row])
+    module_id = int(storages.module_id[row])
+    module = None if module_id == NONE else str(step.modules.name[module_id])
+    is_older = created == NONE
+    return LargeStorage(
+        allocated_bytes=int(storages.allocated_bytes[row]),
+        requested_bytes=int(storages.requested_bytes[row]),
+        category=str(storages.category[row]),
+        name=str(storages.name[row]),
+        shape=str(storages.shape[row]),
+        dtype=str(storages.dtype[row]),
+        module=module,
+        module_title=module or (None if module is None else str(step.modules.type[module_id])),
+        op=None if is_older else str(ops.name[created]),
+        source=sources.of_stack(int(holding.stacks[place])),
+        created_op_id=None if is_older else created,
+        freed_op_id=None if freed == NONE else freed,
+        age_ops=None if is_older else holding.op_id - created,
+        age_us=float("nan") if is_older else float(ops.duration_us[created : holding.op_id].sum()),
+    )

@@ -1,0 +1,112 @@
+"""The options by which a plan is given: a file, and a short flag for every policy there is."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from memprof.errors import PolicyError
+from memprof.policies.registry import policy_types
+
+if TYPE_CHECKING:
+    from memprof.policies.base import Policy
+    from memprof.policies.plan.plan import Plan
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def plan_options(*, envvar: str | None = None) -> Callable[[F], F]:
+    """Gives a command ``--plan``, a flag for each policy, which may be repeated, and ``--world-size``.
+
+    The command takes ``plan_path`` and ``**flags``, and hands both to ``chosen_plan``.
+
+    Args:
+        envvar: Variable that names the file where the option is left out.
+    """
+
+    def decorate(command: F) -> F:
+        command = click.option(
+            "--world-size",
+            type=click.IntRange(min=1),
+            metavar="N",
+            help="Ranks that --shard, or the plan's shard, divides over.",
+        )(command)
+        for kind in reversed(policy_types()):
+            command = click.option(
+                f"--{kind.name}",
+                multiple=True,
+                metavar=kind.flag_example or "SETTINGS",
+                help=_sentence(kind.flag_help),
+            )(command)
+        return click.option(
+            "--plan",
+            "plan_path",
+            type=click.Path(path_type=Path),
+            envvar=envvar,
+            metavar="FILE",
+            help="Policies from a TOML file; the flags below add to them.",
+        )(command)
+
+    return decorate
+
+
+def chosen_plan(plan_path: Path | None, flags: Mapping[str, Any]) -> Plan | None:
+    """Reads what ``--plan`` and the flags ask for.
+
+    Args:
+        plan_path: The file, or None.
+        flags: What was given of each policy's flag, and the world size.
+
+    Returns:
+        The plan, None where nothing was asked for.
+
+    Raises:
+        BadInputError: The file is missing or no TOML.
+        PolicyError: Something in the file or a flag makes no sense.
+    """
+    world_size = flags.get("world_size")
+    more = [
+        kind.from_flag(_with_ranks(kind, text, world_size))
+        for kind in policy_types()
+        for text in flags.get(kind.name, ())
+    ]
+    if plan_path is None and not more:
+        return None
+    # Here because a recording without a plan must not import what a plan needs.
+    from memprof.policies.plan.plan import Plan
+    from memprof.policies.plan.plan_file import read_plan
+
+    plan = (read_plan(plan_path) if plan_path is not None else Plan()).with_policies(more)
+    return plan if world_size is None else _over(plan, world_size)
+
+
+def _with_ranks(kind: type[Policy], text: str, world_size: int | None) -> str:
+    """Returns what stands behind a flag, with the number of ranks where it is missing: ``fsdp``, ``3``."""
+    has_ranks = any(field.name == "world_size" for field in dataclasses.fields(kind))  # type: ignore[arg-type]
+    return f"{text}:{world_size}" if has_ranks and world_size is not None and ":" not in text else text
+
+
+def _over(plan: Plan, world_size: int) -> Plan:
+    """Returns the plan over another number of ranks; what was predicted of it no longer holds.
+
+    Raises:
+        PolicyError: Nothing in it is divided over ranks.
+    """
+    divided = [hasattr(policy, "world_size") for policy in plan.policies]
+    if not any(divided):
+        raise PolicyError("--world-size says over how many ranks to shard, and the plan does not: add --shard fsdp.")
+    changes: dict[str, Any] = {"world_size": world_size}
+    policies = tuple(
+        dataclasses.replace(policy, **changes) if is_divided else policy  # type: ignore[type-var]
+        for policy, is_divided in zip(plan.policies, divided, strict=True)
+    )
+    return plan if policies == plan.policies else dataclasses.replace(plan, policies=policies, prediction=None)
+
+
+def _sentence(text: str) -> str:
+    text = text.strip().rstrip(".")
+    return f"{text[:1].upper()}{text[1:]}." if text else ""

@@ -1,0 +1,105 @@
+"""The options by which a search for plans is asked for, for every verb that makes one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from memprof.errors import UsageError
+
+if TYPE_CHECKING:
+    from memprof.planners.search.explore import Wish
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+#: A peak to read a budget against before any was recorded, so that a mistake in it is told before the job runs.
+_SOME_PEAK_BYTES = 1 << 40
+
+
+def wish_options(command: F) -> F:
+    """Gives a command ``--budget``, ``--machine``, ``--allow``, ``--forbid``, ``--max-slowdown`` and ``--time-limit``.
+
+    The command takes them as ``**asked`` and hands that to ``wish_of``.
+    """
+    options = (
+        click.option(
+            "--budget", metavar="SIZE", help="Most bytes allocated at once: 24GiB, or 60% of the recorded peak."
+        ),
+        click.option("--machine", metavar="NAME", help="Budget of this device, such as rtx3090 or a100-80g."),
+        click.option("--allow", multiple=True, metavar="POLICY", help="Use these policies only; may be repeated."),
+        click.option("--forbid", multiple=True, metavar="POLICY", help="Do not use this policy; may be repeated."),
+        click.option("--max-slowdown", metavar="SHARE", help="Most time a step may take beyond the recorded one: 15%."),
+        click.option(
+            "--time-limit",
+            type=click.FloatRange(min=0.1),
+            default=60.0,
+            metavar="SECONDS",
+            show_default=True,
+            help="Most time a search takes.",
+        ),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def wish_of(
+    budget: str | None,
+    machine: str | None,
+    allow: tuple[str, ...],
+    forbid: tuple[str, ...],
+    max_slowdown: str | None,
+    time_limit: float,
+) -> Callable[..., Wish]:
+    """Reads what is asked for, and finds the mistakes in it.
+
+    Returns:
+        Makes the wish, of the peak that was recorded, in bytes, and what else a wish holds.
+
+    Raises:
+        UsageError: Something makes no sense.
+        PolicyError: A policy is named that there is not.
+    """
+    from memprof.machines.budget import parse_budget
+    from memprof.machines.catalogue import find_machine
+    from memprof.planners.search.explore import DEFAULT_POLICIES, Wish
+    from memprof.planners.search.workbench import allowed_names
+
+    device = find_machine(machine) if machine else None
+    names = (_names(allow), _names(forbid))
+    slowdown = _share(max_slowdown)
+
+    def wish(recorded_peak_bytes: int, **more: Any) -> Wish:
+        return Wish(
+            budget_bytes=parse_budget(budget, recorded_peak_bytes, device),
+            allow=names[0],
+            forbid=names[1],
+            most_slowdown=slowdown,
+            time_limit_s=time_limit,
+            **more,
+        )
+
+    allowed_names(*names, DEFAULT_POLICIES)
+    parse_budget(budget, _SOME_PEAK_BYTES, None if budget is not None and "%" in budget else device)
+    return wish
+
+
+def _names(given: tuple[str, ...]) -> tuple[str, ...]:
+    """Reads names that may stand behind one flag with commas between."""
+    return tuple(name.strip() for text in given for name in text.split(",") if name.strip())
+
+
+def _share(text: str | None) -> float | None:
+    """Reads ``15%`` or ``0.15``."""
+    if text is None:
+        return None
+    number = text.strip().removesuffix("%")
+    try:
+        share = float(number) / (100 if text.strip().endswith("%") else 1)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share < float("inf"):
+        raise UsageError(f"{text!r} is no slowdown: write a share such as 15% or 0.15.")
+    return share

@@ -1,0 +1,117 @@
+"""The options by which plans are asked for at another size than was recorded: a batch, a length, many lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from memprof.errors import UsageError
+
+if TYPE_CHECKING:
+    from memprof.analysis.plans.basis import Basis
+    from memprof.machines.catalogue import Accelerator
+    from memprof.trace.store import Trace
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def size_options(command: F) -> F:
+    """Gives a command ``--at-batch``, ``--at-length``, ``--lengths`` and ``--also``.
+
+    The command takes ``batch``, ``length``, ``lengths`` and ``also``, and makes an ``AskedSize`` of them.
+    """
+    options = (
+        click.option("--at-batch", "batch", type=click.IntRange(min=1), metavar="N", help="Plan for this batch."),
+        click.option(
+            "--at-length",
+            "length",
+            type=click.IntRange(min=1),
+            metavar="N",
+            help="Plan for sequences of this length, from a recording whose steps are of several.",
+        ),
+        click.option(
+            "--lengths",
+            type=click.Path(path_type=Path),
+            metavar="FILE",
+            help="Plan for the longest of a data set's batches: one length a line, or those of a batch's samples.",
+        ),
+        click.option(
+            "--also",
+            multiple=True,
+            type=click.Path(),
+            metavar="TRACE",
+            help="A recording of the same job at another size; may be repeated.",
+        ),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+@dataclass(frozen=True)
+class AskedSize:
+    """The size that plans are asked for at.
+
+    Attributes:
+        batch: What ``--at-batch`` says.
+        length: What ``--at-length`` says.
+        lengths: What ``--lengths`` says.
+        also: The other recordings.
+    """
+
+    batch: int | None
+    length: int | None
+    lengths: Path | None
+    also: tuple[str, ...]
+
+    @property
+    def option(self) -> str:
+        """The option by which another size is asked for, "" where none is.
+
+        Raises:
+            UsageError: There are several.
+        """
+        given = {"--at-batch": self.batch, "--at-length": self.length, "--lengths": self.lengths}
+        names = [name for name, value in given.items() if value is not None]
+        if len(names) > 1:
+            raise UsageError(f"{' and '.join(names)} ask for different sizes: give one of them.")
+        return names[0] if names else ""
+
+    def basis(self, basis: Basis, opened: Trace, machine: Accelerator | None, step_number: int | None) -> Basis:
+        """Returns the steps to plan for at that size.
+
+        Args:
+            basis: The steps as recorded.
+            opened: Their recording.
+            machine: The machine they are to run on; None for the recording's own.
+            step_number: The only step to start from; None for all.
+
+        Raises:
+            BadInputError: A file is missing, damaged, or contains no lengths.
+            InconclusiveError: The recordings do not tell that size.
+            UsageError: One step alone is asked for, and how it grows with its length is not known from that.
+        """
+        if not self.option:
+            return basis
+        if step_number is not None and self.batch is None:
+            raise UsageError(
+                f"{self.option} needs all steps of the recording, which are of several lengths: leave out --step."
+            )
+        from memprof.analysis.allocator.allocator_report import settings_in_force
+        from memprof.analysis.plans.another_size import at_batch, at_length, at_lengths
+        from memprof.analysis.plans.basis import whole_steps
+        from memprof.analysis.plans.length_mix import read_lengths
+        from memprof.trace.store import Trace
+
+        every = None if self.lengths is None else read_lengths(self.lengths)
+        own = whole_steps(opened, machine) if step_number is None else (basis.step,)
+        runs = [own, *(whole_steps(Trace.open(path), machine) for path in self.also)]
+        if every is not None:
+            return at_lengths(basis, runs, every, settings_in_force(opened.manifest, basis.step).settings)
+        if self.length is not None:
+            return at_length(basis, runs, self.length)
+        return basis if self.batch is None else at_batch(basis, runs, self.batch)

@@ -1,0 +1,1 @@
+"""The pages that verbs print, as text, Markdown and HTML."""

@@ -1,0 +1,295 @@
+"""Lays out the pages of `memprof report --allocator` and `--static`."""
+
+from __future__ import annotations
+
+import json
+import shlex
+
+from rich.table import Table
+from rich.text import Text
+
+from memprof.analysis.allocator.allocator_json import allocator_to_json, end_to_json, static_to_json
+from memprof.analysis.allocator.allocator_report import (
+    AllocatorReport,
+    Pin,
+    build_allocator_report,
+    fullest_rank,
+    settings_in_force,
+)
+from memprof.analysis.allocator.static_report import StaticReport, build_static_report
+from memprof.analysis.report.end_state import NO_HISTORY, describe_end, is_end_state_only
+from memprof.cli.page import Page, TailCell, cell, make_table, printable
+from memprof.errors import InconclusiveError
+from memprof.trace.schema import Segments
+from memprof.trace.store import Trace
+from memprof.units import format_bytes, format_bytes_change, format_percent
+
+_ROWS = 8
+_AS_IF = (
+    "recorded on CPU, which has no caching allocator: this is what the step would reserve on a CUDA device, whose "
+    "kernels take other workspaces"
+)
+
+
+def show_page(
+    kind: str,
+    trace: Trace,
+    name: str,
+    rank: int | None,
+    step_number: int | None,
+    top: int | None,
+    *,
+    is_json: bool,
+) -> None:
+    """Prints one of the two reports.
+
+    Args:
+        kind: ``allocator`` or ``static``.
+        trace: The trace.
+        name: The trace as the user named it.
+        rank: The rank; None for the one with the highest peak.
+        step_number: The step; None for the fullest one.
+        top: Rows of the longest table; None for what suits.
+        is_json: Print JSON instead.
+    """
+    page = Page.for_stdout()
+    if len(trace.ranks) > 1:
+        trace = trace.rank_trace(fullest_rank(trace) if rank is None else rank)
+    if is_end_state_only(trace):
+        _show_end(page, kind, trace, is_json=is_json)
+        return
+    step = trace.fullest_step() if step_number is None else trace.step(step_number)
+    if kind == "static":
+        planned = build_static_report(step, settings_in_force(trace.manifest, step).settings)
+        record = static_to_json(planned)
+        fill_static_page(page, planned, name, top)
+    else:
+        report = build_allocator_report(step, trace.manifest, rows=top or _ROWS)
+        record = allocator_to_json(report)
+        fill_allocator_page(page, report, name, top)
+    if len(trace.ranks) > 1:
+        record["rank"] = trace.rank
+        which = ", the one with the highest peak" if rank is None else ""
+        page.add(Text(f"rank {trace.rank} of {len(trace.ranks)}{which}", style="dim"))
+    if is_json:
+        print(json.dumps(record, indent=2, allow_nan=False))
+    else:
+        page.write()
+
+
+def _show_end(page: Page, kind: str, trace: Trace, *, is_json: bool) -> None:
+    """Prints what a snapshot without a history tells of its segments; a plan needs a history."""
+    if kind == "static":
+        raise InconclusiveError(f"{trace.path} {NO_HISTORY}, so there is no step to plan.")
+    report = describe_end(trace.table(Segments))
+    if is_json:
+        print(json.dumps(end_to_json(report), indent=2, allow_nan=False))
+        return
+    unused = report.idle + report.holes
+    page.add(
+        Text(
+            f"{format_bytes(report.reserved)} are reserved; {format_bytes(unused)} of it "
+            f"({_share(unused, report.reserved)}) is not in use.",
+            style="bold",
+        )
+    )
+    page.add(Text(f"The recording {NO_HISTORY}: what other settings would give cannot be told."))
+    table = make_table("part", ">bytes", ">share")
+    for text, size in (
+        ("asked for", report.requested),
+        ("rounding inside blocks", report.allocated + report.pending - report.requested),
+        ("holes beside blocks in use", report.holes),
+        ("segments wholly free (empty_cache() gives them back)", report.idle),
+        ("reserved", report.reserved),
+        ("awaiting another stream, of the first two", report.pending),
+    ):
+        table.add_row(text, format_bytes(size), _share(size, report.reserved))
+    page.add_section(f"Reserved in {report.segments:,} segments", table)
+    page.write()
+
+
+def fill_allocator_page(page: Page, report: AllocatorReport, trace: str, top: int | None) -> None:
+    """Writes what the caching allocator makes of a step.
+
+    Args:
+        page: The page.
+        report: What there is to say.
+        trace: The trace as the user named it.
+        top: Rows of the table of segments; None for what suits.
+    """
+    unused = report.reserved_peak - report.at_growth.allocated
+    verb = "would reserve" if report.device == "cpu" else "reserves"
+    page.add(
+        Text(
+            f"Step {report.step} {verb} {format_bytes(report.reserved_peak)} at its peak; {format_bytes(unused)} of it "
+            f"({_share(unused, report.reserved_peak)}) is not in use then.",
+            style="bold",
+        )
+    )
+    page.add(Text(printable(report.advice)))
+    page.add(Text(_basis(report), style="dim"))
+    page.add_section("Reserved when it first stands at its highest", _split(report), _growth(report))
+    page.add_section(
+        "Segments with most free bytes then",
+        _segments(report, top or _ROWS),
+        "a segment can be given back once every block in it is freed",
+    )
+    page.add_section("The same step under other settings", _outcomes(report))
+    page.add("")
+    page.add(
+        Text.assemble(
+            ("next: ", "dim"), f"memprof report {shlex.quote(trace)} --static", ("  what planning ahead saves", "dim")
+        )
+    )
+
+
+def fill_static_page(page: Page, report: StaticReport, trace: str, top: int | None) -> None:
+    """Writes what a step needs when it is planned ahead.
+
+    Args:
+        page: The page.
+        report: What there is to say.
+        trace: The trace as the user named it.
+        top: Rows of the table of operators; None for what suits.
+    """
+    page.add(Text(_static_verdict(report), style="bold"))
+    if report.device == "cpu":
+        page.add(Text(_AS_IF, style="dim"))
+    if not report.has_reads:
+        page.add(
+            Text(
+                "it was not recorded which operators read what: storages are planned for as long as they were alive",
+                style="dim",
+            )
+        )
+    table = make_table("way", ">bytes", ">above the bound")
+    rows: list[tuple[str, int | None]] = [
+        (f"all {report.storages:,} storages and workspaces side by side", report.total),
+        ("caching allocator: reserved, as modelled", report.reserved),
+        ("caching allocator: given out at most", report.allocated),
+        ("planned ahead, in order of birth, best fit", report.best_fit),
+        ("planned ahead, largest first", report.greedy),
+        ("alive at once, as recorded", report.kept_bound),
+        ("lower bound: needed at once", report.bound),
+        ("planned ahead, largest first, in place where possible", report.in_place_greedy),
+        ("lower bound, in place where possible", report.in_place_bound),
+    ]
+    for text, size in rows:
+        if size is None:
+            table.add_row(text, "too many to place", "")
+        else:
+            table.add_row(text, format_bytes(size), format_bytes_change(size - report.bound))
+    page.add_section("The step, planned and not", table)
+    operators = make_table("operator", ">calls", ">results with no memory of their own", ">lowers the bound by")
+    shown = report.in_place[: top or _ROWS]
+    for one in shown:
+        operators.add_row(
+            cell(one.operator), f"{one.calls:,}", format_bytes(one.bytes), format_bytes(one.saved_at_bound)
+        )
+    left = len(report.in_place) - len(shown)
+    page.add_section(
+        "What writing results over inputs would save, by operator",
+        operators,
+        f"{left} more operators left out; --top shows more" if left else "",
+    )
+    page.add("")
+    page.add(
+        Text.assemble(
+            ("next: ", "dim"),
+            f"memprof report {shlex.quote(trace)} --allocator",
+            ("  where reserved memory is not in use", "dim"),
+        )
+    )
+
+
+def _basis(report: AllocatorReport) -> str:
+    if report.device == "cpu":
+        return printable(f"{_AS_IF}; with {report.settings}") if report.settings else _AS_IF
+    settings = report.settings or "torch's defaults"
+    recorded = report.recorded_reserved_peak
+    if recorded is None:
+        return printable(f"modelled on {report.device} with {settings}")
+    off = report.reserved_peak - recorded
+    apart = f"the model is off by {format_bytes_change(off)}: it does not know what was cached before the step"
+    return printable(
+        f"modelled on {report.device} with {settings}; recorded: {format_bytes(recorded)}, "
+        + (apart if off else "the same")
+    )
+
+
+def _growth(report: AllocatorReport) -> str:
+    growth = report.growth
+    if not growth.requested:
+        return ""
+    return (
+        f"to serve {format_bytes(growth.requested)} for {_words(growth.what)}, with {format_bytes(growth.free_before)} "
+        f"free in all and {format_bytes(growth.largest_free_before)} in one piece"
+    )
+
+
+def _split(report: AllocatorReport) -> Table:
+    held, reserved = report.at_growth, report.reserved_peak
+    table = make_table("part", ">bytes", ">share")
+    for text, size in (
+        ("asked for", held.requested),
+        ("rounding inside blocks", held.allocated - held.requested),
+        ("holes beside blocks in use", held.pinned_bytes),
+        ("segments wholly free (empty_cache() gives them back)", held.idle_bytes),
+        ("reserved", held.reserved),
+        ("largest free block", held.largest_free),
+    ):
+        table.add_row(text, format_bytes(size), _share(size, reserved))
+    return table
+
+
+def _segments(report: AllocatorReport, rows: int) -> Table:
+    table = make_table(">free", "of", ">largest hole", ">blocks", "largest block in it", "made at")
+    for segment in report.segments[:rows]:
+        use, pin = segment.use, segment.pin
+        table.add_row(
+            format_bytes(use.free_bytes),
+            format_bytes(use.size) + (", growing" if use.is_expandable else ""),
+            format_bytes(use.largest_hole),
+            str(use.blocks),
+            TailCell("" if pin is None else f"{format_bytes(pin.size)} {_words(pin)}"),
+            TailCell("" if pin is None else pin.line or "before the step"),
+        )
+    return table
+
+
+def _outcomes(report: AllocatorReport) -> Table:
+    has_retries = any(one.retries for one in report.outcomes)
+    more = (">cache emptied", ">failed") if has_retries else ()
+    table = make_table("PYTORCH_ALLOC_CONF", ">reserved peak", ">against now", ">given out", ">grew", *more)
+    for place, one in enumerate(report.outcomes):
+        name = (one.name or "torch's defaults") + (" (now)" if place == 0 else "")
+        table.add_row(
+            cell(name, "bold" if one is report.best else ""),
+            format_bytes(one.reserved_peak),
+            format_bytes_change(one.reserved_peak - report.reserved_peak) if place else "",
+            format_bytes(one.allocated_peak),
+            f"{one.segments:,} times",
+            *((f"{one.retries:,} times", f"{one.failed:,}") if has_retries else ()),
+        )
+    return table
+
+
+def _static_verdict(report: StaticReport) -> str:
+    best = min((size for size in (report.greedy, report.best_fit) if size is not None), default=report.bound)
+    would = "would reserve" if report.device == "cpu" else "reserves"
+    return (
+        f"Step {report.step} needs {format_bytes(report.bound)} at least and {format_bytes(best)} when planned ahead; "
+        f"the caching allocator {would} {format_bytes(report.reserved)}, "
+        f"{format_percent((report.reserved - best) / best if best else 0.0)} more."
+    )
+
+
+def _words(pin: Pin) -> str:
+    """Says what a block is for: ``activation aten.addmm.default in layers.3``."""
+    category = "" if pin.category == "unknown" else pin.category.replace("_", " ")
+    what = " ".join(text for text in (category, pin.name) if text)
+    return printable(f"{what} in {pin.module}" if pin.module and pin.module not in pin.name else what)
+
+
+def _share(size: int, whole: int) -> str:
+    return format_percent(size / whole) if whole else "0 %"

@@ -1,0 +1,148 @@
+"""`memprof suggest --devices`: how many devices a job needs, and what each of them holds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+from rich.text import Text
+
+from memprof.analysis.plans.basis import Basis
+from memprof.analysis.plans.devices import Devices, OneRank, devices_needed
+from memprof.analysis.plans.plan_json import PLAN_SCHEMA
+from memprof.cli.page import Page, cell, make_table, printable
+from memprof.machines.catalogue import Accelerator
+from memprof.replay.live import live_bytes
+from memprof.units import format_bytes, format_us
+
+if TYPE_CHECKING:
+    from memprof.planners.search.explore import Wish
+
+_STRATEGIES = ("ddp", "zero1", "zero2", "fsdp")
+
+
+def show_devices(
+    basis: Basis,
+    trace: str,
+    wish: Callable[..., Wish],
+    machine: Accelerator | None,
+    written: Path | None,
+    *,
+    is_json: bool,
+) -> int:
+    """Predicts one rank of 2 to 1,024, and prints the table.
+
+    Args:
+        basis: The recorded step.
+        trace: What the recording is called.
+        wish: Makes the wish of the recorded peak.
+        machine: The device, for what it sends to others.
+        written: Where to write the plan that fits, or None.
+        is_json: Print JSON instead.
+
+    Returns:
+        The exit code: 4 where no number of devices is enough.
+    """
+    step = basis.step
+    peak = int(live_bytes(step).during.max(initial=0))
+    budget_bytes = wish(peak).budget_bytes
+    found = devices_needed(step, budget_bytes, machine)
+    if written is not None and found.needed is not None and not found.fits_alone:
+        from memprof.policies.plan.plan import Plan
+        from memprof.policies.plan.plan_file import write_plan
+
+        plan = Plan((found.needed.policy,), budget_bytes=budget_bytes)
+        write_plan(written, plan.predict(step, trace=trace)[0])
+    if is_json:
+        print(json.dumps(_json(found), indent=2, allow_nan=False))
+    else:
+        page = Page.for_stdout()
+        for sentence in basis.warnings:
+            page.add(Text(f"warning: {printable(sentence)}", style="yellow"))
+        page.add(_verdict(found))
+        page.add_section(
+            "One rank's peak",
+            _table(found),
+            f"and its step, with the recorded batch on every rank; alone {format_us(found.alone_us)}",
+        )
+        for sentence in found.refused:
+            page.add(cell(sentence, "dim"))
+        page.add(Text(""))
+        page.add(Text(_next(found, trace, written), style="dim"))
+        page.write()
+    return 0 if found.fits_alone or found.needed is not None else 4
+
+
+def _verdict(found: Devices) -> Text:
+    budget = format_bytes(found.budget_bytes)
+    if found.fits_alone:
+        return Text(f"One device is enough: the job holds {format_bytes(found.alone_bytes)} of {budget}.")
+    needed = found.needed
+    if needed is None:
+        least = min(found.ranks, key=lambda each: each.peak_allocated_bytes, default=None)
+        nearest = f": {_title(least)} still holds {format_bytes(least.peak_allocated_bytes)}" if least else ""
+        return Text(
+            f"No number of devices is enough{nearest}, over the {budget} asked for. Activations are not divided."
+        )
+    held, alone = format_bytes(needed.peak_allocated_bytes), format_bytes(found.alone_bytes)
+    return Text(
+        f"{needed.policy.world_size} devices are needed: {_title(needed)} holds {held} of {budget} on each; on one "
+        f"device it is {alone}."
+    )
+
+
+def _title(rank: OneRank) -> str:
+    return f"{_STRATEGIES[rank.policy.stage]} over {rank.policy.world_size}"
+
+
+def _table(found: Devices) -> Table:
+    table = make_table(">devices", *(f">{name}" for name in _STRATEGIES), *(f">{name} step" for name in _STRATEGIES))
+    sizes = dict.fromkeys(each.policy.world_size for each in found.ranks)
+    for size in sizes:
+        own = {each.policy.stage: each for each in found.ranks if each.policy.world_size == size}
+        peaks, times = [], []
+        for stage in range(len(_STRATEGIES)):
+            rank = own.get(stage)
+            fits = rank is not None and rank.peak_allocated_bytes <= found.budget_bytes
+            peaks.append(Text(format_bytes(rank.peak_allocated_bytes) if rank else "-", style="green" if fits else ""))
+            times.append(Text(format_us(rank.step_time_us) if rank else "-", style="dim"))
+        table.add_row(str(size), *peaks, *times)
+    return table
+
+
+def _next(found: Devices, trace: str, written: Path | None) -> str:
+    if found.fits_alone:
+        return "next: nothing to do"
+    if found.needed is None:
+        return f"next: memprof suggest {trace} --budget {found.budget_bytes}  (checkpointing shrinks activations)"
+    if written is not None:
+        return f"next: memprof record --plan {written} train.py"
+    policy = found.needed.policy
+    return f"next: memprof record --shard {_STRATEGIES[policy.stage]} --world-size {policy.world_size} train.py"
+
+
+def _json(found: Devices) -> dict[str, Any]:
+    return {
+        "schema": PLAN_SCHEMA,
+        "budget_bytes": found.budget_bytes,
+        "peak_allocated_bytes": found.alone_bytes,
+        "step_time_us": found.alone_us,
+        "needed": None if found.needed is None or found.fits_alone else _rank(found.needed),
+        "fits_alone": found.fits_alone,
+        "ranks": [_rank(each) for each in found.ranks],
+        "refused": list(found.refused),
+    }
+
+
+def _rank(rank: OneRank) -> dict[str, Any]:
+    return {
+        "world_size": rank.policy.world_size,
+        "stage": rank.policy.stage,
+        "strategy": _STRATEGIES[rank.policy.stage],
+        "peak_allocated_bytes": rank.peak_allocated_bytes,
+        "step_time_us": rank.step_time_us,
+        "exposed_us": rank.exposed_us,
+    }

@@ -1,0 +1,191 @@
+"""A diff for people who review a change: Markdown for a comment, GitHub's annotations, and a page of HTML."""
+
+from __future__ import annotations
+
+import html
+import os
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from memprof.analysis.diff.comparison import Change, Diff, Pair
+from memprof.analysis.diff.explain import explain
+from memprof.analysis.diff.gates import Verdict
+from memprof.cli.pages.diff_words import (
+    TITLES,
+    changed,
+    first_line,
+    headline,
+    moved,
+    pair_row,
+    percent,
+    rank_words,
+    short,
+    state,
+    time_rows,
+)
+from memprof.units import format_bytes, format_bytes_change
+
+#: By this a later run finds the comment of an earlier one and replaces it. It stands last: mails show the beginning.
+MARKER = "<!-- memprof-diff -->"
+#: GitHub takes comments up to 65,536 characters.
+_LONGEST = 60_000
+_SPECIAL = re.compile(r"([\\`*_{}\[\]()#+!|~@$^:/=-])")
+
+
+def to_markdown(found: Diff, rows: int, names: tuple[str, str]) -> str:
+    """Returns a diff as Markdown for a comment on a change, with a hidden marker last.
+
+    Args:
+        found: The diff.
+        rows: Rows of a table at most; fewer where the comment would be too long.
+        names: What the two sides are called.
+    """
+    while True:
+        text = _markdown(found, rows, names)
+        if len(text) <= _LONGEST or rows <= 1:
+            return text
+        rows = max(1, rows // 2)
+
+
+def to_github(found: Diff, rows: int, names: tuple[str, str]) -> str:
+    """Returns GitHub's annotations, on the line that holds most of the change; adds the tables to the job's summary.
+
+    The summary is the file that ``GITHUB_STEP_SUMMARY`` names; where it names none, the annotations are all.
+    """
+    summary = os.environ.get("GITHUB_STEP_SUMMARY")
+    if summary:
+        with Path(summary).open("a", encoding="utf-8") as file:
+            file.write(to_markdown(found, rows, names))
+    lines = []
+    for level, verdict in found.verdicts:
+        if verdict.is_failed or not verdict.is_known:
+            kind = "error" if level == "fail" and verdict.is_failed else "warning"
+            place = _place(found) if verdict.is_failed else ""
+            title = _property(f"memprof gate {verdict.gate.text}")
+            words = f"{verdict.describe()}. {headline(found)}" if verdict.is_failed else verdict.describe()
+            lines.append(f"::{kind} {place}title={title}::{_message(words)}")
+    if not lines:
+        lines.append(f"::notice title=memprof::{_message(headline(found))}")
+    return "\n".join(lines) + "\n"
+
+
+def to_html(found: Diff, rows: int, names: tuple[str, str]) -> str:
+    """Returns a diff as a page of HTML that needs nothing else."""
+    parts = [
+        f"<h1>{html.escape(headline(found))}</h1>",
+        *(f"<p class='{kind}'>{html.escape(words)}</p>" for kind, words in _remarks(found)),
+        f"<p>{html.escape(f'{names[0]} against {names[1]}. {moved(found)}')}</p>",
+        _html_table(("moment", "base", "head", "change", ""), _moment_rows(found)),
+    ]
+    for kind, title in TITLES.items():
+        changes, more = changed(found.focus, kind, rows)
+        if changes:
+            parts.append(f"<h2>What changed, {title}, in {html.escape(found.focus.name)}</h2>")
+            parts.append(_html_table(("", "base", "head", "change", "", ""), map(_part_row, changes)))
+            parts.append(f"<p>{more} more.</p>" if more else "")
+    body = "\n".join(part for part in parts if part)
+    return f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>memprof diff</title>
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<meta name="viewport" content="width=device-width">
+<style>
+:root {{ color-scheme: light dark; }}
+body {{ font: 14px/1.5 system-ui, sans-serif; max-width: 1100px; margin: 24px auto; padding: 0 16px; }}
+h1 {{ font-size: 20px; }} h2 {{ font-size: 15px; margin-top: 24px; }}
+table {{ border-collapse: collapse; }} th, td {{ padding: 2px 14px 2px 0; border-bottom: 1px solid #8886; }}
+td {{ overflow-wrap: anywhere; }} td:not(:first-child) {{ text-align: right; white-space: nowrap; }}
+th {{ text-align: left; }}
+.fail {{ color: #d1242f; font-weight: 600; }} .warn {{ color: #9a6700; }} .pass {{ color: #1a7f37; }}
+</style></head><body>
+{body}
+</body></html>
+"""
+
+
+def _markdown(found: Diff, rows: int, names: tuple[str, str]) -> str:
+    icons = {"fail": ":x:", "warn": ":warning:", "pass": ":white_check_mark:"}
+    parts = [f"### Memory: {_safe(headline(found))}", ""]
+    parts += [f"{icons[kind]} {_safe(words)}  " for kind, words in _remarks(found)]
+    parts += ["", f"{_safe(moved(found))} {_safe(rank_words(found))}".strip(), ""]
+    causes = explain(found)
+    if causes:
+        parts += [
+            "Likeliest cause first:",
+            "",
+            *(f"{place}. {_safe(one.sentence)}" for place, one in enumerate(causes[:5], 1)),
+        ]
+        parts.append("")
+    parts += _table(("moment", "base", "head", "change", ""), _moment_rows(found))
+    for kind, title in TITLES.items():
+        changes, more = changed(found.focus, kind, rows)
+        if changes:
+            summary = f"What changed, {title}, in {found.focus.name}"
+            parts += ["", f"<details><summary>{html.escape(summary)}</summary>", ""]
+            parts += _table(("", "base", "head", "change", "", ""), map(_part_row, changes))
+            parts += ["", f"{more} more." if more else "", "</details>"]
+    parts += ["", f"<sub>{html.escape(names[0])} against {html.escape(names[1])}, by memprof</sub>", MARKER]
+    return "\n".join(parts) + "\n"
+
+
+def _remarks(found: Diff) -> list[tuple[str, str]]:
+    """Returns what the gates say, failures first, and what else a reader must know."""
+    remarks = [_remark(level, verdict) for level, verdict in found.verdicts]
+    remarks += [("warn", f"{one.what} is {one.base} in the base and {one.head} now") for one in found.differences]
+    remarks += [("warn", warning) for warning in found.warnings]
+    return sorted(remarks, key=lambda one: ("fail", "warn", "pass").index(one[0]))
+
+
+def _remark(level: str, verdict: Verdict) -> tuple[str, str]:
+    kind = "pass" if verdict.is_known and not verdict.is_failed else "warn"
+    return (level if verdict.is_failed else kind), f"{verdict.gate.text}: {verdict.describe()}"
+
+
+def _moment_rows(found: Diff) -> list[tuple[str, ...]]:
+    pairs: list[Pair] = [found.peak, *found.phases]
+    return [*(pair_row(pair) for pair in pairs), *time_rows(found)]
+
+
+def _part_row(one: Change) -> tuple[str, ...]:
+    return (
+        short(one.name),
+        format_bytes(one.base),
+        format_bytes(one.head),
+        format_bytes_change(one.bytes),
+        percent(one.bytes, one.base),
+        state(one),
+    )
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    lines = [f"| {' | '.join(heads)} |", f"|{'---|' + '--:|' * (len(heads) - 1)}"]
+    return lines + [f"| {' | '.join(map(_safe, row))} |" for row in rows]
+
+
+def _html_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in heads)
+    body = "".join(f"<tr>{''.join(f'<td>{html.escape(text)}</td>' for text in row)}</tr>" for row in rows)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _place(found: Diff) -> str:
+    """Returns the annotation's file and line, where the line that changed most lies below the current folder."""
+    first = first_line(found)
+    file, line = found.head.lines.get(first.name, ("", 0)) if first is not None else ("", 0)
+    folder = Path(os.environ.get("GITHUB_WORKSPACE") or Path.cwd())
+    if not file or not Path(file).is_relative_to(folder):
+        return ""
+    return f"file={_property(str(Path(file).relative_to(folder)))},line={line},"
+
+
+def _safe(text: str) -> str:
+    """Returns a text that Markdown shows as it is, on one line."""
+    return _SPECIAL.sub(r"\\\1", html.escape(" ".join(text.split()), quote=False))
+
+
+def _message(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(text: str) -> str:
+    return _message(text).replace(":", "%3A").replace(",", "%2C")

@@ -1,0 +1,79 @@
+"""Writes a diff in the form that was asked for, to stdout or whole to a file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from memprof.cli.harmless import tell
+
+if TYPE_CHECKING:
+    from memprof.analysis.diff.comparison import Diff
+
+FORMATS = ("text", "markdown", "github", "json", "benchmark", "junit", "html")
+
+
+def write_output(
+    found: Diff, form: str, output: Path | None, rows: int, *, explains: bool, names: tuple[str, str]
+) -> None:
+    """Writes a diff.
+
+    Args:
+        found: The diff.
+        form: One of FORMATS.
+        output: The file, None for stdout.
+        rows: Rows of a table at most.
+        explains: Say in words what changed.
+        names: What the two sides are called.
+    """
+    text = render(found, form, rows, explains=explains, names=names)
+    write_text(text, output)
+    if output is not None:
+        tell(f"written to {output}")
+
+
+def write_text(text: str, output: Path | None) -> None:
+    """Writes a text to a file, whole or not at all; to stdout where there is none.
+
+    Raises:
+        OutputError: The file cannot be written.
+    """
+    if output is None:
+        print(text, end="")
+        return
+    from memprof.trace.files.whole_file import whole_file
+
+    with whole_file(output) as file:
+        file.write(text.encode())
+
+
+def render(found: Diff, form: str, rows: int, *, explains: bool, names: tuple[str, str]) -> str:
+    """Returns a diff as text of a form."""
+    if form == "json":
+        from memprof.analysis.diff.diff_json import diff_to_json
+
+        return json.dumps(diff_to_json(found, names), indent=2, allow_nan=False) + "\n"
+    if form == "benchmark":
+        from memprof.analysis.diff.diff_json import diff_to_benchmark
+
+        return json.dumps(diff_to_benchmark(found), indent=2) + "\n"
+    if form == "junit":
+        from memprof.cli.pages.diff_junit import diff_to_junit
+
+        return diff_to_junit(found)
+    if form in ("markdown", "github", "html"):
+        from memprof.cli.pages import diff_markdown
+
+        write = {
+            "markdown": diff_markdown.to_markdown,
+            "github": diff_markdown.to_github,
+            "html": diff_markdown.to_html,
+        }[form]
+        return write(found, rows, names)
+    from memprof.cli.page import Page
+    from memprof.cli.pages.diff_page import fill_diff
+
+    page = Page.for_stdout()
+    fill_diff(page, found, rows, explains=explains, names=names)
+    return page.render()

@@ -1,0 +1,107 @@
+"""Lays out the page of `memprof diff`."""
+
+from __future__ import annotations
+
+import shlex
+
+from rich.table import Table
+from rich.text import Text
+
+from memprof.analysis.diff.comparison import Change, Diff
+from memprof.analysis.diff.explain import explain, modules_of
+from memprof.cli.page import Page, TailCell, cell, make_table, printable
+from memprof.cli.pages.diff_words import (
+    TITLES,
+    changed,
+    headline,
+    moved,
+    pair_row,
+    percent,
+    rank_words,
+    state,
+    time_rows,
+)
+from memprof.units import format_bytes, format_bytes_change
+
+
+def fill_diff(page: Page, found: Diff, rows: int, *, explains: bool, names: tuple[str, str]) -> None:
+    """Writes a diff on a page.
+
+    Args:
+        page: The page.
+        found: The diff.
+        rows: Rows of a table at most.
+        explains: Say in words what changed.
+        names: What the two sides are called.
+    """
+    page.add(Text(printable(headline(found)), style="bold"))
+    for level, verdict in found.verdicts:
+        if verdict.is_failed:
+            word, style = ("FAILED", "bold red") if level == "fail" else ("warning", "yellow")
+            page.add(Text(printable(f"{word}: gate {verdict.gate.text}: {verdict.describe()}"), style=style))
+        elif not verdict.is_known:
+            page.add(Text(printable(f"warning: gate {verdict.gate.text}: {verdict.describe()}"), style="yellow"))
+    for difference in found.differences:
+        sentence = f"{difference.what} is {difference.base} in the base and {difference.head} now"
+        page.add(Text(printable(f"warning: {sentence}"), style="yellow"))
+    for warning in found.warnings:
+        page.add(Text(f"warning: {printable(warning)}", style="yellow"))
+    page.add(Text(printable(moved(found))))
+    if ranks := rank_words(found):
+        page.add(Text(ranks))
+    if explains:
+        _explain(page, found)
+    page.add_section("Fullest moments", _moments(found), "of the whole step, and of each phase")
+    for kind, title in TITLES.items():
+        parts, more = changed(found.focus, kind, rows)
+        remark = f"in {found.focus.name}; the parts sum to the change" + (f"; {more} more" if more else "")
+        page.add_section(f"What changed, {title}", _parts(parts, title), remark)
+    passed = [verdict.gate.text for level, verdict in found.verdicts if verdict.is_known and not verdict.is_failed]
+    if passed:
+        page.add("")
+        page.add(Text(printable(f"passed: {', '.join(passed)}"), style="green"))
+    page.add("")
+    if any(name.endswith(".json") for name in names):
+        command, reason = f"memprof report {shlex.quote(names[1])}", "what fills it now"
+    else:
+        command, reason = f"memprof dashboard {shlex.quote(names[0])} {shlex.quote(names[1])}", "see both, side by side"
+    page.add(Text.assemble(("next: ", "dim"), printable(command), (f"  {reason}", "dim")))
+
+
+def _explain(page: Page, found: Diff) -> None:
+    causes = explain(found)
+    page.add("")
+    if not causes:
+        page.add(Text("No cause: nothing changed." if found.is_unchanged else "No cause was found beyond the tables."))
+    for number, cause in enumerate(causes, start=1):
+        page.add(Text(printable(f"{number}. {cause.sentence}")))
+    modules = modules_of(found)
+    if modules:
+        told = ", ".join(f"{one.name} {format_bytes_change(one.bytes)}" for one in modules[:8])
+        more = f" and {len(modules) - 8} more" if len(modules) > 8 else ""
+        page.add(Text(printable(f"Nine tenths of the change in {found.focus.name} are in: {told}{more}")))
+
+
+def _moments(found: Diff) -> Table:
+    table = make_table("moment", ">base", ">head", ">change", "", "in the base", "now")
+    for pair in (found.peak, *found.phases):
+        places = [("" if spot is None else f"{spot.module} {spot.line}".strip()) for spot in (pair.base, pair.head)]
+        name, *figures = pair_row(pair)
+        table.add_row(cell(name), *figures, cell(places[0]), cell(places[1]))
+    for name, *figures in time_rows(found):
+        table.add_row(cell(name), *figures, "", "")
+    return table
+
+
+def _parts(parts: list[Change], title: str) -> Table:
+    table = make_table(title.removeprefix("by "), ">base", ">head", ">change", "", "")
+    for one in parts:
+        table.add_row(
+            TailCell(one.name),
+            format_bytes(one.base),
+            format_bytes(one.head),
+            format_bytes_change(one.bytes),
+            percent(one.bytes, one.base),
+            state(one),
+        )
+    return table

@@ -1,0 +1,180 @@
+"""`memprof suggest --maximise`: the largest batch, or the longest sequence, that fits."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from memprof.analysis.plans.basis import Basis
+from memprof.analysis.plans.plan_json import PLAN_SCHEMA, policy_to_json
+from memprof.analysis.plans.suggest import place_of
+from memprof.cli.page import Page, cell, make_table, printable
+from memprof.cli.pages.plan_page import fill_basis
+from memprof.cli.progress import SearchBar
+from memprof.errors import GateFailedError
+from memprof.planners.search.explore import Wish
+from memprof.planners.search.largest import Largest, find_largest, sized_step
+from memprof.planners.search.tried import Tried
+from memprof.policies.plan.plan_file import write_plan
+from memprof.policies.plan.plan_tables import SOURCES_IN_WORDS
+from memprof.replay.live import live_bytes
+from memprof.units import format_bytes, format_us
+
+
+def show_largest(
+    bases: list[Basis],
+    trace: str,
+    wish: Callable[..., Wish],
+    what: str,
+    written: Path | None,
+    *,
+    is_json: bool,
+) -> int:
+    """Searches, writes the plan, and prints what was found.
+
+    Args:
+        bases: The steps of the recordings, each at another size; a budget in per cent is of the first one's peak.
+        trace: The first recording, as it was named.
+        wish: Makes the wish, of the recorded peak.
+        what: ``batch`` or ``sequence``.
+        written: Where the plan goes, None for nowhere.
+        is_json: Print JSON instead.
+
+    Returns:
+        The exit code.
+    """
+    asked = wish(int(live_bytes(bases[0].step).during.max(initial=0)))
+    sized = sized_step([basis.step for basis in bases])
+    with SearchBar(asked) as bar:
+        found = find_largest(sized, asked, bar.add)
+    best = None if found.answer is None else found.answer.best
+    if written is not None and best is not None and best.policies and found.step is not None:
+        plan, _ = best.plan.predict(found.step, trace=trace)
+        assert plan.prediction is not None
+        # The step it starts from is known in that way itself.
+        prediction = dataclasses.replace(plan.prediction, how=found.source, machine=bases[0].machine)
+        write_plan(written, dataclasses.replace(plan, prediction=prediction, budget_bytes=asked.budget_bytes))
+    if is_json:
+        print(json.dumps(_json(found, best, asked, what), indent=2, allow_nan=False))
+    else:
+        page = Page.for_stdout()
+        _fill(page, found, best, asked, what, bases[0], trace, written)
+        page.write()
+    return 0 if best is not None else GateFailedError.exit_code
+
+
+def _fill(
+    page: Page,
+    found: Largest,
+    best: Tried | None,
+    wish: Wish,
+    what: str,
+    basis: Basis,
+    trace: str,
+    written: Path | None,
+) -> None:
+    noun = {"batch": "Largest batch", "sequence": "Longest sequence"}[what]
+    budget = format_bytes(wish.budget_bytes)
+    if best is None:
+        least = min(found.tried, key=lambda one: one.least_bytes)
+        page.add(
+            Text(
+                f"No {what} fits {budget}: at {least.size} the least peak is {format_bytes(least.least_bytes)}.", "bold"
+            )
+        )
+        return
+    plan = best.plan.describe() if best.policies else "the job as it is"
+    page.add(
+        Text(
+            printable(
+                f"{noun} within {budget}: {found.size}, with {plan}; peak {format_bytes(best.peak_bytes)}, step "
+                f"{format_us(best.step_time_us)}."
+            ),
+            style="bold",
+        )
+    )
+    if found.was_stopped:
+        page.add(Text("warning: the search was stopped before its end; a larger one may fit.", style="yellow"))
+    if found.size > 4 * max(found.sizes):
+        page.add(
+            Text(
+                f"warning: {found.size} is far from what was recorded ({', '.join(map(str, found.sizes))}); record the "
+                f"job nearer to it, and add that with --also.",
+                style="yellow",
+            )
+        )
+    page.add(
+        Text(
+            f"recorded at {', '.join(map(str, found.sizes))}; steps of other sizes are "
+            f"{SOURCES_IN_WORDS.get(found.source, found.source)}",
+            style="dim",
+        )
+    )
+    fill_basis(page, basis)
+    page.add_section("What fits at each size", _table(found, what))
+    page.add("")
+    if written is not None and best.policies:
+        command = f"memprof record --plan {shlex.quote(str(written))}"
+        page.add(Text.assemble(("next: ", "dim"), command, (f" and the job's own {what} of {found.size}", "dim")))
+    elif best.policies:
+        page.add(Text.assemble(("next: ", "dim"), "the same with --write plan.toml", ("  keep the plan", "dim")))
+    else:
+        command = f"memprof report {shlex.quote(trace)}"
+        page.add(Text.assemble(("next: ", "dim"), command, ("  what fills it", "dim")))
+
+
+def _table(found: Largest, what: str) -> Table:
+    table = make_table(f">{what}", "plan", ">peak", ">step time", f">per unit of {what}", "peak in")
+    for one in found.tried:
+        best = one.best
+        if best is None:
+            table.add_row(str(one.size), "nothing fits", format_bytes(one.least_bytes), "", "", "")
+        else:
+            table.add_row(
+                str(one.size),
+                Text(printable(best.plan.describe() if best.policies else "as it is")),
+                format_bytes(best.peak_bytes),
+                format_us(best.step_time_us),
+                format_us(best.step_time_us / one.size),
+                cell(place_of(best)),
+            )
+    return table
+
+
+def _json(found: Largest, best: Tried | None, wish: Wish, what: str) -> dict[str, Any]:
+    return {
+        "schema": PLAN_SCHEMA,
+        "maximise": what,
+        "budget_bytes": wish.budget_bytes,
+        "recorded_sizes": list(found.sizes),
+        "how": found.source,
+        "largest": found.size or None,
+        "is_complete": not found.was_stopped,
+        "plan": None if best is None else _plan(best),
+        "sizes": [
+            {
+                "size": one.size,
+                "fits": one.best is not None,
+                "least_peak_bytes": one.least_bytes,
+                "plan": None if one.best is None else _plan(one.best),
+            }
+            for one in found.tried
+        ],
+    }
+
+
+def _plan(one: Tried) -> dict[str, Any]:
+    return {
+        "describe": one.plan.describe(),
+        "peak_allocated_bytes": one.peak_bytes,
+        "peak_phase": one.peak_phase,
+        "step_time_us": one.step_time_us,
+        "policies": [policy_to_json(policy) for policy in one.policies],
+    }

@@ -1,0 +1,136 @@
+"""What `memprof suggest` says of a recording that holds no whole step."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from typing import Any
+
+from rich.text import Text
+
+from memprof.analysis.out_of_memory.out_of_memory_words import describe_failure
+from memprof.analysis.plans.partial_step import PartialStep
+from memprof.analysis.plans.plan_json import PLAN_SCHEMA
+from memprof.analysis.plans.predict import words_for_record
+from memprof.cli.page import Page, make_table, printable
+from memprof.errors import InconclusiveError
+from memprof.units import format_bytes
+
+
+def show_partial(found: PartialStep, budget_bytes: int, *, is_json: bool) -> int:
+    """Prints what is known; returns the exit code, which says that there is no answer.
+
+    Args:
+        found: What is known.
+        budget_bytes: What the job may allocate.
+        is_json: Print JSON instead of a page.
+    """
+    if is_json:
+        print(json.dumps(_json(found, budget_bytes), indent=2, allow_nan=False))
+    else:
+        page = Page.for_stdout()
+        _fill(page, found, budget_bytes)
+        page.write()
+    return InconclusiveError.exit_code
+
+
+def _fill(page: Page, found: PartialStep, budget_bytes: int) -> None:
+    budget = format_bytes(budget_bytes)
+    least = format_bytes(found.least_bytes)
+    page.add(
+        Text(
+            f"No plan yet: {printable(found.trace)} holds no whole step, so what backward and the optimizer need is "
+            f"not known. The peak of a whole step is at least {least}.",
+            style="bold",
+        )
+    )
+    failure = found.failure
+    if failure is not None and not failure.is_caught:
+        page.add(Text(printable(describe_failure(failure))))
+    table = make_table("what", ">bytes", "how it is known")
+    for part in found.reached.parts:
+        table.add_row(str(part.key or "other").replace("_", " "), format_bytes(part.bytes), "recorded")
+    if found.asked_bytes:
+        table.add_row("asked for", format_bytes(found.asked_bytes), "recorded")
+    page.add_section("The most the recorded part held", table, printable(found.moment.describe()))
+    table = make_table("what", ">bytes", "how it is known")
+    table.add_row("parameters, buffers", format_bytes(found.parameter_bytes), "recorded")
+    table.add_row("gradients", format_bytes(found.gradient_bytes), "as large as the parameters trained")
+    known = f"; that of {', '.join(found.unknown)} is not known" if found.unknown else ""
+    table.add_row("optimizer state", format_bytes(found.state_bytes), f"by the optimizer's class and settings{known}")
+    page.add_section("Every update holds", table, f"{format_bytes(found.update_bytes)} in all")
+    page.add("")
+    for sentence in fits_at_all(found, budget_bytes):
+        page.add(Text(sentence))
+    commands = [
+        (f"memprof record --stop -o small.memprof {words_for_record(found.manifest)}", _smaller(found, budget_bytes)),
+        (
+            f"memprof suggest small.memprof --budget {budget.replace(' ', '')} --at-batch {found.batch or 'N'}",
+            "plans for the batch of this job",
+        ),
+    ]
+    for command, reason in commands:
+        page.add(Text.assemble(("next: ", "dim"), printable(command), (f"  {reason}", "dim")))
+
+
+def fits_at_all(found: PartialStep, budget_bytes: int) -> list[str]:
+    """Says which parts cannot fit a budget, and how large a batch could."""
+    budget = format_bytes(budget_bytes)
+    if found.update_bytes > budget_bytes:
+        over = format_bytes(found.update_bytes - budget_bytes)
+        sentence = (
+            f"No batch fits {budget} as the job is: parameters, gradients and optimizer state alone are {over} over. "
+            "What makes these smaller: --shard, --swap of them, --precision pure-bf16, an optimizer with less state."
+        )
+        return [sentence]
+    sentences = []
+    if found.seen_bytes > budget_bytes:
+        state = " with the optimizer's state there" if found.state_missing_bytes else ""
+        sentences.append(
+            f"As it is the job does not fit {budget}: what was seen of its step needs "
+            f"{format_bytes(found.seen_bytes)}{state}."
+        )
+    else:
+        sentences.append(f"What was seen of the step fits {budget}; whether the rest does is not known.")
+    largest = found.largest_batch(budget_bytes)
+    if largest is not None and found.batch is not None and largest < found.batch:
+        sentences.append(f"By that, a batch of {largest} is the most that can fit, of the {found.batch} it had.")
+    return sentences
+
+
+def _smaller(found: PartialStep, budget_bytes: int) -> str:
+    largest = found.largest_batch(budget_bytes)
+    if largest is None or found.batch is None:
+        return "with a smaller batch"
+    # The rest of the step needs memory too, and half the batch leaves room for it.
+    most = max(1, min(largest, found.batch // 2))
+    return f"with the job's batch set to {1 << (most.bit_length() - 1)} or less"
+
+
+def _json(found: PartialStep, budget_bytes: int) -> dict[str, Any]:
+    largest = found.largest_batch(budget_bytes)
+    return {
+        "schema": PLAN_SCHEMA,
+        "conclusive": False,
+        "budget_bytes": budget_bytes,
+        "plans": [],
+        "least_peak_bytes": found.least_bytes,
+        "update_bytes": found.update_bytes,
+        "reached": {
+            "step": found.moment.step,
+            "phase": found.moment.phase,
+            "module": found.moment.module,
+            "op": found.moment.op,
+            "allocated_bytes": found.reached.total_bytes,
+            "asked_bytes": found.asked_bytes,
+            "by_category": {str(part.key or "other"): part.bytes for part in found.reached.parts},
+        },
+        "parameter_bytes": found.parameter_bytes,
+        "gradient_bytes": found.gradient_bytes,
+        "optimizer_state_bytes": found.state_bytes,
+        "optimizer_state_missing_bytes": found.state_missing_bytes,
+        "recorded_batch": found.batch,
+        "largest_batch": largest,
+        "next": shlex.join(["memprof", "record", "--stop", "-o", "small.memprof"])
+        + f" {words_for_record(found.manifest)}",
+    }

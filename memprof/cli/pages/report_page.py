@@ -1,0 +1,190 @@
+"""Lays out the page of `memprof report`: the verdict, what to know about it, the tables, and what to type next."""
+
+from __future__ import annotations
+
+import shlex
+
+from rich.text import Text
+
+from memprof.analysis.out_of_memory.out_of_memory_words import describe_post_mortem
+from memprof.analysis.report.report import MomentSplit, Report
+from memprof.analysis.report.steps_in_words import describe_steps
+from memprof.cli.page import Page, printable
+from memprof.cli.pages import rank_tables
+from memprof.cli.pages import report_tables as tables
+from memprof.trace.files.spool import DRY_RUN
+from memprof.trace.manifest import PREDICTED
+from memprof.units import format_bytes, format_percent, format_us
+
+_PLURALS = {
+    "parameter": "parameters",
+    "buffer": "buffers",
+    "gradient": "gradients",
+    "optimizer_state": "optimizer state",
+    "input": "inputs",
+    "activation": "activations",
+    "temporary": "temporaries",
+    "workspace": "kernel workspace",
+    "collective": "communication buffers",
+    "unknown": "of unknown use",
+}
+_ROWS = 6
+_TREE_ROWS = 12
+_RANK_ROWS = 8
+_ROWS_ALONE = 30
+
+
+def fill_page(page: Page, report: Report, trace: str, table: str | None, top: int | None) -> None:
+    """Writes a report on a page.
+
+    Args:
+        page: The page.
+        report: What there is to say.
+        trace: The trace as the user named it.
+        table: The one table to show; None for all.
+        top: Rows per table; None for what suits.
+    """
+    page.add(Text(verdict(report), style="bold"))
+    if report.post_mortem is not None:
+        for line in describe_post_mortem(report.post_mortem):
+            page.add(Text(printable(line), style="" if line.startswith("  ") else "yellow"))
+    for note in report.notes:
+        if note.is_warning:
+            page.add(Text(f"warning: {printable(note.text)}", style="yellow"))
+    if report.at_moment is not None:
+        page.add(Text(_describe_shown(report, report.at_moment)))
+    if table is None:
+        page.add(Text(_facts(report), style="dim"))
+        _add_all(page, report, top)
+        remarks = [note for note in report.notes if not note.is_warning]
+        if remarks:
+            page.add("")
+        for note in remarks:
+            page.add(Text(f"note: {printable(note.text)}", style="dim"))
+    else:
+        _add_one(page, report, table, top or _ROWS_ALONE)
+    page.add("")
+    for command, reason in _next_commands(report, trace, table):
+        page.add(Text.assemble(("next: ", "dim"), command, (f"  {reason}", "dim")))
+
+
+def verdict(report: Report) -> str:
+    """Returns the report in one sentence: the peak, where it is, and what most of it is."""
+    peak = report.at_peak.moment
+    whole, parts = report.at_peak.by_category.total_bytes, report.at_peak.by_category.parts
+    share = ""
+    if parts and whole > 0:
+        name = _PLURALS.get(str(parts[0].key), str(parts[0].key))
+        share = f"; {100 * parts[0].bytes / whole:.0f} % {printable(name)}"
+    rank = f" of rank {report.rank}" if report.ranks else ""
+    size = format_bytes(peak.allocated_bytes)
+    return f"peak {size} allocated in step {peak.step}{rank}, {printable(peak.describe())}{share}{_steps(report)}"
+
+
+def _steps(report: Report) -> str:
+    """Says how the recorded steps differ; "" where they do not."""
+    words = describe_steps(report.step_peaks)
+    return f"; {words}" if words else ""
+
+
+def _describe_shown(report: Report, split: MomentSplit) -> str:
+    moment = split.moment
+    peak = report.at_peak.moment.allocated_bytes
+    share = f" ({format_percent(moment.allocated_bytes / peak)} of the peak)" if peak else ""
+    size = format_bytes(moment.allocated_bytes)
+    return f"shown: {size}{share} at operator {moment.op_id}, {printable(moment.describe())}"
+
+
+def _facts(report: Report) -> str:
+    manifest = report.manifest
+    seen = [step for step in report.steps if step.peak is not None]
+    recorded = [str(step.step) for step in seen if step.kind == "recorded"] or [str(step.step) for step in seen]
+    is_predicted = manifest.backend.name == PREDICTED
+    facts = [
+        manifest.target.rsplit("/", 1)[-1],
+        f"{'predicted ' if is_predicted else ''}under {report.plan}" if report.plan else "",
+        f"torch {manifest.torch_version}" if manifest.torch_version else "",
+        manifest.machine.device_name,
+        f"step{'s' if len(recorded) > 1 else ''} {', '.join(recorded)} {PREDICTED if is_predicted else 'recorded'}",
+        f"step time {format_us(report.step.duration_us)}",
+        f"operator times: {manifest.op_times}",
+    ]
+    return printable(" | ".join(fact for fact in facts if fact))
+
+
+def _add_all(page: Page, report: Report, top: int | None) -> None:
+    rows, tree_rows = top or _ROWS, top or _TREE_ROWS
+    shown = report.shown
+    when = "at the peak" if report.at_moment is None else "then"
+    if report.compared is not None:
+        page.add_section("Ranks", rank_tables.peaks(report.compared, top or _RANK_ROWS, report.rank))
+    moment = f"step {shown.moment.step}, operator {shown.moment.op_id} of {len(report.step.ops)}"
+    page.add_section(f"Alive {when}, by category", tables.categories(report, has_bars=page.is_terminal), moment)
+    page.add_section("Fullest moment of each phase", tables.phase_peaks(report))
+    page.add_section(
+        f"Alive {when}, by module", tables.module_tree(report, shown.by_module, tree_rows), "that owns or made it"
+    )
+    page.add_section(f"Alive {when}, by operator", tables.operators(shown, rows), "that made it")
+    page.add_section(f"Alive {when}, by source line", tables.source_lines(shown, rows), "that made it")
+    page.add_section(f"Largest storages {when}", tables.largest(report, shown.holding, rows))
+    _add_saved(page, report, tree_rows)
+    _add_recompute(page, report, rows)
+    is_dry = report.manifest.backend.name == DRY_RUN
+    teller = "as a driver would tell; the context is a rule" if is_dry else "as the driver tells"
+    for use in report.devices:
+        page.add_section(f"All of {use.device}", tables.device(use), f"at its fullest, {teller}")
+    page.add_section("Host memory", tables.host(report), "highest of the whole job")
+
+
+def _add_one(page: Page, report: Report, table: str, rows: int) -> None:
+    shown = report.shown
+    when = "at the peak" if report.at_moment is None else f"at operator {shown.moment.op_id}"
+    if table == "category":
+        page.add_section(f"Alive {when}, by category", tables.categories(report, has_bars=page.is_terminal))
+    elif table == "module":
+        page.add_section(f"Alive {when}, by module", tables.module_tree(report, shown.by_module, rows))
+        _add_saved(page, report, rows)
+        _add_recompute(page, report, rows)
+    elif table == "op":
+        page.add_section(f"Alive {when}, by operator that made it", tables.operators(shown, rows))
+    elif table == "source":
+        page.add_section(f"Alive {when}, by source line that made it", tables.source_lines(shown, rows))
+    elif table == "stack":
+        page.add_section(f"Alive {when}, by Python stack that made it", tables.stacks(shown, rows))
+    elif table == "phase":
+        page.add_section(f"Alive {when}, by phase in which it was made", tables.phases(shown))
+        page.add_section("Fullest moment of each phase", tables.phase_peaks(report))
+    else:
+        page.add_section(f"Largest storages alive {when}", tables.largest(report, shown.holding, rows))
+
+
+def _add_saved(page: Page, report: Report, rows: int) -> None:
+    summary = report.saved_summary
+    when = "at its fullest" if report.at_moment is None else "then"
+    remark = f"{format_bytes(summary.by_module.total_bytes)} {when}, operator {summary.op_id}"
+    page.add_section("Saved for backward", tables.module_tree(report, summary.by_module, rows), remark)
+
+
+def _add_recompute(page: Page, report: Report, rows: int) -> None:
+    table = tables.recompute(report, rows)
+    remarks = ["best first; rows may lie inside one another"] if table.row_count else []
+    if report.recomputed_us:
+        remarks.append(f"{format_us(report.recomputed_us)} of it in the step already")
+    page.add_section("Recompute instead of saving", table, "; ".join(remarks), even_if_empty=bool(remarks))
+
+
+def _next_commands(report: Report, trace: str, table: str | None) -> list[tuple[str, str]]:
+    command = f"memprof report {shlex.quote(trace)}"
+    others = [moment for moment in report.phase_peaks if moment.op_id != report.at_peak.moment.op_id]
+    other = max(others, key=lambda moment: moment.allocated_bytes, default=report.at_peak.moment)
+    if report.at_moment is not None:
+        return [(f"{command} --step {report.step.number}", "the peak of this step")]
+    if table is None:
+        return [
+            *([(f"{command} --by rank", "how far the ranks lie apart, and in what")] if report.ranks else []),
+            (f"{command} --by module", "every layer by itself"),
+            (f"{command} --at {other.step}:{other.op_id}", "what is alive at another moment"),
+        ]
+    if table == "storage":
+        return [(f"{command} --by stack", "the Python stacks behind these")]
+    return [(f"{command} --by storage", "the single largest pieces")]

@@ -1,0 +1,229 @@
+"""Lays out the page of `memprof suggest`."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from pathlib import Path
+
+from rich.table import Table
+from rich.text import Text
+
+from memprof.analysis.allocator.reserved import reserved_expandable
+from memprof.analysis.plans.dry_check_results import Checked, worth_keeping
+from memprof.analysis.plans.predict import words_for_record
+from memprof.analysis.plans.suggest import Suggestion, describe_least, describe_peak, place_of
+from memprof.cli.page import Page, cell, make_table, printable
+from memprof.cli.pages.check_page import check_table, describe_check, describe_none
+from memprof.cli.pages.plan_page import fill_basis
+from memprof.planners.search.tried import Tried
+from memprof.trace.secrets.masking import is_masked
+from memprof.units import format_bytes, format_bytes_change, format_us
+
+_MOST_ROWS = 10
+
+
+def fill_suggestion(
+    page: Page, found: Suggestion, written: Path | None, checked: tuple[Checked, ...] | None = None
+) -> None:
+    """Writes what a search found on a page.
+
+    Args:
+        page: The page.
+        found: What it found.
+        written: The file the fastest plan was written to, None where it was not.
+        checked: Its plans that were dry-run, None where that was not asked for.
+    """
+    answer = found.answer
+    page.add(Text(printable(_verdict(found, checked or ())), style="bold"))
+    for warning in found.warnings:
+        page.add(Text(f"warning: {printable(warning)}", style="yellow"))
+    if answer.was_stopped:
+        page.add(Text("warning: the search was stopped before its end; there may be faster plans.", style="yellow"))
+    recorded = answer.recorded
+    known = f"at {found.basis.at}" if found.basis.at else "recorded"
+    page.add(
+        Text(
+            f"{known}: peak {format_bytes(recorded.peak_bytes)} in {printable(place_of(recorded))}, step "
+            f"{format_us(recorded.step_time_us)} | {answer.tried} plans replayed in {answer.took_s:.1f} s",
+            style="dim",
+        )
+    )
+    fill_basis(page, found.basis)
+    if answer.best is not None and not answer.best.policies:
+        return
+    if answer.schedule is not None:
+        page.add(Text(printable(_schedule(found)), style="dim"))
+    if warning := _reserves_more(found):
+        page.add(Text(f"warning: {printable(warning)}", style="yellow"))
+    page.add_section("Plans that fit", _plan_table(found), "the fastest of each kind")
+    page.add_section("Dry runs of the job", check_table(checked or ()), "the plans as applied, in order")
+    page.add_section("Plans that do not", _other_table(found), "the nearest of each kind")
+    page.add_section("Not possible here", _refused_table(found))
+    page.add("")
+    if answer.best is not None:
+        page.add(
+            Text(
+                f"least peak found: {describe_peak(answer.least)} with {printable(answer.least.plan.describe())}",
+                style="dim",
+            )
+        )
+    for command, reason in _next(found, written, checked):
+        page.add(Text.assemble(("next: ", "dim"), printable(command), (f"  {reason}", "dim")))
+
+
+def _verdict(found: Suggestion, checked: tuple[Checked, ...]) -> str:
+    answer = found.answer
+    best, budget = answer.best, format_bytes(answer.wish.budget_bytes)
+    if checked:
+        kept = worth_keeping(checked)
+        if kept is None:
+            return describe_none(checked)
+        best = next((one for one in found.plans if one.plan == kept.plan), best)
+    if best is None:
+        return describe_least(found)
+    if not best.policies:
+        return f"The job fits as it is: its peak of {format_bytes(best.peak_bytes)} is within {budget}."
+    return (
+        f"Within {budget}: {best.plan.describe()}, peak {_peak(best, checked)}, step time "
+        f"{_change(best, answer.recorded)}.{describe_check(checked)}"
+    )
+
+
+def _peak(one: Tried, checked: tuple[Checked, ...]) -> str:
+    """Says a plan's peak; as bounds where neither its replay nor a dry run tells it to the byte."""
+    is_known = one.interval.is_exact or any(check.plan == one.plan and check.fits is not None for check in checked)
+    return format_bytes(one.peak_bytes) if is_known else f"{describe_peak(one)}, not checked"
+
+
+def _reserves_more(found: Suggestion) -> str:
+    """Says where the fastest plan's tensors fit and the segments that hold them do not; "" where they do."""
+    budget = found.answer.wish.budget_bytes
+    reserved = found.reserved[0] if found.reserved else None
+    if reserved is None or reserved <= budget:
+        return ""
+    step = found.predict(found.plans[0])[1]
+    expandable = reserved_expandable(step, found.manifest)
+    others = [number for number, size in enumerate(found.reserved, start=1) if size is not None and size <= budget]
+    ways = []
+    if expandable is not None and expandable <= budget:
+        ways.append(f"with --allocator expandable_segments it reserves {format_bytes(expandable)}")
+    if others:
+        ways.append(f"plan {others[0]} reserves no more than the budget")
+    if not ways:
+        ways.append(f"search with --budget {max(budget - (reserved - budget), 0)} to leave room for it")
+    return (
+        f"as modelled, the allocator reserves {format_bytes(reserved)} for the fastest plan's "
+        f"{format_bytes(found.plans[0].peak_bytes)}, more than the budget: {'; '.join(ways)}."
+    )
+
+
+def _schedule(found: Suggestion) -> str:
+    """Says what a planner makes of single operators, beside what can be applied."""
+    made = found.answer.schedule
+    assert made is not None
+    if not made.peak_bytes:
+        return f"{made.planner}: {made.status}. {made.reason}"
+    change = made.step_time_us / found.answer.recorded.step_time_us - 1 if found.answer.recorded.step_time_us else 0.0
+    return (
+        f"{made.planner}, running single operators again: peak {format_bytes(made.peak_bytes)}, step time "
+        f"{100 * change:+.1f} % ({made.status}). {made.reason} Plans choose the modules it runs again."
+    )
+
+
+def _change(one: Tried, recorded: Tried) -> str:
+    if not recorded.step_time_us:
+        return "unknown"
+    change = one.step_time_us / recorded.step_time_us - 1
+    return f"{100 * change:+.1f} %" if math.isfinite(change) else "unknown"
+
+
+def _plan_table(found: Suggestion) -> Table:
+    on_device = found.basis.step.is_on_device()
+    extra = [">reserved"] if on_device else []
+    table = make_table("", "plan", ">peak", *extra, ">saved", ">step time", ">change", "peak in", "known, numbers")
+    recorded = found.answer.recorded
+    for number, (one, reserved) in enumerate(
+        zip(found.plans[:_MOST_ROWS], found.reserved[:_MOST_ROWS], strict=True), start=1
+    ):
+        table.add_row(
+            str(number),
+            Text(printable(one.plan.describe())),  # what to do is not cut
+            describe_peak(one),
+            *([] if reserved is None else [format_bytes(reserved)]),
+            format_bytes(recorded.peak_bytes - one.peak_bytes),
+            format_us(one.step_time_us),
+            _change(one, recorded),
+            cell(place_of(one)),
+            cell(f"{found.source_of(one)}, {'same' if one.numerics == 'none' else one.numerics}"),
+        )
+    return table
+
+
+def _other_table(found: Suggestion) -> Table:
+    table = make_table("plan", ">peak", ">over by", ">change", "peak in", "most of it")
+    budget, recorded = found.answer.wish.budget_bytes, found.answer.recorded
+    for one in found.others[:_MOST_ROWS]:
+        over = found.answer.wish.needed(one) - budget
+        name, size = max(one.categories.items(), key=lambda item: item[1], default=("", 0))
+        table.add_row(
+            Text(printable(one.plan.describe())),
+            describe_peak(one),
+            format_bytes_change(over) if over > 0 else "too slow",
+            _change(one, recorded),
+            cell(place_of(one)),
+            cell(f"{name} {format_bytes(size)}"),
+        )
+    return table
+
+
+def _refused_table(found: Suggestion) -> Table:
+    table = make_table("plan", "why")
+    # Of a reason that many plans share, the shortest plan tells.
+    by_reason: dict[str, str] = {}
+    for plan, reason in sorted(found.answer.refused, key=lambda one: len(one[0])):
+        by_reason.setdefault(reason, plan)
+    for reason, plan in list(by_reason.items())[:_MOST_ROWS]:
+        table.add_row(cell(plan), printable(reason))
+    return table
+
+
+def _next(found: Suggestion, written: Path | None, checked: tuple[Checked, ...] | None) -> list[tuple[str, str]]:
+    job = words_for_record(found.manifest)
+    suggest = f"memprof suggest {shlex.quote(found.trace)}"
+    if found.basis.machine:
+        suggest += f" --machine {shlex.quote(found.basis.machine)}"
+    if found.basis.batch is not None:
+        suggest += f" --at-batch {found.basis.batch}"
+    if found.basis.length is not None:
+        suggest += f" --at-length {found.basis.length}"
+    answer = found.answer
+    again = f"{suggest} --budget {answer.wish.budget_bytes}"
+    if answer.best is None:
+        return [(f"{suggest} --budget {answer.wish.needed(answer.least)}", "what fits")]
+    check = [(f"{again} --check", "dry-run the job under it, in seconds")] if _may_be_checked(found) else []
+    is_known = answer.best.interval.is_exact
+    if written is not None:
+        batch = "" if found.basis.batch is None else f" with the job's batch set to {found.basis.batch}"
+        length = "" if found.basis.length is None else f" on sequences of {found.basis.length}"
+        record = f"memprof record --plan {shlex.quote(str(written))} {job}"
+        train = (record, f"train under it{batch}{length}, and compare")
+        return [train] if is_known or checked is not None else [*check, train]
+    if checked:
+        kept = worth_keeping(checked)
+        if kept is None and len(checked) < len(found.plans):
+            return [(f"{again} --check {2 * len(checked)}", "dry-run more of them")]
+        if kept is None:
+            room = answer.wish.budget_bytes - max(one.difference_bytes or 0 for one in checked)
+            return [(f"{suggest} --budget {room} --check", "search with that much less")]
+        return [(f"{again} --check --write plan.toml", "keep it, to train under it")]
+    keep = (f"{again} --write plan.toml", "keep the fastest, to train under it")
+    # What is not known to the byte is checked first.
+    first = [keep, *check] if is_known else [*check, keep]
+    return [*first, (f"{again} --explain 1", "what it does, policy by policy")]
+
+
+def _may_be_checked(found: Suggestion) -> bool:
+    """Whether a dry run can confirm a plan: of a recording that says how it was started, at the size it had."""
+    command = found.manifest.command
+    return bool(command) and not is_masked(command) and not found.basis.at

@@ -1,0 +1,1 @@
+"""One file per verb: each parses, makes one call and prints."""

@@ -1,0 +1,126 @@
+"""`memprof check`: whether a recording is within a budget and other bounds, without a baseline."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import click
+
+from memprof.cli.options.gate_options import chosen_gates, gate_options
+from memprof.errors import UsageError
+
+if TYPE_CHECKING:
+    from memprof.analysis.diff.budget import BudgetVerdict
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  memprof check run.memprof --budget 40GiB
+  memprof check run.memprof --fail-on 'phase:backward>24GiB' --warn-on 'step_time>250ms'"""
+)
+@click.argument("trace", type=click.Path(), metavar="TRACE")
+@click.option("--budget", metavar="SIZE", help="Most bytes allocated at once: 40GiB.")
+@click.option("--machine", metavar="NAME", help="Budget of this device, such as rtx3090 or a100-80g.")
+@gate_options
+@click.option("--json", "is_json", is_flag=True, help="Print everything as JSON.")
+def check(
+    trace: str,
+    budget: str | None,
+    machine: str | None,
+    fail_on: tuple[str, ...],
+    warn_on: tuple[str, ...],
+    is_json: bool,
+) -> int:
+    """Check a recording against a budget, without anything to compare it with.
+
+    TRACE is a recording or the JSON of memprof summary. The exit code is 4 where it is above. Without --budget, a
+    recording under a plan is checked against the plan's, by its fullest recorded step. Gates that bound growth need a
+    base: memprof diff.
+    """
+    fail, warn = chosen_gates(fail_on, warn_on)
+    from memprof.analysis.diff.budget import NO_BUDGET, BudgetVerdict, judge_planned
+    from memprof.analysis.diff.comparison import is_summary, measure, open_side
+    from memprof.analysis.diff.gates import parse_gate, require_phases
+    from memprof.analysis.diff.summary_model import PEAK
+    from memprof.errors import GateFailedError
+    from memprof.machines.budget import parse_budget
+    from memprof.machines.catalogue import find_machine
+    from memprof.trace.store import Trace
+
+    if fail_on or warn_on:
+        grows = next((gate for gate in (*fail, *warn) if gate.needs_base), None)
+        if grows is not None:
+            raise UsageError(
+                f"The gate {grows.text!r} bounds growth, and there is nothing to compare with: memprof diff."
+            )
+    # Those of the project may be for diffs.
+    fail, warn = ([gate for gate in gates if not gate.needs_base] for gates in (fail, warn))
+    summary, planned = open_side(trace), None
+    if budget is not None or machine is not None:
+        device = find_machine(machine) if machine else None
+        given = parse_budget(budget, summary.peak.bytes, device)
+        within: BudgetVerdict | None = BudgetVerdict(given, summary.peak.bytes)
+        fail.insert(0, parse_gate(f"peak>{given}"))
+    else:
+        within = planned = None if is_summary(trace) else judge_planned(Trace.open(trace))
+    if not fail and not warn and planned is None:
+        raise UsageError("There is nothing to check: give --budget 40GiB, --machine rtx3090 or --fail-on 'peak>40GiB'.")
+    require_phases((*fail, *warn), (name for name in summary.spots if name != PEAK))
+    verdicts = [
+        (level, gate.judge(float("nan"), measure(gate, summary)))
+        for level, gates in (("fail", fail), ("warn", warn))
+        for gate in gates
+    ]
+    is_failed = any(level == "fail" and verdict.is_failed for level, verdict in verdicts)
+    is_failed |= planned is not None and planned.fits is False
+    status = GateFailedError.exit_code if is_failed else 0 if planned is None else planned.exit_code
+    if is_json:
+        record = {
+            "is_failed": is_failed,
+            "peak_allocated_bytes": summary.peak.bytes,
+            "peak_in": summary.peak.place,
+            **(NO_BUDGET if within is None else within.to_json()),
+            "gates": [
+                {
+                    "gate": verdict.gate.text,
+                    "level": level,
+                    "is_failed": verdict.is_failed,
+                    "is_known": verdict.is_known,
+                }
+                for level, verdict in verdicts
+            ],
+        }
+        print(json.dumps(record, indent=2))
+        return status
+    from memprof.analysis.report.steps_in_words import describe_peaks
+    from memprof.cli.page import printable
+    from memprof.units import format_bytes
+
+    place = f"{summary.peak.place} ({summary.peak.op})" + (f", {summary.peak.line}" if summary.peak.line else "")
+    steps = describe_peaks(summary.step_peaks)
+    print(printable(f"peak {format_bytes(summary.peak.bytes)} in {place}{steps and f'; recorded steps: {steps}'}"))
+    if planned is not None:
+        print(printable(planned.describe()))
+    for level, verdict in verdicts:
+        word = {(True, "fail"): "FAILED", (True, "warn"): "warning"}.get((verdict.is_failed, level), "passed")
+        print(printable(f"{word if verdict.is_known else 'unknown'}: {verdict.gate.text}: {verdict.describe()}"))
+    if planned is not None and planned.fits is False:
+        for command, reason in _another_plan(trace, planned):
+            print(printable(f"next: {command}  {reason}"))
+    elif is_failed:
+        print(printable(f"next: memprof suggest {trace} --budget {budget or machine or '80%'}  what makes it fit"))
+    return status
+
+
+def _another_plan(path: str, found: BudgetVerdict) -> list[tuple[str, str]]:
+    """Returns the commands that find another plan for a job that was over the budget of its own."""
+    from memprof.analysis.plans.another_plan import PlannedJob, commands_over_budget
+    from memprof.analysis.plans.predict import words_for_record
+    from memprof.policies.plan.plan_tables import plan_from_tables
+    from memprof.trace.store import Trace
+
+    manifest = Trace.open(path).manifest
+    job = PlannedJob(plan_from_tables(manifest.plan or {}), words=words_for_record(manifest))
+    return commands_over_budget(job, found.measured_bytes or 0)

@@ -1,0 +1,189 @@
+"""`memprof estimate`: what training a model takes by published formulas, before there is a script to record."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from memprof.errors import UsageError
+
+if TYPE_CHECKING:
+    from memprof.analysis.estimate.against import Told
+    from memprof.analysis.estimate.model import Model
+    from memprof.analysis.estimate.setting import Setting
+
+_PRECISIONS = ("fp32", "fp16", "bf16", "fp16-mixed", "bf16-mixed", "fp16-autocast", "bf16-autocast")
+_OPTIMIZERS = ("sgd", "momentum", "adam", "adamw", "adam8bit", "adafactor")
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  memprof estimate gpt3-175b --batch 1 --precision bf16-mixed --checkpoint layers --zero 3 --ranks 64
+  memprof estimate --transformer layers=12,width=768,heads=12,vocab=50257 --batch 8 --seq 1024 --machine rtx3090
+  memprof estimate --mlp 784,512,10 --batch 64 --explain"""
+)
+@click.argument("model", required=False, metavar="[MODEL]")
+@click.option("--transformer", metavar="KEY=VALUE,...", help="Shape: layers=12,width=768,heads=12,vocab=50257.")
+@click.option("--mlp", metavar="WIDTH,...", help="Linear layers with ReLU between them: 784,512,10.")
+@click.option("--conv", metavar="LAYERS", help="Convolutions: 3x32x32,16k3p1,bn,relu,avgpool,linear10.")
+@click.option("--parameters", metavar="N", help="Only how many there are, such as 7B: no activations.")
+@click.option("--from", "recorded", type=click.Path(), metavar="TRACE", help="Set formulas beside this recording.")
+@click.option("--batch", type=click.IntRange(min=1), metavar="N", help="Samples of a rank for one update (1).")
+@click.option(
+    "--seq", "length", type=click.IntRange(min=1), metavar="N", help="Tokens of a sample (the model's context)."
+)
+@click.option("--tokens", metavar="N", help="Tokens of a rank for one update, such as 1M, in place of --batch.")
+@click.option(
+    "--micro-batches", type=click.IntRange(min=1), default=1, metavar="N", help="Parts of a batch, in turn (1)."
+)
+@click.option("--precision", type=click.Choice(_PRECISIONS), help="Types of weights and activations (fp32).")
+@click.option("--optimizer", type=click.Choice(_OPTIMIZERS), help="The optimizer (adamw).")
+@click.option(
+    "--checkpoint", metavar="WHAT", help="What runs again: none, selective, layers, or layers:K for every K-th."
+)
+@click.option("--flash/--no-flash", default=True, help="Attention that never writes its scores down, or does.")
+@click.option("--no-dropout", is_flag=True, help="Without dropout, where the model has it.")
+@click.option("--zero", type=click.IntRange(0, 3), default=0, metavar="STAGE", help="ZeRO stage, 0 to 3 (0).")
+@click.option("--ranks", metavar="N", type=click.IntRange(min=1), help="Data-parallel ranks (1).")
+@click.option(
+    "--tensor-parallel",
+    "tensor_ranks",
+    type=click.IntRange(min=1),
+    default=1,
+    metavar="N",
+    help="Ranks that divide each layer (1).",
+)
+@click.option("--sequence-parallel", is_flag=True, help="They divide what stays whole otherwise, too.")
+@click.option(
+    "--device", type=click.Choice(("cuda", "cpu")), help="Where it runs: how wide dropout's masks are (cuda)."
+)
+@click.option("--machine", metavar="NAME", help="Say what share of this device it is, and how many it takes.")
+@click.option("--explain", is_flag=True, help="Each formula's source, and when not to use it.")
+@click.option("--json", "is_json", is_flag=True, help="Print everything as JSON: bytes, stable keys.")
+def estimate(
+    model: str | None,
+    transformer: str | None,
+    mlp: str | None,
+    conv: str | None,
+    parameters: str | None,
+    recorded: str | None,
+    machine: str | None,
+    explain: bool,
+    is_json: bool,
+    **options: Any,
+) -> None:
+    """Estimate by published formulas what training a model takes.
+
+    MODEL is a name such as gpt3-175b, gpt2 or llama3-8b, or the path of a config.json. Figures are of one rank.
+    """
+    from memprof.analysis.estimate.against import compare, read_told
+    from memprof.analysis.estimate.estimate import estimate as make_estimate
+    from memprof.analysis.estimate.estimate import on_machine
+    from memprof.machines.catalogue import find_machine
+    from memprof.trace.store import Trace
+
+    chosen = _model(model, transformer, mlp, conv, parameters)
+    device = find_machine(machine) if machine else None
+    trace = Trace.open(recorded) if recorded is not None else None
+    told = read_told(trace, chosen) if trace is not None else None
+    found = make_estimate(chosen, _setting(chosen, told, options))
+    on = on_machine(found, device) if device is not None else None
+    compared = compare(found, trace) if trace is not None else None
+    if is_json:
+        from memprof.analysis.estimate.estimate_json import estimate_to_json
+
+        print(json.dumps(estimate_to_json(found, on, compared), indent=2, allow_nan=False))
+        return
+    from memprof.cli.page import Page
+    from memprof.cli.pages.estimate_page import fill_estimate
+
+    page = Page.for_stdout()
+    fill_estimate(page, found, on, compared, recorded or "", has_reasons=explain)
+    page.write()
+
+
+def _model(
+    name: str | None, transformer: str | None, mlp: str | None, conv: str | None, parameters: str | None
+) -> Model:
+    """Reads the one model that is given.
+
+    Raises:
+        UsageError: There is none, or more than one.
+    """
+    from memprof.analysis.estimate.catalogue import find_model, is_known, read_transformer
+    from memprof.analysis.estimate.config_file import is_config, read_config
+    from memprof.analysis.estimate.model import Model, model_of_count
+    from memprof.analysis.estimate.network import Network, read_perceptron
+
+    given = [each for each in (name, transformer, mlp, conv, parameters) if each is not None]
+    if len(given) != 1:
+        what = "There is more than one model" if given else "There is no model"
+        raise UsageError(
+            f"{what} to estimate: give one of a name such as gpt3-175b, a config.json, --transformer, --mlp, "
+            "--conv or --parameters."
+        )
+    if transformer is not None:
+        return read_transformer(transformer)
+    if mlp is not None:
+        return Model(f"MLP {mlp}", read_perceptron(mlp))
+    if conv is not None:
+        return Model("network", Network.read(conv))
+    if parameters is not None:
+        return model_of_count(parameters)
+    assert name is not None  # one is given
+    return read_config(Path(name)) if is_config(name) and not is_known(name) else find_model(name)
+
+
+def _setting(model: Model, told: Told | None, options: dict[str, Any]) -> Setting:
+    """Reads how it is trained: as asked for, else as recorded, else as is usual.
+
+    Raises:
+        UsageError: What was asked for contradicts itself, or does not go with the model.
+    """
+    from memprof.analysis.estimate.setting import PRECISIONS, Setting
+    from memprof.analysis.estimate.spelling import read_count
+
+    batch, length, tokens = options["batch"], options["length"], options["tokens"]
+    if model.context == 1 and (length is not None or tokens is not None):
+        raise UsageError("--seq and --tokens go with transformers: give --batch.")
+    if tokens is not None and batch is not None:
+        raise UsageError("--tokens stands in the place of --batch: give one of them.")
+    length = length or (told and told.length) or model.context
+    batch = batch or (told and told.batch) or 1
+    checkpoint, every = _checkpoint(options["checkpoint"])
+    device = options["device"]
+    return Setting(
+        tokens=batch * length if tokens is None else read_count(tokens, "tokens"),
+        length=length,
+        micro_batches=options["micro_batches"],
+        precision=PRECISIONS[options["precision"] or (told and told.precision) or "fp32"],
+        optimizer=options["optimizer"] or (told and told.optimizer) or "adamw",
+        checkpoint=checkpoint,
+        every=every,
+        zero=options["zero"],
+        ranks=options["ranks"] or (told.ranks if told else 1),
+        tensor_ranks=options["tensor_ranks"],
+        is_sequence_parallel=options["sequence_parallel"],
+        has_flash=options["flash"],
+        has_dropout=not options["no_dropout"],
+        is_on_cpu=device == "cpu" if device else told is not None and told.is_on_cpu,
+    )
+
+
+def _checkpoint(text: str | None) -> tuple[str, int]:
+    """Reads what runs again: a word of CHECKPOINTS, and every how many layers.
+
+    Raises:
+        UsageError: It is none of them.
+    """
+    from memprof.analysis.estimate.setting import CHECKPOINTS
+
+    word, has_number, number = (text or "none").partition(":")
+    is_number = number.isascii() and number.isdigit() and 0 < int(number) < 10**6
+    if word not in CHECKPOINTS or (has_number and (word != "layers" or not is_number)):
+        raise UsageError(f"--checkpoint {text}: write none, selective, layers, or layers:4 for every fourth layer.")
+    return word, int(number) if has_number else 1

@@ -1,0 +1,187 @@
+"""`memprof export`: a recording in another tool's format."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, cast
+
+import click
+
+from memprof.cli.harmless import tell
+from memprof.cli.opening import open_trace
+from memprof.cli.verbs.report import MomentType
+from memprof.errors import UsageError
+from memprof.trace.files.place import check_output
+from memprof.units import format_bytes
+
+if TYPE_CHECKING:
+    from memprof.trace.schema import Table
+    from memprof.trace.store import Trace
+
+_KINDS = ("perfetto", "speedscope", "csv", "parquet", "snapshot")
+_FOLDERS = ("csv", "parquet")
+_LIVES = 30
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  memprof export run.memprof --to perfetto -o run.json.gz
+  memprof export run.memprof --to speedscope --at 4:812 -o run.speedscope.json
+  memprof export run.memprof --to parquet --tables ops,storages -o tables/
+  memprof export ranks/ --rank 3 --to snapshot -o rank3.pickle -f
+  python -m torch.cuda._memory_viz trace_plot snapshot.pickle -o snapshot.html"""
+)
+@click.argument("trace", type=click.Path(), metavar="TRACE")
+@click.option("--to", "kind", type=click.Choice(_KINDS), required=True, help="The format to write.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    required=True,
+    metavar="PATH",
+    help="The file; for csv and parquet, the folder.",
+)
+@click.option("--rank", type=click.IntRange(min=0), metavar="N", help="Export this rank.")
+@click.option(
+    "--at",
+    "moment",
+    type=MomentType(),
+    metavar="peak|OP|STEP:OP",
+    help="speedscope: what is alive while this operator runs.  [default: peak]",
+)
+@click.option("--tables", metavar="NAME,...", help="csv, parquet: these tables alone.")
+@click.option(
+    "--lives",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help=f"perfetto: of what fills the peak, show the N largest from birth to death.  [default: {_LIVES}]",
+)
+@click.option("--scrub", "is_scrubbed", is_flag=True, help="Leave out arguments, paths, people and hosts, for sharing.")
+@click.option("-f", "--force", is_flag=True, help="Replace what is there; of folders, those exported before.")
+def export(
+    trace: str,
+    kind: str,
+    output: Path,
+    rank: int | None,
+    moment: tuple[int | None, int | None] | None,
+    tables: str | None,
+    lives: int | None,
+    is_scrubbed: bool,
+    force: bool,
+) -> None:
+    """Write a recording in another tool's format.
+
+    perfetto is a timeline for ui.perfetto.dev: what memory holds, above steps, phases, module calls and operators;
+    compressed where the name ends in .gz. Each rank is a process.
+
+    speedscope is a flame graph of what is alive at the peak, by code and by module, for speedscope.app.
+
+    csv and parquet are the tables themselves, a file each, with units and meanings beside them.
+
+    snapshot is a memory snapshot as torch writes it, for pytorch.org/memory_viz and torch.cuda._memory_viz: every
+    allocation is what was recorded; its address, and the segments, are what torch's caching allocator would have
+    chosen.
+    """
+    _refuse_strangers(kind, at=moment, tables=tables, lives=lives)
+    _check_place(output, is_folder=kind in _FOLDERS, force=force)
+    kinds = _tables(tables)
+    opened = open_trace(trace, rank, is_scrubbed=is_scrubbed)
+    private = not is_scrubbed
+    if kind in _FOLDERS:
+        size = _write_folder(output, opened, kind, rank, kinds, is_private=private)
+    elif kind == "perfetto":
+        size = _write_timeline(output, opened, rank, _LIVES if lives is None else lives, is_private=private)
+    else:
+        content = _snapshot(opened) if kind == "snapshot" else _stacks(opened, moment)
+        size = _write_content(output, content, is_private=private)
+    tell(f"wrote {output} ({format_bytes(size)})")
+
+
+def _refuse_strangers(kind: str, **given: object) -> None:
+    """Refuses an option of another format."""
+    belongs = {"at": ("speedscope",), "tables": _FOLDERS, "lives": ("perfetto",)}
+    for option, kinds in belongs.items():
+        if given[option] is not None and kind not in kinds:
+            raise click.UsageError(f"--{option} is for --to {' and '.join(kinds)}: leave it out.")
+
+
+def _check_place(output: Path, *, is_folder: bool, force: bool) -> None:
+    """Refuses a place that cannot be written, before any work."""
+    if not is_folder:
+        if output.is_dir():
+            raise UsageError(f"{output} is a folder, and this format is a file: choose another name.")
+        check_output(output, force=force)
+        return
+    if not output.parent.is_dir():
+        raise UsageError(f"There is no folder {output.parent} to write {output.name} to.")
+    if not output.exists():
+        return
+    if not output.is_dir():
+        raise UsageError(f"{output} is a file, and this format is a folder: choose another name.")
+    if not force:
+        raise UsageError(f"{output} exists already. Replace it with -f, or choose another name.")
+    from memprof.trace.exporters.tables import is_export
+
+    if any(output.iterdir()) and not is_export(output):
+        raise UsageError(f"{output} holds something else than exported tables, and stays: choose another name.")
+
+
+def _tables(names: str | None) -> list[type[Table]]:
+    """Returns the tables that are asked for.
+
+    Raises:
+        UsageError: One of the names is none of theirs.
+    """
+    from memprof.trace.exporters.tables import named_tables
+
+    return list(named_tables([name.strip() for name in (names or "").split(",") if name.strip()]))
+
+
+def _write_folder(
+    output: Path, opened: Trace, form: str, rank: int | None, kinds: list[type[Table]], *, is_private: bool
+) -> int:
+    from memprof.trace.exporters.tables import write_tables
+    from memprof.trace.files.whole_folder import whole_folder
+
+    with whole_folder(output, is_private=is_private) as folder:
+        return write_tables(folder, opened, opened.ranks if rank is None else (rank,), kinds, form)
+
+
+def _write_timeline(output: Path, opened: Trace, rank: int | None, lives: int, *, is_private: bool) -> int:
+    from memprof.analysis.export.timeline_export import export_timeline
+    from memprof.trace.files.whole_file import whole_file
+
+    ranks = opened.ranks if rank is None else (rank,)
+    with whole_file(output, is_private=is_private) as file:
+        if output.suffix == ".gz":
+            # Without the moment and the name, the same recording gives the same bytes.
+            with gzip.GzipFile("", "wb", compresslevel=6, fileobj=file, mtime=0) as packed:
+                export_timeline(opened, ranks, lives, cast(BinaryIO, packed))
+        else:
+            export_timeline(opened, ranks, lives, file)
+        return file.tell()
+
+
+def _write_content(output: Path, content: bytes, *, is_private: bool) -> int:
+    from memprof.trace.files.whole_file import whole_file
+
+    with whole_file(output, is_private=is_private) as file:
+        file.write(content)
+    return len(content)
+
+
+def _snapshot(opened: Trace) -> bytes:
+    from memprof.analysis.export.snapshot_export import export_snapshot
+
+    return export_snapshot(opened)
+
+
+def _stacks(opened: Trace, moment: tuple[int | None, int | None] | None) -> bytes:
+    from memprof.analysis.export.stacks_export import export_stacks
+
+    step_number, op_id = moment or (None, None)
+    exported = export_stacks(opened, step_number, op_id)
+    tell(f"{format_bytes(exported.total_bytes)} alive at {exported.moment}")
+    return exported.content

@@ -1,0 +1,186 @@
+"""`memprof fit`: runs a job until a plan is found under which it was measured to stay within a budget."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from memprof.cli.options.search_options import wish_of, wish_options
+from memprof.cli.verbs.record import RecordCommand
+from memprof.errors import GateFailedError
+from memprof.launch.parent.settings import read_dry_window, read_project_settings
+from memprof.launch.parent.target import find_target
+
+if TYPE_CHECKING:
+    from memprof.analysis.plans.suggest import Suggestion
+    from memprof.launch.fit.request import Fit
+    from memprof.planners.search.explore import Wish
+    from memprof.trace.store import Trace
+
+_EPILOG = """\b
+Examples:
+  memprof fit --budget 8GiB train.py --epochs 1
+  memprof fit --budget 60% --max-slowdown 15% -o plan.toml -m package.train
+"""
+
+_SIGNAL = 128  # a shell's own exit status of what a signal ended is this and the signal's number
+
+
+class FitCommand(RecordCommand):
+    """As ``record``; of a project's settings it reads those that say which steps to record."""
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        """Gives click the project's settings."""
+        given = read_project_settings(Path.cwd())
+        extra["default_map"] = {key: value for key, value in given.items() if key in ("skip", "steps")}
+        return super().make_context(info_name, args, parent, **extra)
+
+
+@click.command(
+    "fit",
+    cls=FitCommand,
+    context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]},
+    options_metavar="[OPTIONS]",
+    epilog=_EPILOG,
+)
+@wish_options
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    metavar="FOLDER|PLAN",
+    help="Folder for the plan and the recordings, or a plan file (.toml).  [default: <script>.<time>.fit]",
+)
+@click.option("-f", "--force", is_flag=True, help="Replace the files of an earlier fit.")
+@click.option(
+    "--skip", type=click.IntRange(min=0), default=2, show_default=True, metavar="N", help="Steps to let pass."
+)
+@click.option("--steps", type=click.IntRange(min=1), default=3, show_default=True, metavar="N", help="Steps to record.")
+@click.option(
+    "--stop/--no-stop", default=True, show_default=True, help="End each run after the recorded steps, or let it train."
+)
+@click.option(
+    "--verify",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Verify so many plans of different kinds, and keep the one measured to be the fastest.",
+)
+@click.option(
+    "--attempts",
+    type=click.IntRange(min=1),
+    default=8,
+    show_default=True,
+    metavar="N",
+    help="Most runs under a plan.",
+)
+@click.option(
+    "--compile",
+    "compiles",
+    is_flag=True,
+    help="Run the job compiled too (torch.compile), and keep that where it is the fastest that fits.",
+)
+@click.option(
+    "--dry-run/--no-dry-run",
+    default=True,
+    show_default=True,
+    help="Dry-run each plan first, and pass over those that do not fit as applied.",
+)
+@click.option("--json", "is_json", is_flag=True, help="Print everything as JSON: bytes, microseconds, stable keys.")
+@click.option("-m", "is_module", is_flag=True, help="The job is a Python module, as in python -m.")
+@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="{SCRIPT | -m MODULE} [ARGS]... | -- COMMAND...")
+@click.pass_context
+def fit(
+    ctx: click.Context,
+    /,
+    words: tuple[str, ...],
+    output: Path | None,
+    force: bool,
+    skip: int,
+    steps: int,
+    stop: bool,
+    verify: int,
+    attempts: int,
+    compiles: bool,
+    dry_run: bool,
+    is_json: bool,
+    is_module: bool,
+    **asked: Any,
+) -> int:
+    """Find a plan under which a training job is measured to fit a budget.
+
+    The job runs a few steps as it is, then under the fastest plan that is predicted to fit and does so in a dry run.
+    Where the peak measured is above the budget, or the plan cannot be applied to the job, the search is tightened and
+    the next plan tried. What the job prints goes to stderr. Ctrl-C ends it with the best plan verified so far.
+
+    Where the job as it is runs out of memory, its dry run is what plans are made from.
+
+    Exit status: 0 a plan was verified, or the job fits as it is; 3 nothing was recorded to plan from; 4 no plan was
+    verified within the budget; 125 to 127 as of memprof record; 130 interrupted. Where the job fails by itself, its
+    own.
+    """
+    wish = partial(wish_of(**asked), is_checked=True)
+    target = find_target(words, is_module=is_module, is_command=ctx.meta["is_command"], verb="fit")
+    from memprof.launch.fit.fit import fit as find_fit
+    from memprof.launch.fit.outputs import claim_outputs
+    from memprof.launch.fit.request import Request
+
+    request = Request(
+        target=target,
+        outputs=claim_outputs(output, target.stem, force=force),
+        wish=wish,
+        skip=skip,
+        steps=steps,
+        stop=stop,
+        verify=verify,
+        most_attempts=attempts,
+        compiles=compiles,
+        dry_window=read_dry_window(Path.cwd()) if dry_run else None,
+    )
+    found = find_fit(request, _search, _say)
+    job = shlex.join(("--", *target.arguments) if ctx.meta["is_command"] else target.arguments[1:])
+    if is_json:
+        from memprof.cli.pages.fit_page import fit_to_json
+
+        print(json.dumps(fit_to_json(found, job), indent=2, allow_nan=False))
+    else:
+        from memprof.cli.page import Page
+        from memprof.cli.pages.fit_page import fill_fit
+
+        page = Page.for_stdout()
+        fill_fit(page, found, job)
+        page.write()
+    return _status_of(found)
+
+
+def _search(trace: Trace, wish: Wish) -> Suggestion:
+    from memprof.analysis.plans.basis import basis_of
+    from memprof.analysis.plans.suggest import suggest
+    from memprof.cli.progress import SearchBar
+
+    with SearchBar(wish) as bar:
+        return suggest(trace, basis_of(trace), wish, bar.add)
+
+
+def _say(sentence: str) -> None:
+    print(f"memprof: {sentence}", file=sys.stderr, flush=True)
+
+
+def _status_of(found: Fit) -> int:
+    """Returns the status that says what came of it; where the job failed by itself, ends as the job did."""
+    if found.returncode:
+        from memprof.launch.parent.parent import leave_like
+
+        leave_like(found.returncode)
+    if found.ended_by:
+        return _SIGNAL + found.ended_by
+    return 0 if found.best is not None or found.is_met else GateFailedError.exit_code

@@ -1,0 +1,145 @@
+"""`memprof import`: memory snapshots and profilers' traces become recordings that every verb opens."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from memprof.cli.harmless import tell
+from memprof.trace.files.place import check_output
+
+if TYPE_CHECKING:
+    from memprof.trace.importers import Imported
+    from memprof.trace.importers.snapshot import Progress
+
+#: Files above this size are large, and take so many bytes of memory for each of theirs (measured: 4 to 9).
+_LARGE_BYTES = 200_000_000
+_MEMORY_PER_BYTE = 9
+
+_SUFFIXES = (".gz", ".json", ".pt.trace", ".trace", ".pickle", ".pkl", ".html")
+
+
+@click.command(
+    "import",
+    epilog="""\b
+Examples:
+  memprof import snapshot.pickle -o run.memprof && memprof report run.memprof
+  memprof import trace.json.gz --json""",
+)
+@click.argument("file", type=click.Path(path_type=Path), metavar="FILE")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="RUN",
+    help="Write the recording here.  [default: the file's name with .memprof, in this folder]",
+)
+@click.option("-f", "--force", is_flag=True, help="Replace the recording if it exists.")
+@click.option("--device", type=click.IntRange(min=0), metavar="N", help="Import this device alone.")
+@click.option(
+    "--rank", type=click.IntRange(min=0), metavar="N", help="Make it this rank.  [default: the device's number]"
+)
+@click.option(
+    "--json", "is_json", is_flag=True, help="Print what the file holds as JSON: bytes as numbers, stable keys."
+)
+def import_(file: Path, output: Path | None, force: bool, device: int | None, rank: int | None, is_json: bool) -> None:
+    """Make a recording of a file that another tool wrote.
+
+    FILE is a memory snapshot (torch.cuda.memory._dump_snapshot, or a page of memory_viz that holds one) or a profiler's
+    trace with memory events (torch.profiler with profile_memory=True), with gzip or without. What it is, is told by its
+    bytes. Nothing in it is ever run. Each device becomes a rank of the recording.
+    """
+    target = output or Path(f"{_stem(file)}.memprof")
+    check_output(target, force=force, option="-o")
+    # Reading takes numpy and pyarrow; `memprof import -h` needs neither.
+    from memprof.trace.importers import import_file
+    from memprof.trace.store import write_trace
+
+    _warn_of_memory(file)
+    with _progress(file) as on_progress:
+        imported = import_file(file, device, rank, on_progress)
+        on_progress("writing", 0.0)
+        write_trace(target, imported.ranks)
+    if is_json:
+        print(json.dumps({"schema": 1, "kind": imported.kind, "devices": imported.devices}, indent=2, allow_nan=False))
+    else:
+        _print_page(imported)
+    for remark in imported.remarks:
+        tell(f"{remark}")
+    tell(f"wrote {target}; next: memprof report {target}")
+
+
+def _stem(file: Path) -> str:
+    """Returns a file's name without the endings of snapshots and traces."""
+    name = file.name
+    while found := next((suffix for suffix in _SUFFIXES if name.endswith(suffix) and name != suffix), ""):
+        name = name.removesuffix(found)
+    return name
+
+
+def _warn_of_memory(file: Path) -> None:
+    """Says on stderr where loading a file may take more memory than is free."""
+    size = file.stat().st_size if file.is_file() else 0
+    if size < _LARGE_BYTES:
+        return
+    import psutil
+
+    from memprof.units import format_bytes
+
+    free = psutil.virtual_memory().available
+    if size * _MEMORY_PER_BYTE > free:
+        print(
+            f"memprof: loading {file} may take up to {format_bytes(size * _MEMORY_PER_BYTE)} of memory; "
+            f"{format_bytes(free)} are free.",
+            file=sys.stderr,
+        )
+
+
+@contextmanager
+def _progress(file: Path) -> Iterator[Progress]:
+    """Tells on stderr how far a large file is, where a person looks at it."""
+    if sys.stderr is None or not sys.stderr.isatty():
+        yield lambda what, share: None
+        return
+    from rich.console import Console
+
+    from memprof.cli.page import printable
+
+    name = printable(file.name)
+    with Console(stderr=True, markup=False, highlight=False).status(f"reading {name}") as status:
+        yield lambda what, share: status.update(f"{what} {name}: {share:.0%}" if share else f"{what} {name}")
+
+
+def _print_page(imported: Imported) -> None:
+    from memprof.cli.page import Page, cell, make_table
+    from memprof.units import format_bytes
+
+    def size(count: int | None) -> str:
+        return "unknown" if count is None else format_bytes(count)
+
+    table = make_table("device", ">entries", ">peak", ">peak reserved", ">at the end", ">reserved", "history")
+    for device in imported.devices:
+        table.add_row(
+            cell(device["device"]),
+            f"{device['entries']:,}",
+            size(device["peak_requested_bytes"]),
+            size(device["peak_reserved_bytes"]),
+            size(device["end_requested_bytes"]),
+            size(device["end_reserved_bytes"]),
+            _history(device),
+        )
+    page = Page.for_stdout()
+    page.add(table)
+    page.write()
+
+
+def _history(device: dict[str, Any]) -> str:
+    if device["entries"] < 2:
+        return "none: end state only"
+    return "complete" if device["history_complete"] else "a window of the job"

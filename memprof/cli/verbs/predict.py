@@ -1,0 +1,121 @@
+"""`memprof predict`: what a plan does to a recorded job's memory and time, before the job is run under it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from memprof.cli.options.plan_options import chosen_plan, plan_options
+from memprof.cli.options.size_options import AskedSize, size_options
+from memprof.errors import UsageError
+from memprof.trace.files.place import find_place, refuse_existing
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  memprof predict run.memprof --checkpoint 'layers.*' --write plan.toml
+  memprof predict run.memprof --plan plan.toml -o predicted.memprof"""
+)
+@click.argument("trace", type=click.Path(), metavar="TRACE")
+@plan_options()
+@click.option(
+    "--budget",
+    metavar="SIZE",
+    help="Most bytes allocated at once, kept in the plan: 24GiB, or 60% of the recorded peak.  [default: the plan's]",
+)
+@click.option(
+    "--write",
+    "written",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write the plan with its prediction and budget to this TOML file.",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write the predicted step to this trace.",
+)
+@click.option("-f", "--force", is_flag=True, help="Replace the files if they exist.")
+@click.option("--step", "step_number", type=click.IntRange(min=0), metavar="N", help="Start from this step.")
+@click.option("--machine", metavar="NAME", help="Give times on this device, such as rtx3090 or a100-80g.")
+@size_options
+@click.option("--rank", type=click.IntRange(min=0), metavar="N", help="Start from this rank.")
+@click.option("--json", "is_json", is_flag=True, help="Print everything as JSON: bytes, microseconds, stable keys.")
+def predict(
+    trace: str,
+    plan_path: Path | None,
+    budget: str | None,
+    written: Path | None,
+    output: Path | None,
+    force: bool,
+    step_number: int | None,
+    machine: str | None,
+    batch: int | None,
+    length: int | None,
+    lengths: Path | None,
+    also: tuple[str, ...],
+    rank: int | None,
+    is_json: bool,
+    **flags: Any,
+) -> None:
+    """Predict what a plan does to a recorded job's memory and time.
+
+    TRACE is a recording of the job as it is. The flags that stand for policies may be repeated, and add to the plan.
+    """
+    plan = chosen_plan(plan_path, flags)
+    size = AskedSize(batch, length, lengths, also)
+    at = size.option
+    if also and not at:
+        raise UsageError("--also names recordings at other sizes, for --at-batch, --at-length or --lengths: add one.")
+    if plan is None and at:
+        from memprof.policies.plan.plan import Plan
+
+        plan = Plan()  # what the size alone does
+    if plan is None:
+        raise UsageError("There is nothing to predict: give --plan FILE, or a policy such as --checkpoint 'layers.*'")
+    # The plan that was read is written back with its prediction; anything else that is there is not touched.
+    is_own = written is not None and plan_path is not None and written.resolve() == plan_path.resolve()
+    for path in (output, None if is_own else written):
+        if path is not None:
+            refuse_existing(find_place(path), force=force)
+    from memprof.analysis.plans.basis import basis_of
+    from memprof.analysis.plans.predict import forecast, predicted_trace
+    from memprof.machines.budget import parse_budget
+    from memprof.machines.catalogue import find_machine
+    from memprof.replay.live import live_bytes
+    from memprof.trace.store import Trace, write_trace
+
+    device = find_machine(machine) if machine else None
+    opened = Trace.open(trace, rank)
+    basis = size.basis(basis_of(opened, step_number, device), opened, device, step_number)
+    if budget is not None:
+        plan = replace(
+            plan, budget_bytes=parse_budget(budget, int(live_bytes(basis.step).during.max(initial=0)), device)
+        )
+    made = forecast(opened, plan, basis)
+    if output is not None:
+        write_trace(output, [predicted_trace(made)])
+    if written is not None:
+        from memprof.policies.plan.plan_file import write_plan
+        from memprof.trace.files.reading import read_text
+
+        before = read_text(written) if is_own else ""
+        write_plan(written, made.plan, before)
+    if is_json:
+        from memprof.analysis.plans.plan_json import forecast_to_json
+
+        print(json.dumps(forecast_to_json(made), indent=2, allow_nan=False))
+        return
+    from memprof.cli.page import Page
+    from memprof.cli.pages.plan_page import fill_forecast
+
+    page = Page.for_stdout()
+    fill_forecast(page, made, written or (plan_path if not any(flags.values()) else None), output)
+    page.write()

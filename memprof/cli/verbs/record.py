@@ -1,0 +1,299 @@
+"""The verb ``memprof record``: runs a training job and records where its memory goes."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.core import ParameterSource
+
+from memprof.cli.options.plan_options import chosen_plan, plan_options
+from memprof.errors import BadInputError, UsageError
+from memprof.launch.parent.settings import Settings, read_dry_window, read_project_settings
+from memprof.launch.parent.target import CannotStartError, find_target
+from memprof.launch.parent.torchrun import on_ranks, ranks_of
+from memprof.machines.card import find_card
+from memprof.trace.files.location import is_address
+
+if TYPE_CHECKING:
+    from memprof.policies.plan.plan import Plan
+
+_EPILOG = """\b
+Examples:
+  memprof record train.py --epochs 1
+  memprof record -o run.memprof --steps 5 -- torchrun --nproc-per-node 2 train.py
+  memprof record --checkpoint 'layers.*' train.py
+  memprof record --shard fsdp --world-size 2 train.py
+  memprof record --light train.py
+  memprof record --dry-run train.py
+"""
+
+
+class RecordCommand(click.Command):
+    """A command whose own options end where the job begins, and whose defaults a pyproject.toml may set."""
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        """Gives click the project's settings: it asks flags first, then MEMPROF_*, then these."""
+        try:
+            folder = Path.cwd()
+        except FileNotFoundError:
+            raise CannotStartError(
+                "the current folder is not there any more: it was deleted or replaced. Change to one that is, with cd."
+            ) from None
+        given = read_project_settings(folder)
+        if "plan" in given:
+            given["plan_path"] = given.pop("plan")
+        extra.setdefault("default_map", given)
+        return super().make_context(info_name, args, parent, **extra)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parses memprof's options, and notes whether two dashes stood before the job."""
+        given = list(args)
+        rest = super().parse_args(ctx, args)
+        words = len(ctx.params["words"])
+        # Everything after the options is verbatim, so the words are the end of what was given.
+        ctx.meta["is_command"] = given[len(given) - words - 1 : len(given) - words] == ["--"]
+        return rest
+
+
+@click.command(
+    "record",
+    cls=RecordCommand,
+    context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]},
+    options_metavar="[OPTIONS]",
+    epilog=_EPILOG,
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(),
+    envvar="MEMPROF_OUTPUT",
+    metavar="FILE",
+    help="File to write, or an address such as s3://bucket/run.memprof.  [default: <script>.<time>.memprof]",
+)
+@click.option("-f", "--force", is_flag=True, envvar="MEMPROF_FORCE", help="Replace the file if it exists.")
+@click.option("-q", "--quiet", is_flag=True, envvar="MEMPROF_QUIET", help="Say nothing when the job has ended.")
+@click.option(
+    "--skip",
+    type=click.IntRange(min=0),
+    default=2,
+    show_default=True,
+    envvar="MEMPROF_SKIP",
+    metavar="N",
+    help="Steps to let pass first.",
+)
+@click.option(
+    "--steps",
+    type=click.IntRange(min=1),
+    default=3,
+    show_default=True,
+    envvar="MEMPROF_STEPS",
+    metavar="N",
+    help="Steps to record.",
+)
+@click.option("--stop", is_flag=True, envvar="MEMPROF_STOP", help="End the job after the recorded steps.")
+@click.option(
+    "--light",
+    is_flag=True,
+    envvar="MEMPROF_LIGHT",
+    help="Follow the whole run at a few per cent, instead of recording some steps in full.",
+)
+@click.option(
+    "--dry-run/--no-dry-run",
+    envvar="MEMPROF_DRY_RUN",
+    help="Run the job on tensors without memory, in seconds, to learn what it would take.",
+)
+@click.option(
+    "--device",
+    default="",
+    envvar="MEMPROF_DEVICE",
+    metavar="NAME",
+    help="With --dry-run: the GPU that the job is shown, such as h100-80g or rtx4090; none is needed.",
+)
+@click.option(
+    "--keep-arguments",
+    is_flag=True,
+    envvar="MEMPROF_KEEP_ARGUMENTS",
+    help="Write the job's arguments as they are, passwords and tokens included.",
+)
+@click.option(
+    "--budget",
+    envvar="MEMPROF_BUDGET",
+    metavar="SIZE",
+    help="Most bytes allocated at once, to compare the measured peak with: 24GiB.  [default: the plan's]",
+)
+@click.option(
+    "--fail-over-budget",
+    is_flag=True,
+    envvar="MEMPROF_FAIL_OVER_BUDGET",
+    help="Where the job ends well, exit with 4 over the budget, 3 where that was not measured.",
+)
+@plan_options(envvar="MEMPROF_PLAN")
+@click.option("-m", "is_module", is_flag=True, help="The job is a Python module, as in python -m.")
+@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="{SCRIPT | -m MODULE} [ARGS]... | -- COMMAND...")
+@click.pass_context
+def record(
+    ctx: click.Context,
+    /,
+    words: tuple[str, ...],
+    output: str | None,
+    force: bool,
+    quiet: bool,
+    skip: int,
+    steps: int,
+    stop: bool,
+    light: bool,
+    dry_run: bool,
+    device: str,
+    keep_arguments: bool,
+    budget: str | None,
+    fail_over_budget: bool,
+    is_module: bool,
+    plan_path: Path | None,
+    **flags: Any,
+) -> None:
+    """Run a training job, unchanged, and record where its memory goes.
+
+    Everything after the script belongs to the job. The exit status is the job's own; 125 means that the recording
+    could not start or the plan does not fit the model, 126 that the job cannot be run, 127 that it was not found.
+
+    With --light, the whole run is followed, so that it can be told afterwards which step was the highest, and where it
+    ran out of memory. A plan can be applied as well; --skip, --steps and --stop choose a window, and there is none.
+
+    With --dry-run, nothing is computed from the first model on: tensors have shapes and no memory. The job ends after
+    its first steps; what it prints are made-up values, and it writes no checkpoint.
+
+    With --device, the job of a dry run is shown a GPU that need not be there, on which torch does as it would on one.
+
+    With --plan, or any of the flags that stand for policies, the job trains under that plan; the flags may be repeated.
+
+    With a budget, of the plan or of --budget, the fullest recorded step is compared with it. --fail-over-budget is for
+    CI: the exit status is then 4 where the job ended well, and that step is over the budget.
+    """
+    if light and dry_run:
+        light, dry_run = _is_typed(ctx, "light"), _is_typed(ctx, "dry_run")  # which outweighs a setting
+        if light == dry_run:
+            raise CannotStartError("--light follows a whole run, and --dry-run ends after some steps: leave one out.")
+    if light:
+        _refuse_window(ctx)
+    if device:
+        device = _checked_device(ctx, device, dry_run=dry_run)
+    if dry_run:
+        window = read_dry_window(Path.cwd())
+        skip, steps = _given(ctx, "skip", window.skip), _given(ctx, "steps", window.steps)
+    try:
+        target = find_target(words, is_module=is_module, is_command=ctx.meta["is_command"])
+    except OSError as error:  # a name that is too long, say
+        raise CannotStartError(f"{words[0][:80]} cannot be looked up: {error.strerror or error}.") from None
+    try:
+        plan = chosen_plan(plan_path, flags)
+    except BadInputError as error:
+        raise CannotStartError(str(error)) from None
+    budget_bytes = _budget_of(budget, plan)
+    if plan is not None and plan.budget_bytes != budget_bytes:
+        plan = replace(plan, budget_bytes=budget_bytes)
+    if fail_over_budget and budget_bytes is None:
+        if _is_typed(ctx, "fail_over_budget"):
+            raise UsageError("--fail-over-budget needs a budget: add --budget 24GiB, or write one into the plan.")
+        fail_over_budget = False  # a setting of the project's, for runs that have one
+    if dry_run:
+        from memprof.launch.dry.dry_plan import check_plan  # at use: policies are slow to import
+
+        check_plan(plan)
+    ranks = ranks_of(plan)
+    if not dry_run:  # which is of one rank, told that there are others
+        target = on_ranks(target, ranks, os.environ)
+    address = output if output is not None and is_address(output) else ""
+    settings = Settings(
+        # What goes to an address is written here first.
+        output=Path(address.rpartition("/")[2]) if address else None if output is None else Path(output),
+        address=address,
+        force=force,
+        quiet=quiet,
+        skip=skip,
+        steps=steps,
+        stop=stop or dry_run,
+        goes_on=not (stop or light or dry_run or _has_window(ctx)),
+        light=light,
+        dry_run=dry_run,
+        device=device,
+        plan=plan,
+        plan_path=plan_path,
+        keep_arguments=keep_arguments,
+        budget_bytes=budget_bytes,
+        fail_over_budget=fail_over_budget,
+    )
+    from memprof.launch.parent.parent import leave_like, record_job  # what watches a job; the help needs none of it
+
+    try:
+        status = record_job(target, settings)
+    except OSError as error:  # of the job's end nothing is raised: it has not run
+        raise CannotStartError(f"{error.filename or target.name} cannot be used: {error.strerror or error}.") from None
+    leave_like(status)
+
+
+def _budget_of(text: str | None, plan: Plan | None) -> int | None:
+    """Returns the budget that is given, or else that of the plan; a share is one of the peak the plan was made from.
+
+    Raises:
+        UsageError: The text is not a budget.
+    """
+    if text is None:
+        return None if plan is None else plan.budget_bytes
+    from memprof.machines.budget import parse_budget
+
+    known = 0 if plan is None or plan.prediction is None else plan.prediction.recorded_peak_bytes
+    if "%" in text and not known:
+        raise UsageError(f"--budget {text} is a share of a recorded peak, and none is known here: write a size, 24GiB.")
+    return parse_budget(text, known)
+
+
+def _given(ctx: click.Context, name: str, default: int) -> int:
+    """Returns a number that the user gives, or else that of a dry run; the project's are for real runs."""
+    value: int = ctx.params[name] if _is_typed(ctx, name) else default
+    return value
+
+
+def _checked_device(ctx: click.Context, name: str, *, dry_run: bool) -> str:
+    """Returns the device of a dry run; "" where there is none, and the device is a setting of the project's.
+
+    Raises:
+        CannotStartError: The job would run for real, or memprof knows no such device.
+    """
+    if not dry_run:
+        if _is_typed(ctx, "device"):
+            raise CannotStartError(
+                f"--device {name} is what a dry run shows its job: add --dry-run, or leave it out to use the job's own."
+            )
+        return ""
+    try:
+        find_card(name)
+    except UsageError as error:
+        raise CannotStartError(str(error)) from None
+    return name
+
+
+def _is_typed(ctx: click.Context, name: str) -> bool:
+    """Whether an option is given by a flag or a variable, and not by the project's settings or by nobody."""
+    return ctx.get_parameter_source(name) in (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT)
+
+
+def _has_window(ctx: click.Context) -> bool:
+    """Whether anybody, the user or the project's settings, says which steps to record."""
+    return any(ctx.get_parameter_source(name) is not ParameterSource.DEFAULT for name in ("skip", "steps"))
+
+
+def _refuse_window(ctx: click.Context) -> None:
+    """Refuses a window that is asked for in so many words beside the whole run; one that is a setting is left alone.
+
+    Raises:
+        CannotStartError: One is.
+    """
+    for name in ("skip", "steps", "stop"):
+        if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            raise CannotStartError(f"--light follows the whole run, so --{name} means nothing with it: leave one out.")

@@ -1,0 +1,187 @@
+"""`memprof report`: where the memory of a recorded job goes."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import click
+
+from memprof.cli.harmless import tell
+from memprof.cli.opening import open_trace
+from memprof.errors import UsageError
+
+if TYPE_CHECKING:
+    from memprof.trace.store import Trace
+
+
+class Exporter(Protocol):
+    """Writes a report as one HTML page: ``memprof_dashboard.export_page.export.export_html``."""
+
+    def __call__(
+        self, trace: Trace, *, rank: int | None, step_number: int | None, op_id: int | None, rows: int | None
+    ) -> str:
+        """Returns the page."""
+        ...
+
+
+_TABLES = ("category", "module", "op", "source", "stack", "phase", "storage", "rank")
+
+
+class MomentType(click.ParamType[tuple[int | None, int | None]]):
+    """``peak``, ``OP`` or ``STEP:OP``, as (step, operator); both None for the peak."""
+
+    name = "moment"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int | None, int | None]:
+        """Reads a moment."""
+        step, colon, op = str(value).rpartition(":")
+        if value == "peak":
+            return None, None
+        if not op.isdecimal() or (bool(colon) and not step.isdecimal()):
+            self.fail(f"{value!r} is not a moment: write peak, OP or STEP:OP, such as 4:812.", param, ctx)
+        return (int(step) if colon else None), int(op)
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  memprof report run.memprof
+  memprof report run.memprof --by module --at 4:812
+  memprof report run.memprof --allocator
+  memprof report run.memprof --html report.html --scrub
+  memprof report run.memprof --json | python -m json.tool | less"""
+)
+@click.argument("trace", type=click.Path(), metavar="TRACE")
+@click.option(
+    "--at",
+    "moment",
+    type=MomentType(),
+    default="peak",
+    metavar="peak|OP|STEP:OP",
+    help="Show what is alive while this operator runs; operators are counted from 0 in the step.  [default: peak]",
+)
+@click.option("--by", "table", type=click.Choice(_TABLES), help="Show this table alone, with more rows.")
+@click.option("--step", "step_number", type=click.IntRange(min=0), metavar="N", help="Report on this step.")
+@click.option("--rank", type=click.IntRange(min=0), metavar="N", help="Report on this rank.")
+@click.option("--top", type=click.IntRange(min=1), metavar="N", help="Rows per table; the rest is summed in one.")
+@click.option("--json", "is_json", is_flag=True, help="Print everything as JSON: bytes, microseconds, stable keys.")
+@click.option(
+    "--html",
+    "page_path",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write the report with its figures to this file, which needs no network.",
+)
+@click.option("--scrub", "is_scrubbed", is_flag=True, help="Leave out arguments, paths, people and hosts, for sharing.")
+@click.option(
+    "--allocator", "page_kind", flag_value="allocator", help="Show reserved memory, what of it is unused, and why."
+)
+@click.option("--static", "page_kind", flag_value="static", help="Show what the step needs when it is planned ahead.")
+@click.option("-f", "--force", is_flag=True, help="Replace the file if it exists.")
+def report(
+    trace: str,
+    moment: tuple[int | None, int | None],
+    table: str | None,
+    step_number: int | None,
+    rank: int | None,
+    top: int | None,
+    is_json: bool,
+    page_path: Path | None,
+    is_scrubbed: bool,
+    page_kind: str | None,
+    force: bool,
+) -> None:
+    """Show where the memory of a recorded job goes.
+
+    TRACE is a .memprof file, a folder of them (one for each rank), or the spool folder of a recording that was cut
+    short. Without options, the tables are of the peak of the fullest step.
+    """
+    at_step, op_id = moment
+    if at_step is not None and step_number is not None and at_step != step_number:
+        raise click.UsageError(f"--at {at_step}:{op_id} and --step {step_number} name two steps: leave one out.")
+    chosen_step = at_step if at_step is not None else step_number
+    if page_kind is not None:
+        if page_path is not None or table is not None or op_id is not None:
+            raise click.UsageError(f"--{page_kind} has a page of its own: leave out --html, --by and --at.")
+        from memprof.cli.pages.allocator_page import show_page
+
+        opened = open_trace(trace, rank, is_scrubbed=is_scrubbed)
+        name = str(opened.path) if is_scrubbed else trace
+        show_page(page_kind, opened, name, rank, chosen_step, top, is_json=is_json)
+        return
+    if page_path is not None:
+        _check_page(page_path, is_other=is_json or table is not None, force=force)
+        exporter = _exporter()
+        opened = open_trace(trace, rank, is_scrubbed=is_scrubbed)
+        from memprof.trace.files.whole_file import whole_file
+
+        page_text = exporter(opened, rank=rank, step_number=chosen_step, op_id=op_id, rows=top)
+        with whole_file(page_path, is_private=not is_scrubbed) as file:
+            file.write(page_text.encode("utf-8", "replace"))
+        tell(f"wrote {page_path}")
+        return
+    if table == "rank":
+        if rank is not None or op_id is not None or chosen_step is not None:
+            raise click.UsageError("--by rank compares all ranks at their peaks: leave out --rank, --step and --at.")
+        opened = open_trace(trace, rank, is_scrubbed=is_scrubbed)
+        _show_ranks(opened, str(opened.path) if is_scrubbed else trace, top, is_json=is_json)
+        return
+    # The numbers behind a report take long to import; `memprof report -h` needs none of them.
+    from memprof.analysis.report.report import build_report
+
+    opened = open_trace(trace, rank, is_scrubbed=is_scrubbed)
+    fold_layers = not is_json and table != "module"
+    built = build_report(opened, rank=rank, step_number=chosen_step, op_id=op_id, fold_layers=fold_layers)
+    if is_json:
+        from memprof.analysis.report.report_json import report_to_json
+
+        print(json.dumps(report_to_json(built, largest=top or 20), indent=2, allow_nan=False))
+        return
+    from memprof.cli.page import Page
+    from memprof.cli.pages.report_page import fill_page
+
+    page = Page.for_stdout()
+    fill_page(page, built, str(opened.path) if is_scrubbed else trace, table, top)
+    page.write()
+
+
+def _show_ranks(opened: Trace, name: str, top: int | None, *, is_json: bool) -> None:
+    """Prints what tells the ranks apart, without reading their tables."""
+    from memprof.analysis.ranks.rank_report import compare_ranks, job_notes
+    from memprof.analysis.ranks.stragglers import find_stragglers
+
+    compared, found, notes = compare_ranks(opened), find_stragglers(opened), job_notes(opened)
+    if is_json:
+        from memprof.analysis.ranks.ranks_json import ranks_to_json
+
+        print(json.dumps(ranks_to_json(compared, found, notes), indent=2, allow_nan=False))
+        return
+    from memprof.cli.page import Page
+    from memprof.cli.pages.rank_page import fill_rank_page
+
+    page = Page.for_stdout()
+    fill_rank_page(page, compared, found, notes, name, top)
+    page.write()
+
+
+def _check_page(path: Path, *, is_other: bool, force: bool) -> None:
+    """Refuses a page that cannot be written, before any work."""
+    if is_other:
+        raise click.UsageError("--html writes every table: leave out --by and --json.")
+    from memprof.trace.files.place import check_output
+
+    check_output(path, force=force)
+
+
+def _exporter() -> Exporter:
+    """Finds what writes the page: it is of the dashboard's package, which needs plotly."""
+    if importlib.util.find_spec("plotly") is None:
+        raise UsageError("--html needs the dashboard's figures: pip install 'torch-memprof[dashboard]'")
+    exporter: Exporter = importlib.import_module("memprof_dashboard.export_page.export").export_html
+    return exporter

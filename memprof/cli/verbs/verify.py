@@ -1,0 +1,79 @@
+"""`memprof verify`: what a plan was predicted to do, held to a run under it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from memprof.policies.plan.plan import Plan
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  memprof verify plan.toml head.memprof
+  memprof verify plan.toml run.memprof head.memprof --json"""
+)
+@click.argument("plan_path", type=click.Path(path_type=Path), metavar="PLAN")
+@click.argument("traces", type=click.Path(), nargs=-1, required=True, metavar="[RUN] HEAD")
+@click.option("--json", "is_json", is_flag=True, help="Print everything as JSON: bytes, microseconds, stable keys.")
+def verify(plan_path: Path, traces: tuple[str, ...], is_json: bool) -> int:
+    """Compare what a plan was predicted to do with a run under it.
+
+    HEAD is the recording under the plan. RUN is the recording without it; the prediction is then made anew, where
+    otherwise the one in the plan counts. Steps that ran on the same shapes are compared; the exit code is 3 where HEAD
+    has none. Where the plan has a budget, the fullest recorded step of HEAD is compared with it: the exit code is 4
+    where that is over.
+    """
+    *runs, head = traces
+    if len(runs) > 1:
+        raise click.UsageError(f"One recording without the plan and one under it, not {len(traces)} traces.")
+    from memprof.analysis.plans.verify import verify_plan
+    from memprof.policies.plan.plan_file import read_plan
+    from memprof.trace.store import Trace
+
+    plan = read_plan(plan_path)
+    if plan.prediction is None and plan.budget_bytes is not None and not runs:
+        return _judge_alone(plan, plan_path, head, is_json=is_json)
+    found = verify_plan(plan, Trace.open(head), Trace.open(runs[0]) if runs else None)
+    status = found.exit_code
+    if is_json:
+        from memprof.analysis.plans.plan_json import verification_to_json
+
+        print(json.dumps(verification_to_json(found), indent=2, allow_nan=False))
+        return status
+    from memprof.cli.page import Page
+    from memprof.cli.pages.plan_page import fill_verification
+
+    page = Page.for_stdout()
+    fill_verification(page, found, head, plan_path)
+    page.write()
+    return status
+
+
+def _judge_alone(plan: Plan, plan_path: Path, head: str, *, is_json: bool) -> int:
+    """Compares a run with the budget of a plan that carries no prediction; returns the exit code."""
+    from memprof.analysis.diff.budget import judge_budget
+    from memprof.analysis.plans.predict import words_for_record
+    from memprof.trace.store import Trace
+
+    trace = Trace.open(head)
+    found = judge_budget(trace, plan.budget_bytes or 0)
+    if is_json:
+        from memprof.analysis.plans.plan_json import PLAN_SCHEMA
+
+        print(json.dumps({"schema": PLAN_SCHEMA, **found.to_json()}, indent=2))
+        return found.exit_code
+    from memprof.analysis.plans.another_plan import PlannedJob, commands_over_budget
+    from memprof.cli.page import printable
+
+    print(printable(found.describe()))
+    if found.fits is False:
+        job = PlannedJob(plan, plan_path, words_for_record(trace.manifest))
+        for command, reason in commands_over_budget(job, found.measured_bytes or 0):
+            print(printable(f"next: {command}  {reason}"))
+    return found.exit_code

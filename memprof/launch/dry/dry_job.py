@@ -1,0 +1,175 @@
+"""Dry-runs a job under a plan: what the plan needs as applied, before any real run is spent on it."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from memprof.errors import BadInputError, InconclusiveError, MemprofError, UsageError
+from memprof.launch.dry.dry_plan import check_plan
+from memprof.launch.dry.isolation import command_apart
+from memprof.launch.fit.attempt import measure
+from memprof.launch.outcome.verdict import describe_status
+from memprof.launch.parent.parent import ENDING, Recorded, run_recorded
+from memprof.launch.parent.settings import DryWindow, Settings
+from memprof.launch.parent.target import CannotStartError, NotFoundError, Target, find_command, find_module, find_script
+from memprof.machines.card import find_card
+from memprof.policies.plan.plan import Plan
+from memprof.trace.manifest import Manifest
+from memprof.trace.secrets.masking import MASK, is_masked
+from memprof.trace.store import Trace
+
+#: Said of a job that failed apart: it may have wanted what it could not have there.
+_WHILE_APART = "(It had no network; isolate = false under [tool.memprof.dry_run] in pyproject.toml leaves it that.)"
+#: Characters of an error's last line that are told.
+_MOST_SAID = 300
+
+
+class EndedError(Exception):
+    """A signal reached this process while a job ran, by which somebody wants all of it to end."""
+
+    def __init__(self, number: int) -> None:
+        """Takes the signal's number."""
+        super().__init__(number)
+        self.number = number
+
+
+@dataclass(frozen=True)
+class DryOutcome:
+    """What came of a dry run.
+
+    Attributes:
+        peak_bytes: Most bytes allocated in any step; None where no step was dry-run.
+        reason: Why not, a sentence; "" where one was.
+        was_started: Whether the job was started at all.
+    """
+
+    peak_bytes: int | None
+    reason: str = ""
+    was_started: bool = True
+
+
+def find_recorded_job(manifest: Manifest) -> Target:
+    """Returns the job of a recording, to be started from the current folder.
+
+    Raises:
+        CannotStartError: The recording does not say how it was started, or it was made under a plan.
+        NotFoundError: Its script or program is not here.
+        NotExecutableError: It cannot be run.
+    """
+    command = manifest.command
+    if not command:
+        raise CannotStartError(
+            "The recording does not say how its job was started, so that cannot be dry-run: record it with memprof "
+            "record."
+        )
+    if is_masked(command):
+        raise CannotStartError(
+            f"The recording holds its job's command line with secrets masked ({MASK}), so that cannot be dry-run: "
+            "record it with --keep-arguments, or verify the plan with a real run, memprof record --plan."
+        )
+    if manifest.plan:
+        raise CannotStartError(
+            "The job was recorded under a plan already, on top of which a dry run applies no other: search in a "
+            "recording of the job as it is."
+        )
+    words = command[1:]
+    try:
+        if not Path(command[0]).name.startswith("python") or not words or words[0] in ("-", "-c"):
+            return find_command(command)
+        if words[0] == "-m":
+            return find_module(words[1:])
+        return find_command(command) if words[0].startswith("-") else find_script(words)
+    except NotFoundError as error:
+        raise NotFoundError(f"{error} Ask again in the folder where the job was recorded.") from None
+
+
+def find_recorded_device(manifest: Manifest) -> str:
+    """Returns the device that a dry run must show the job of a recording; "" for the machine's processor.
+
+    Raises:
+        CannotStartError: It was recorded on a device of which a dry run does not know what torch does on it.
+    """
+    machine = manifest.machine
+    if machine.device_kind == "cpu":
+        return ""
+    try:
+        return find_card(machine.device_name).machine.name
+    except UsageError:
+        raise CannotStartError(
+            f"The job was recorded on {machine.device_name or 'a device without a name'}, and a dry run does not know "
+            "what torch does there: verify the plan with a real run, memprof record --plan."
+        ) from None
+
+
+def dry_run(
+    target: Target,
+    plan: Plan | None,
+    window: DryWindow,
+    device: str = "",
+    keep: Path | None = None,
+    *,
+    apart: bool = False,
+) -> DryOutcome:
+    """Runs a job on tensors without memory and tells what it needs. What it prints is thrown away.
+
+    Args:
+        target: The job.
+        plan: The plan to apply to it, None for the job as it is.
+        window: Steps to let pass, and to look at.
+        device: The device that the job is shown; "" for the machine's processor.
+        keep: Where the recording goes; None to keep none.
+        apart: Whether what it writes in this folder goes elsewhere, and it has no network (``isolation``).
+
+    Raises:
+        EndedError: A signal reached this process meanwhile that ends all of it.
+    """
+    try:
+        check_plan(plan)
+    except CannotStartError as error:
+        return DryOutcome(None, str(error), was_started=False)
+    try:
+        scratch = tempfile.TemporaryDirectory(prefix="memprof-dry-")
+    except OSError as error:
+        reason = f"a dry run needs a temporary folder, and none can be written ({error.strerror or error}): set TMPDIR."
+        return DryOutcome(None, reason, was_started=False)
+    with scratch as folder:
+        settings = Settings(
+            output=keep or Path(folder, "dry.memprof"),
+            force=True,
+            skip=window.skip,
+            steps=window.steps,
+            stop=True,
+            dry_run=True,
+            device=device,
+            plan=plan,
+        )
+        with open(os.devnull, "wb") as nothing, open(Path(folder, "errors"), "w+b") as errors:
+            try:
+                within = command_apart(Path(folder)) if apart else ()
+                done = run_recorded(target, settings, nothing.fileno(), errors.fileno(), within)
+            except MemprofError as error:
+                return DryOutcome(None, str(error), was_started=False)
+            if ending := sorted(done.signals & ENDING):
+                raise EndedError(ending[0])
+            errors.seek(0)
+            outcome = _outcome(done, errors.read().decode("utf-8", errors="replace"))
+            return replace(outcome, reason=f"{outcome.reason} {_WHILE_APART}") if apart and done.returncode else outcome
+
+
+def _outcome(done: Recorded, errors: str) -> DryOutcome:
+    if done.refusal:
+        return DryOutcome(None, done.refusal)
+    if done.returncode:
+        last = next((line.strip() for line in reversed(errors.splitlines()) if line.strip()), "")
+        return DryOutcome(None, f"the job failed in a dry run, {describe_status(done.returncode)}: {last[:_MOST_SAID]}")
+    if done.missed:
+        return DryOutcome(None, " ".join(done.missed))
+    if not done.output.is_file():
+        return DryOutcome(None, done.verdict.sentence)
+    try:
+        return DryOutcome(measure(Trace.open(done.output)).peak_bytes)
+    except (BadInputError, InconclusiveError) as error:
+        return DryOutcome(None, str(error))

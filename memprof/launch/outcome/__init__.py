@@ -1,0 +1,1 @@
+"""What came of a job: verdict, plan, budget and recording."""

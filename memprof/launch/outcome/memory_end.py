@@ -1,0 +1,121 @@
+"""What the parent sees of a job that ended for lack of memory, where no recording tells it."""
+
+from __future__ import annotations
+
+import json
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from memprof.machines.host_limits import HostLimit, cgroup_limit, machine_memory
+from memprof.units import format_bytes
+
+_PROC = Path("/proc")
+_CGROUPS = Path("/sys/fs/cgroup")
+#: Resident memory above this share of a limit is near it: the kernel kills before the last page is gone, and samples
+#: are half a second apart.
+_NEAR = 0.85
+
+
+@dataclass(frozen=True)
+class KillerWatch:
+    """Whether the kernel killed processes for lack of memory while a job ran.
+
+    Attributes:
+        kills: How often it had before.
+        limit: The limit of the job's control group, or else the machine's memory; None where the system tells neither.
+    """
+
+    kills: int | None
+    limit: HostLimit | None
+
+    @staticmethod
+    def begin() -> KillerWatch:
+        """Looks before the job starts."""
+        return KillerWatch(_kills(_PROC, _CGROUPS), cgroup_limit() or machine_memory())
+
+    def describe(self, spool: Path, returncode: int) -> str:
+        """Says that the kernel killed the job for lack of memory, "" where nothing speaks for it.
+
+        Args:
+            spool: The recording's spool folder, with the samples of the job's resident memory.
+            returncode: The job's exit status; one that a shell or a launcher reports for SIGKILL counts too.
+        """
+        if returncode not in (-signal.SIGKILL, 128 + signal.SIGKILL):
+            return ""
+        peak = peak_resident_bytes(spool / "host.jsonl")
+        now = _kills(_PROC, _CGROUPS)
+        has_killed = self.kills is not None and now is not None and now > self.kills
+        is_near = self.limit is not None and peak >= _NEAR * self.limit.total_bytes
+        if not has_killed and not is_near:
+            return ""
+        of_limit = f" of the {format_bytes(self.limit.total_bytes)} it may have" if self.limit is not None else ""
+        sure = "the kernel killed the job" if has_killed else "the kernel probably killed the job"
+        return (
+            f"out of memory: {sure} (SIGKILL); its processes held {format_bytes(peak)}{of_limit} when last seen. "
+            "Host memory ran out, not torch's allocator: look at data loader workers and what the job keeps in Python."
+        )
+
+
+def peak_resident_bytes(path: Path) -> int:
+    """Returns the most that all processes of a job held at once, by the samples taken from outside; 0 without any."""
+    highest, total = 0, 0
+    seen: set[int] = set()
+    lines = path.read_bytes().splitlines() if path.is_file() else []
+    for line in lines:
+        try:
+            sample = json.loads(line)
+            pid, size = int(sample["pid"]), int(sample["rss_bytes"])
+        except (ValueError, KeyError, TypeError):
+            continue  # cut short as the job was killed
+        if pid in seen:  # the next round
+            seen, total = set(), 0
+        seen.add(pid)
+        total += size
+        highest = max(highest, total)
+    return highest
+
+
+def describe_unrecorded(spool: Path) -> list[str]:
+    """Says what ran out of memory in processes of which nothing was recorded, one sentence each."""
+    sentences = []
+    for path in sorted(spool.glob("out-of-memory-*.json")):
+        try:
+            record = json.loads(path.read_bytes())
+        except ValueError:
+            continue  # cut short as the process was killed
+        sentences.append(_describe(record))
+    return sentences
+
+
+def _describe(record: dict[str, Any]) -> str:
+    # Only now: the parent stays small while the job may need the memory.
+    from memprof.analysis.report.sources import find_sources
+    from memprof.phases import PHASES
+    from memprof.trace.schema import Stacks
+
+    frames = record.get("frames") or []
+    source = find_sources(Stacks.of(stack_id=[0], frames=["\n".join(frames)])).of_stack(0) if frames else None
+    asked = record.get("requested_bytes")
+    phase, module = record.get("phase", -1), record.get("module")
+    place = f", {PHASES[phase]}{f' of {module}' if module else ''}" if phase >= 0 else ""
+    where = f", {source.place}" if source is not None else ""
+    free, total = record.get("free_bytes"), record.get("total_bytes")
+    room = f" {format_bytes(free)} of {format_bytes(total)} were left." if free is not None and total else ""
+    size = "more memory" if asked is None else format_bytes(asked)
+    what = f"{size} asked for on {record['device']}{place}{where}"
+    return f"out of memory before a training step was recorded: {what}.{room}"
+
+
+def _kills(proc: Path, cgroups: Path) -> int | None:
+    """Returns how often the kernel has killed for lack of memory, in the job's control group or on the machine."""
+    for path in (cgroups / "memory.events", proc / "vmstat"):
+        try:
+            words = [line.split() for line in path.read_text(encoding="utf-8").splitlines()]
+        except OSError:
+            continue
+        for name, number in (pair for pair in words if len(pair) == 2):
+            if name == "oom_kill":
+                return int(number)
+    return None

@@ -1,0 +1,209 @@
+"""Where a recording goes: chosen, checked and claimed before the job starts."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+
+from memprof.errors import OutputError
+from memprof.launch.outcome.upload import check_address
+from memprof.launch.parent.job_part import find_part, with_part
+from memprof.launch.parent.settings import Settings
+from memprof.launch.parent.target import CannotStartError, Target
+from memprof.trace.files.place import find_place, refuse_existing
+from memprof.trace.files.private_file import FOLDER_MODE, write_private
+from memprof.trace.files.size_limit import explain_write_error
+from memprof.trace.secrets.masking import mask_text, mask_words
+from memprof.version import __version__
+
+if TYPE_CHECKING:
+    from memprof.trace.manifest import Speed  # numpy comes with it
+
+#: How much younger than its recording a process may seem, in seconds: clocks are read at different moments.
+_SLACK_S = 2.0
+
+
+def spool_of(output: Path) -> Path:
+    """Returns the spool folder that goes with an output file."""
+    return output.with_name(output.name + ".spool")
+
+
+def claim_output(target: Target, settings: Settings, part: str | None = None) -> Path:
+    """Chooses the output file and makes its spool folder, which claims the name for this recording.
+
+    Args:
+        target: The job, for the default name.
+        settings: Where to write, and whether an older recording may be replaced.
+        part: The part of the job that is recorded; found out where left out.
+
+    Returns:
+        The output file, which does not exist yet or may be replaced. Its spool folder does, and is empty.
+
+    Raises:
+        CannotStartError: A recording is there already, or nothing can be written there.
+    """
+    part = find_part(target.arguments, os.environ) if part is None else part
+    if settings.address:
+        check_address(address_of(settings.address, part), force=settings.force)
+    if settings.output is not None:
+        output = with_part(settings.output, part)
+        _make_room(output, force=settings.force)
+        _make_spool(output)
+        return output
+    stem = f"{target.stem}.{time.strftime('%Y%m%d-%H%M%S')}"
+    count = 1
+    while True:
+        output = with_part(Path(f"{stem}{f'-{count}' if count > 1 else ''}.memprof"), part)
+        count += 1
+        if output.exists() or spool_of(output).exists():
+            continue
+        try:
+            _make_spool(output)
+        except FileExistsError:
+            # Another recording of the same script began in the same second, and took the name meanwhile.
+            continue
+        return output
+
+
+def address_of(address: str, part: str) -> str:
+    """Returns the address that a part of a job goes to."""
+    folder, slash, name = address.rpartition("/")
+    return f"{folder}{slash}{with_part(Path(name), part).name}"
+
+
+def write_launch(spool: Path, target: Target, settings: Settings) -> None:
+    """Writes ``launch.json``, which says what is recorded here and by whom.
+
+    Raises:
+        CannotStartError: The file cannot be written.
+    """
+    launch = {
+        "command": list(target.arguments if settings.keep_arguments else mask_words(target.arguments)),
+        "target": target.name if settings.keep_arguments else mask_text(target.name),
+        "started_us": time.time_ns() / 1000,
+        "memprof_version": __version__,
+        "options": {
+            "skip": settings.skip,
+            "steps": settings.steps,
+            "stop": settings.stop,
+            "light": settings.light,
+            **({"dry_run": True} if settings.dry_run else {}),
+        },
+        "parent_pid": os.getpid(),
+    }
+    try:
+        write_private(spool / "launch.json", json.dumps(launch))
+    except OSError as error:
+        shutil.rmtree(spool, ignore_errors=True)
+        reason, way_out = explain_write_error(error, "Free some space, or choose -o.")
+        raise CannotStartError(f"{spool} cannot be written: {reason}. {way_out}") from None
+
+
+def write_exit(spool: Path, returncode: int) -> None:
+    """Writes ``exit.json``, which says how the job ended.
+
+    Args:
+        spool: The recording's spool folder.
+        returncode: The job's exit status, negative for a signal.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    ended = {"returncode": returncode, "ended_us": time.time_ns() / 1000}
+    write_private(spool / "exit.json", json.dumps(ended))
+
+
+def add_speed(spool: Path, speed: Speed) -> None:
+    """Adds to ``exit.json`` how fast the machine is; where the disk is full, that stays unsaid."""
+    path, fresh = spool / "exit.json", spool / "exit.json.new"
+    try:
+        ended = json.loads(path.read_text(encoding="utf-8"))
+        write_private(fresh, json.dumps({**ended, "speed": speed.to_json()}))
+        fresh.replace(path)  # at once: how the job ended must not be lost over how fast its machine is
+    except OSError:
+        fresh.unlink(missing_ok=True)
+
+
+def refuse_taken(path: Path, *, force: bool) -> None:
+    """Refuses a name that is taken by something that may not be replaced.
+
+    A recording grows in a folder beside its file and is packed at the end, so it cannot go to a device or a pipe.
+
+    Raises:
+        CannotStartError: A file is there already and may not be replaced, or a device, pipe, socket or folder is.
+    """
+    try:
+        place = find_place(path)
+        if place.is_stream:
+            raise CannotStartError(f"{path} is a device or a pipe. Name a file with -o.")
+        refuse_existing(place, force=force, option="-o")
+    except OutputError as error:
+        raise CannotStartError(str(error)) from None
+
+
+def _make_room(output: Path, *, force: bool) -> None:
+    """Removes an older recording's spool where it may be replaced.
+
+    Raises:
+        CannotStartError: The name is taken.
+    """
+    spool = spool_of(output)
+    if output.is_dir():
+        raise CannotStartError(f"{output} is a folder. Name a file: -o {output / 'run.memprof'}")
+    refuse_taken(output, force=force)
+    if not spool.exists():
+        return
+    if _is_being_written(spool):
+        raise CannotStartError(f"{output} is being recorded by another memprof. Choose another name with -o.")
+    if not force:
+        raise CannotStartError(
+            f"{spool} holds a recording that was cut short. Read it with memprof report {spool}, "
+            "replace it with -f, or choose another name with -o."
+        )
+    try:
+        shutil.rmtree(spool)
+    except OSError as error:
+        raise CannotStartError(f"{spool} cannot be replaced: {error.strerror}. Choose another name with -o.") from None
+
+
+def _make_spool(output: Path) -> None:
+    folder = output.parent
+    if not folder.is_dir():
+        raise CannotStartError(f"There is no folder {folder} to write {output.name} to. Make it, or choose -o.")
+    try:
+        spool_of(output).mkdir(mode=FOLDER_MODE)
+    except FileExistsError:
+        raise
+    except OSError as error:
+        raise CannotStartError(
+            f"Nothing can be written to {folder.resolve()}: {error.strerror}. Choose another folder with -o."
+        ) from None
+
+
+def _is_being_written(spool: Path) -> bool:
+    """Tells whether the parent or any recorded process of a recording is still running."""
+    try:
+        launch = json.loads((spool / "launch.json").read_text(encoding="utf-8"))
+        pids = {int(launch["parent_pid"]): float(launch["started_us"]) / 1e6}
+    except (OSError, ValueError, KeyError, TypeError):
+        pids = {}
+    for folder in spool.glob("process-*/"):
+        number = folder.name.removeprefix("process-")
+        if number.isdecimal():
+            pids[int(number)] = folder.stat().st_mtime
+    return any(_has_run_since(pid, moment) for pid, moment in pids.items())
+
+
+def _has_run_since(pid: int, moment_s: float) -> bool:
+    try:
+        process = psutil.Process(pid)
+        # A younger process only got the same number.
+        return process.status() != psutil.STATUS_ZOMBIE and process.create_time() < moment_s + _SLACK_S
+    except psutil.Error:
+        return False

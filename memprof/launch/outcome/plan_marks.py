@@ -1,0 +1,99 @@
+"""What became of a plan in the job's processes: files in the spool folder, written there and read by the parent."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import NoReturn
+
+from memprof.trace.files.private_file import FILE_MODE, open_private
+
+#: Exit status of a job that ends because its plan does not fit.
+REFUSED_STATUS = 125
+
+_REFUSED = "plan-refused"
+_FAULT = "plan-fault"
+_APPLIED = "plan-applied-"
+
+
+def refuse(sentence: str, spool: Path, policy: str = "") -> NoReturn:
+    """Ends the job with status 125; the parent says why.
+
+    Args:
+        sentence: Why.
+        spool: The recording's spool folder.
+        policy: Name of the policy at fault, "" where none is known to be.
+
+    Raises:
+        SystemExit: Always, in the main thread; from another one it would end that thread alone.
+    """
+    mark_refused(spool, sentence)
+    if policy:
+        mark_fault(spool, policy)
+    if threading.current_thread() is threading.main_thread():
+        raise SystemExit(REFUSED_STATUS)
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
+    os._exit(REFUSED_STATUS)
+
+
+def mark_refused(spool: Path, sentence: str) -> None:
+    """Notes why a process ended itself; of several, the first is heard."""
+    _mark_first(spool, _REFUSED, sentence)
+
+
+def mark_fault(spool: Path, policy: str) -> None:
+    """Notes which policy raised the error that ends a process; of several, the first is heard."""
+    _mark_first(spool, _FAULT, policy)
+
+
+def _mark_first(spool: Path, name: str, text: str) -> None:
+    try:
+        descriptor = os.open(os.path.join(spool, name), os.O_CREAT | os.O_EXCL | os.O_WRONLY, FILE_MODE)
+    except OSError:
+        # Another process was first, or nothing can be written: the exit status tells.
+        return
+    with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
+        file.write(text)
+
+
+def mark_applied(spool: Path, numbers: list[int]) -> None:
+    """Notes which policies of the plan this process has applied."""
+    try:
+        with open_private(os.path.join(spool, f"{_APPLIED}{os.getpid()}"), encoding="utf-8") as file:
+            json.dump(numbers, file)
+    except OSError:
+        # The job must not hear of a full disk.
+        pass
+
+
+def read_refusal(spool: Path) -> str:
+    """Returns why the job ended itself, "" where it did not."""
+    return _read_mark(spool, _REFUSED)
+
+
+def read_fault(spool: Path) -> str:
+    """Returns the name of the policy that raised the error which ended the job, "" where none is known to have."""
+    return _read_mark(spool, _FAULT)
+
+
+def _read_mark(spool: Path, name: str) -> str:
+    try:
+        return (spool / name).read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""
+
+
+def read_applied(spool: Path) -> set[int]:
+    """Returns which policies of the plan were applied in any process of the job."""
+    numbers: set[int] = set()
+    for path in spool.glob(f"{_APPLIED}*"):
+        try:
+            numbers.update(int(number) for number in json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError):
+            continue
+    return numbers

@@ -1,0 +1,167 @@
+"""What the parent says of a job's plan and budget when the job has ended: what was met, and what to do where not."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+from memprof.analysis.diff.budget import BudgetVerdict, has_measured_step, judge_budget, why_unmeasured
+from memprof.analysis.out_of_memory.post_mortem import examine
+from memprof.analysis.plans.another_plan import PlannedJob, commands_after_failure, commands_over_budget, unused_file
+from memprof.analysis.plans.verify import describe_short, verify_plan
+from memprof.errors import MemprofError
+from memprof.launch.outcome.verdict import Verdict
+from memprof.policies.plan.plan import Plan
+from memprof.policies.swap.policy import Swap
+from memprof.trace.store import Trace
+from memprof.units import format_bytes, spell_bytes
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a job ended.
+
+    Attributes:
+        has_failed: By an error, or a signal by which nobody ends a job.
+        ran_out: Whether memory ran out, or may have.
+        was_killed: Whether the kernel killed it for lack of host memory.
+        fault: Name of the policy that raised its error, "" where none is known to have.
+    """
+
+    has_failed: bool = False
+    ran_out: bool = False
+    was_killed: bool = False
+    fault: str = ""
+
+
+def add_plan(verdict: Verdict, job: PlannedJob | None, ended: Ended, recording: Path | None) -> Verdict:
+    """Adds to the verdict on a recording how well its plan's prediction was met, and what became of the job under it.
+
+    Args:
+        verdict: What was recorded.
+        job: The job and its plan; None where it ran under none.
+        ended: How it ended.
+        recording: The recording, None where there is none.
+    """
+    if job is None:
+        return verdict
+    trace = _guarded(lambda: None if recording is None else Trace.open(recording), lambda _: None)
+    is_measured = _guarded(lambda: trace is not None and has_measured_step(trace), lambda _: False)
+    if ended.has_failed and (ended.ran_out or ended.fault or not is_measured):
+        return _add_failure(verdict, job, ended, trace, is_measured=is_measured)
+    plan = job.plan
+    if plan.prediction is None or trace is None:
+        return verdict
+    if not is_measured:
+        return replace(verdict, comparison=f"its prediction is not compared: {why_unmeasured(trace)}.")
+    command = f"memprof verify {shlex.quote(str(job.path))} {shlex.quote(str(recording))}" if job.path else ""
+    return replace(verdict, comparison=_comparison(plan, trace), next_command=command or verdict.next_command)
+
+
+def add_budget(
+    verdict: Verdict, job: PlannedJob | None, budget_bytes: int | None, recording: Path | None, words: str
+) -> Verdict:
+    """Adds to the verdict on a recording whether it stayed within the budget, and what finds a plan where it did not.
+
+    Args:
+        verdict: What was recorded.
+        job: The job and its plan; None where it ran under none.
+        budget_bytes: The budget, None where there is none.
+        recording: The recording, None where there is none.
+        words: What stands behind ``memprof record`` to run the job again.
+    """
+    if budget_bytes is None or recording is None:
+        return verdict
+    try:
+        found = judge_budget(Trace.open(recording), budget_bytes)
+    except Exception as error:  # noqa: BLE001 - the job's own exit status must survive our faults
+        return replace(verdict, budget=BudgetVerdict(budget_bytes, None, unknown=_told(error)))
+    verdict = replace(verdict, budget=found)
+    if found.fits is not False or found.measured_bytes is None or verdict.has_failed:
+        return verdict
+    if job is None:
+        written = unused_file("plan", ".toml")
+        rank = "" if found.rank is None else f" --rank {found.rank}"
+        size = f"--budget {spell_bytes(budget_bytes)}"
+        search = f"memprof suggest {shlex.quote(str(recording))}{rank} {size} --write {written}"
+        return replace(verdict, next_command=search, then=(f"memprof record --plan {written} {words}",))
+    peak = found.measured_bytes
+    return _with_commands(verdict, _guarded(lambda: commands_over_budget(job, peak), lambda _: []))
+
+
+def describe_refused(job: PlannedJob, fault: str) -> Verdict | None:
+    """Says what finds another plan for a job that a policy refused; None where no policy is known to have."""
+    if not fault:
+        return None
+    commands = _guarded(lambda: commands_after_failure(job, ran_out=False, forbid=fault), lambda _: [])
+    verdict = Verdict(f"it was to run under {_named(job)}. What does not fit is its policy {fault}.")
+    return _with_commands(verdict, commands)
+
+
+def _add_failure(verdict: Verdict, job: PlannedJob, ended: Ended, trace: Trace | None, *, is_measured: bool) -> Verdict:
+    """Says under which plan a job failed, and what finds one that it does not fail under."""
+    fault = ended.fault
+    told = [f"it ran under {_named(job)}."]
+    if fault:
+        told.append(f"The error was raised in its policy {fault}.")
+    elif ended.was_killed and _holds_in_host(job.plan) and (trace is None or _is_on_device(trace)):
+        fault = Swap.name
+        told.append("What swap moves out of the device, it holds in host memory.")
+    if is_measured and job.plan.prediction is not None and trace is not None:
+        told.append(f"In the steps recorded: {_comparison(job.plan, trace)}")
+    elif job.plan.prediction is not None:
+        told.append("Its prediction is not compared: no step beyond the warm-up was recorded to its end.")
+    room = _guarded(lambda: _room(trace), lambda _: None)
+    commands = _guarded(
+        lambda: commands_after_failure(job, ran_out=ended.ran_out, room_bytes=room, forbid=fault), lambda _: []
+    )
+    return _with_commands(replace(verdict, comparison=" ".join(told), has_failed=True), commands)
+
+
+def _with_commands(verdict: Verdict, commands: list[tuple[str, str]]) -> Verdict:
+    if not commands:
+        return verdict
+    first, *more = (command for command, _ in commands)
+    return replace(verdict, next_command=first, then=tuple(more))
+
+
+def _named(job: PlannedJob) -> str:
+    budget = job.plan.budget_bytes
+    of_budget = "" if budget is None else f", for a budget of {format_bytes(budget)}"
+    return f"{'a plan' if job.path is None else job.path}: {job.plan.describe()}{of_budget}"
+
+
+def _comparison(plan: Plan, trace: Trace) -> str:
+    return _guarded(
+        lambda: describe_short(verify_plan(plan, trace)), lambda why: f"the prediction cannot be compared: {why}."
+    )
+
+
+def _room(trace: Trace | None) -> int | None:
+    found = None if trace is None else examine(trace)
+    return None if found is None or found.is_caught else found.room_bytes
+
+
+def _holds_in_host(plan: Plan) -> bool:
+    return any(isinstance(policy, Swap) and policy.to == "host" for policy in plan.policies)
+
+
+def _is_on_device(trace: Trace) -> bool:
+    return trace.manifest.machine.device_kind != "cpu"
+
+
+def _guarded(look: Callable[[], T], otherwise: Callable[[str], T]) -> T:
+    """Returns what can be said; the job's own exit status must survive our faults."""
+    try:
+        return look()
+    except Exception as error:  # noqa: BLE001 - see above
+        return otherwise(_told(error))
+
+
+def _told(error: Exception) -> str:
+    return str(error).rstrip(".") if isinstance(error, MemprofError) else f"{type(error).__name__}: {error}"

@@ -1,0 +1,253 @@
+"""What the parent says when the job has ended: what was recorded, or why nothing was."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import shlex
+import signal
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from memprof.trace.files.size_limit import describe_fault
+from memprof.units import format_bytes
+
+if TYPE_CHECKING:
+    from memprof.analysis.diff.budget import BudgetVerdict
+    from memprof.analysis.report.moments import Moment
+    from memprof.policies.plan.plan import Plan
+    from memprof.trace.files.pack import PackResult
+    from memprof.trace.manifest import Capture
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The post-mortem of a recording.
+
+    Attributes:
+        sentence: What was recorded, or why nothing was.
+        next_command: The command to type next, "" where there is nothing to look at.
+        comparison: Predicted against measured, or under which plan the job failed; "" where nothing was predicted.
+        budget: The run, compared with its budget; None where it has none.
+        has_failed: The job failed under its plan.
+        is_interrupted: Whether somebody ended it before all was said (Ctrl-C).
+        post_mortem: Why the job ended, where its memory ran out.
+        then: What to type after the next command.
+    """
+
+    sentence: str
+    next_command: str = ""
+    comparison: str = ""
+    budget: BudgetVerdict | None = None
+    has_failed: bool = False
+    is_interrupted: bool = False
+    post_mortem: tuple[str, ...] = ()
+    then: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        """Writes the verdict as it stands on the terminal."""
+        lines = [*self.post_mortem, *(line for line in (self.sentence, self.comparison, self.budget_sentence) if line)]
+        if self.next_command:
+            lines += [f"next: {self.next_command}", *(f"then: {command}" for command in self.then)]
+        return "\n".join(f"memprof: {line}" for line in lines)
+
+    @property
+    def budget_sentence(self) -> str:
+        """Whether the run stayed within its budget; "" where it has none.
+
+        Of a job that failed, recorded steps within the budget say nothing.
+        """
+        if self.budget is None or (self.has_failed and self.budget.fits is not False):
+            return ""
+        return self.budget.describe()
+
+
+def describe_recording(result: PackResult, target: str) -> Verdict:
+    """Says what was recorded.
+
+    Args:
+        result: What was packed.
+        target: The job, as the user called it.
+    """
+    from memprof.analysis.allocator.dry_fit import dry_fit
+    from memprof.analysis.ranks.rank_report import compare_ranks, job_notes
+    from memprof.analysis.report.light_run import describe_highest
+    from memprof.analysis.report.steps_in_words import describe_steps
+    from memprof.errors import BadInputError
+    from memprof.trace.files.spool import DRY_RUN, MISSED_STEP
+    from memprof.trace.store import Trace
+
+    trace = Trace.open(result.path)
+    compared = compare_ranks(trace) if len(trace.ranks) > 1 else None
+    if compared is not None and compared.worst is not None:
+        trace = trace.rank_trace(compared.worst)
+    size = format_bytes(result.path.stat().st_size)
+    steps = f"{result.steps_recorded} step{'' if result.steps_recorded == 1 else 's'}"
+    what = steps if result.steps_recorded else "only the warm-up"
+    of_ranks = f" in {len(trace.ranks)} processes" if compared is not None else ""
+    of_worst = f" of rank {trace.rank}" if compared is not None and compared.peak and compared.peak.bytes else ""
+    has_operators = True
+    try:
+        steps_differ = describe_steps(trace.step_peaks())
+        finding = f": peak {_describe_peak(_find_peak(trace), of_worst)}{steps_differ and f'; {steps_differ}'}"
+    except BadInputError:
+        finding, has_operators = " without a single operator", False
+    did = f"recorded {what} of {target}{of_ranks}"
+    if followed := describe_highest(trace):
+        did = f"followed {target}{of_ranks}: {followed}. {what.capitalize()} in full"
+        if not has_operators:
+            did, finding = f"followed {target}{of_ranks}: {followed}. No step was recorded in full", ""
+    is_dry = trace.manifest.backend.name == DRY_RUN
+    if is_dry:
+        did = f"dry-ran {what} of {target}{of_ranks}"
+    sentence = f"{did}{finding}. {result.path} holds {size}."
+    part = _describe_part(result.path)
+    ends = _describe_end(trace.manifest.capture) if compared is None else ""
+    fit = dry_fit(trace)
+    made_up = "Nothing was computed: what the job printed are made-up values." if is_dry else ""
+    fits = fit.describe() if fit is not None else ""
+    missed = [f"{note[:1].upper()}{note[1:]}." for note in trace.manifest.notes if note.startswith(MISSED_STEP)]
+    told = [sentence, fits, made_up, ends, *missed, result.remark, *job_notes(trace, is_part=bool(part)), part]
+    shown = shlex.quote(str(result.path))
+    command = f"memprof report {shown}"
+    if fit is not None and not fit.fits:
+        command = f"memprof suggest {shown} --machine {shlex.quote(fit.machine)} --write plan.toml"
+    verdict = Verdict(" ".join(filter(None, told)), command)
+    return _with_post_mortem(verdict, trace)
+
+
+def _describe_part(path: Path) -> str:
+    """Says how the file of one node or rank is opened with those of the others; "" of a whole job's."""
+    stem, _, part = path.name.removesuffix(".memprof").rpartition(".")
+    if not stem or not re.fullmatch(r"node-?[\w-]+|rank\d+", part):
+        return ""
+    return f"It is one part of {stem}.memprof, which opens as a whole where the parts of all others lie beside it."
+
+
+def _with_post_mortem(verdict: Verdict, trace: object) -> Verdict:
+    """Adds why memory ran out, where it did, and what to do about it."""
+    from memprof.analysis.out_of_memory.out_of_memory_words import describe_post_mortem, next_steps
+    from memprof.analysis.out_of_memory.post_mortem import examine
+    from memprof.analysis.report.light_run import is_light
+    from memprof.trace.store import Trace
+
+    assert isinstance(trace, Trace)
+    found = examine(trace)
+    if found is None:
+        return verdict
+    told = replace(verdict, post_mortem=tuple(describe_post_mortem(found)))
+    if found.is_caught or is_light(trace):
+        return told
+    commands = [command for command, _ in next_steps(found, str(trace.path), trace.manifest)]
+    return replace(told, next_command=commands[0], then=tuple(commands[1:]))
+
+
+def describe_missed(plan: Plan, applied: set[int]) -> list[str]:
+    """Says which policies of a plan were applied to no model by the time the job ended.
+
+    Args:
+        plan: The plan.
+        applied: Numbers of the policies that were applied.
+    """
+    if not plan.policies:
+        return []
+    if not applied:
+        return ["the plan was not applied: no model of the job was called in training."]
+    missed = [policy.describe() for number, policy in enumerate(plan.policies) if number not in applied]
+    return [f"of the plan, no model called in training took: {', '.join(missed)}."] if missed else []
+
+
+def describe_nothing(spool: Path, target: str, returncode: int) -> Verdict:
+    """Says why nothing was recorded.
+
+    Args:
+        spool: The spool folder, still there.
+        target: The job, as the user called it.
+        returncode: The job's exit status, negative for a signal.
+    """
+    return Verdict(f"nothing was recorded: {_why_nothing(spool, target)} ({describe_status(returncode)}).")
+
+
+def describe_status(returncode: int) -> str:
+    """Says how a process ended: ``it ended with status 3``, ``it was killed by SIGKILL``."""
+    if returncode >= 0:
+        return f"it ended with status {returncode}"
+    try:
+        return f"it was killed by {signal.Signals(-returncode).name}"
+    except ValueError:
+        return f"it was killed by signal {-returncode}"
+
+
+def _why_nothing(spool: Path, target: str) -> str:
+    logs = sorted(spool.glob("bootstrap-*.log")) + sorted(spool.glob("recorder-*.log"))
+    for path in logs:
+        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+        # The last line of a traceback says what went wrong.
+        message = next((line.strip() for line in reversed(lines) if line.strip()), "")
+        if message:
+            return f"the recorder could not start in {target}: {message}"
+    if not spool.is_dir():
+        return f"{spool}, to which recorders write, was removed while {target} ran"
+    if not (spool / "python-started").exists():
+        return (
+            f"{target} ran in no Python that takes the recorder in. "
+            "python -I, -E and -S leave it out, and so does a cleared environment"
+        )
+    if not (spool / "torch-imported").exists():
+        return f"{target} never imported torch"
+    if not any(spool.glob("process-*/")):
+        began = "; a dry run begins with the first that is made, and until then all runs for real"
+        return f"{target} imported torch, but never called a model or an optimizer{began if _is_dry(spool) else ''}"
+    folders = sorted(spool.glob("process-*/"))
+    if faults := [fault for folder in folders for fault in _texts(folder, "faults") if fault.strip()]:
+        return f"{target} called a model, but {describe_fault(faults[-1])}"
+    if notes := [note for folder in folders for note in _texts(folder, "notes")]:
+        return f"{target}: {notes[-1]}"
+    return f"{target} called a model, but ended before the first operator of a step was recorded"
+
+
+def _texts(folder: Path, stream: str) -> list[str]:
+    """Reads what the recorder of a process has written for the reader of its recording, a light one included."""
+    from memprof.trace.files.spool import LIGHT_FOLDER, read_spool
+
+    found = []
+    for place in (folder, folder / LIGHT_FOLDER):
+        # It is not there, or the process ended before its first record.
+        with contextlib.suppress(OSError, ValueError):
+            found += [str(text) for text in read_spool(place).records.get(stream, [])]
+    return found
+
+
+def _is_dry(spool: Path) -> bool:
+    try:
+        return bool(json.loads((spool / "launch.json").read_bytes())["options"]["dry_run"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return False  # a spool folder without a launch, or one that is cut short
+
+
+def _find_peak(trace: object) -> Moment:
+    from memprof.analysis.report.moments import find_peak
+    from memprof.analysis.report.sources import find_sources
+    from memprof.trace.store import Trace
+
+    assert isinstance(trace, Trace)
+    step = trace.fullest_step()
+    return find_peak(step, find_sources(step.stacks))
+
+
+def _describe_peak(peak: Moment, of_rank: str) -> str:
+    module = f" of {peak.module_title}" if peak.module_title is not None else ""
+    source = f", {peak.source.place}" if peak.source else ""
+    return (
+        f"{format_bytes(peak.allocated_bytes)} in step {peak.step}{of_rank}, {peak.phase}{module} ({peak.op}){source}"
+    )
+
+
+def _describe_end(capture: Capture) -> str:
+    if capture.is_complete:
+        return ""
+    place = f" in {capture.ends_at}" if capture.ends_at else ""
+    reason = f": {capture.reason}" if capture.reason else ""
+    return f"It ends early{place}{reason}."

@@ -1,0 +1,299 @@
+"""The parent of a recorded job: starts it, watches it from outside, and packs what it left."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from memprof.errors import BadInputError, InconclusiveError, MemprofError
+from memprof.launch.outcome.memory_end import KillerWatch, describe_unrecorded
+from memprof.launch.outcome.output import add_speed, claim_output, spool_of, write_exit, write_launch
+from memprof.launch.outcome.plan_marks import REFUSED_STATUS, read_applied, read_fault, read_refusal
+from memprof.launch.outcome.upload import upload
+from memprof.launch.outcome.verdict import Verdict, describe_missed, describe_nothing, describe_recording
+from memprof.launch.parent.environment import recording_environment
+from memprof.launch.parent.host import HostSampler
+from memprof.launch.parent.relay import SignalRelay
+from memprof.launch.parent.settings import Settings
+from memprof.launch.parent.target import CannotStartError, NotExecutableError, NotFoundError, Target
+from memprof.trace.secrets.masking import mask_words
+
+if TYPE_CHECKING:
+    from memprof.analysis.plans.another_plan import PlannedJob
+
+
+#: Signals by which somebody wants all of it to end; the others are the job's own business.
+ENDING = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT})
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What became of a job that ran under the recorder.
+
+    Attributes:
+        output: The recording; not there where nothing was recorded.
+        returncode: The job's own exit status, negative for the signal that killed it.
+        verdict: What was recorded, or why nothing was.
+        refusal: Why the job ended itself because its plan does not fit, "" where it did not.
+        missed: Of its plan, what was applied to no model.
+        fault: Name of the policy that raised the error which ended it, "" where none is known to have.
+        was_killed: Whether the kernel killed it for lack of memory.
+        signals: Signals that reached memprof while the job ran, or the recording was packed.
+    """
+
+    output: Path
+    returncode: int
+    verdict: Verdict
+    refusal: str = ""
+    missed: tuple[str, ...] = ()
+    fault: str = ""
+    was_killed: bool = False
+    signals: frozenset[int] = frozenset()
+
+
+def record_job(target: Target, settings: Settings) -> int:
+    """Runs a job under the recorder, packs the recording and says what it holds.
+
+    Args:
+        target: What to run.
+        settings: How to record it.
+
+    Returns:
+        The job's own exit status, negative for the signal that killed it; where the job ended well, and it was asked
+        to fail over its budget, that of the budget's verdict.
+
+    Raises:
+        CannotStartError: The recording cannot be written, or the system starts no process.
+        NotExecutableError: The target cannot be run.
+        NotFoundError: The target is not there.
+    """
+    done = run_recorded(target, settings)
+    if done.refusal:
+        # Said even where asked to be quiet: the job has not trained.
+        _say(f"memprof: {done.refusal}")
+        if not settings.quiet and settings.plan is not None:
+            _say_refused(target, settings, done)
+        return REFUSED_STATUS  # torchrun has a status of its own for a rank that ends with it
+    verdict = _with_plan_and_budget(target, settings, done)
+    address = _deliver(done.output, settings) if settings.address and done.output.is_file() else ""
+    if not settings.quiet:
+        _say(str(verdict).replace(str(done.output), address) if address else str(verdict))
+    for sentence in done.missed:
+        _say(f"memprof: {sentence}")
+    if done.returncode or not settings.fail_over_budget:
+        return done.returncode
+    status = InconclusiveError.exit_code if verdict.budget is None else verdict.budget.exit_code
+    if status and settings.quiet:
+        # Said all the same: it is why a job that ended well fails.
+        _say(f"memprof: {verdict.budget_sentence or verdict.sentence}")
+    return status
+
+
+def run_recorded(
+    target: Target,
+    settings: Settings,
+    stdout: int | None = None,
+    stderr: int | None = None,
+    within: tuple[str, ...] = (),
+) -> Recorded:
+    """Runs a job under the recorder and packs the recording, and says nothing.
+
+    Args:
+        target: What to run.
+        settings: How to record it.
+        stdout: Descriptor that the job writes its output to; None for this process's own.
+        stderr: The same for its errors.
+        within: The program, and its arguments, that becomes the job whose command line follows.
+
+    Raises:
+        CannotStartError: The recording cannot be written, or the system starts no process.
+        NotExecutableError: The target cannot be run.
+        NotFoundError: The target is not there.
+    """
+    output = claim_output(target, settings)
+    spool = spool_of(output)
+    write_launch(spool, target, settings)
+    try:
+        killer = KillerWatch.begin()
+        returncode, signals = _run(target, settings, spool, stdout, stderr, within)
+    except MemprofError:
+        shutil.rmtree(spool, ignore_errors=True)
+        raise
+    refusal = read_refusal(spool) if settings.plan is not None or settings.dry_run else ""
+    fault = read_fault(spool) if settings.plan is not None else ""
+    if refusal:
+        verdict = _discard(spool, output, target, returncode)
+        return Recorded(output, returncode, verdict, refusal=refusal, fault=fault, signals=signals)
+    missed = [] if settings.plan is None else describe_missed(settings.plan, read_applied(spool))
+    killed = killer.describe(spool, returncode)
+    ends = tuple(sentence for sentence in (*describe_unrecorded(spool), killed) if sentence)
+    verdict = _pack(spool, output, target, returncode)
+    verdict = replace(verdict, post_mortem=(*ends, *verdict.post_mortem))
+    if verdict.is_interrupted:
+        signals |= {signal.SIGINT}
+    return Recorded(
+        output,
+        returncode,
+        verdict,
+        missed=tuple(missed),
+        fault=fault,
+        was_killed=bool(killed),
+        signals=signals,
+    )
+
+
+def _with_plan_and_budget(target: Target, settings: Settings, done: Recorded) -> Verdict:
+    """Returns the verdict with what it says of the job's plan and its budget, where it is read or fails the command."""
+    verdict, budget_bytes = done.verdict, settings.budget_bytes
+    if (settings.plan is None and budget_bytes is None) or (settings.quiet and not settings.fail_over_budget):
+        return verdict
+    from memprof.launch.outcome.plan_verdict import (  # at use: it imports what reads recordings
+        Ended,
+        add_budget,
+        add_plan,
+    )
+
+    recording = done.output if done.output.is_file() else None
+    job = _planned_job(target, settings)
+    is_ended = bool(done.signals) or -done.returncode in ENDING
+    ended = Ended(
+        has_failed=bool(done.returncode) and not is_ended,
+        ran_out=bool(verdict.post_mortem) or done.returncode == -signal.SIGKILL,
+        was_killed=done.was_killed,
+        fault=done.fault,
+    )
+    verdict = add_plan(verdict, job, ended, recording)
+    return add_budget(verdict, job, budget_bytes, recording, _words_of(target))
+
+
+def _say_refused(target: Target, settings: Settings, done: Recorded) -> None:
+    from memprof.launch.outcome.plan_verdict import describe_refused
+
+    job = _planned_job(target, settings)
+    if job is not None and (verdict := describe_refused(job, done.fault)) is not None:
+        _say(str(verdict))
+
+
+def _planned_job(target: Target, settings: Settings) -> PlannedJob | None:
+    from memprof.analysis.plans.another_plan import PlannedJob
+
+    if settings.plan is None:
+        return None
+    plan = replace(settings.plan, budget_bytes=settings.budget_bytes)
+    return PlannedJob(plan, settings.plan_path, _words_of(target))
+
+
+def _words_of(target: Target) -> str:
+    from memprof.analysis.plans.predict import words_of
+
+    return words_of(mask_words(target.arguments))
+
+
+def leave_like(returncode: int) -> NoReturn:
+    """Ends this process as the job ended, were it by a signal, so that a shell sees the one as the other.
+
+    Args:
+        returncode: The job's exit status, negative for a signal.
+    """
+    if returncode >= 0 and not sys.flags.inspect:
+        sys.exit(returncode)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if returncode >= 0:
+        os._exit(returncode)  # PYTHONINSPECT is meant for the job; sys.exit would begin a session here, too
+    # The job has left its core; one of memprof's would replace it.
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    if -returncode != signal.SIGKILL:
+        signal.signal(-returncode, signal.SIG_DFL)
+    os.kill(os.getpid(), -returncode)
+    # Reached only where the signal is blocked. A shell's own number for it is as near as one can come.
+    os._exit(128 - returncode)
+
+
+def _run(
+    target: Target, settings: Settings, spool: Path, stdout: int | None, stderr: int | None, within: tuple[str, ...]
+) -> tuple[int, frozenset[int]]:
+    """Runs the job; returns how it ended, and which signals reached this process meanwhile."""
+    environment = recording_environment(os.environ, spool.resolve(), settings)
+    try:
+        with SignalRelay() as relay:
+            # Descriptors beyond the three standard ones are the job's too: process substitution, make's job server.
+            command = [*within, *target.arguments]
+            job = subprocess.Popen(command, env=environment, close_fds=False, stdout=stdout, stderr=stderr)
+            sampler = HostSampler(spool, job.pid)
+            while job.poll() is None:
+                sampler.sample_if_due()
+                relay.wait(sampler.seconds_to_next(), job.send_signal)
+            relay.wait(0.0, lambda _: None)  # what arrived as the job ended is noted, and sent to nobody
+            return job.returncode, frozenset(relay.arrived)
+    except OSError as error:
+        raise _start_error(target, error) from None
+
+
+def _start_error(target: Target, error: OSError) -> MemprofError:
+    program = target.arguments[0]
+    if error.errno in (errno.ENOENT, errno.ENOTDIR):
+        # The program was there a moment ago; it is its interpreter, named in the first line, that is missing.
+        return NotFoundError(f"{program} cannot be run: its interpreter is missing ({error.strerror}).")
+    if error.errno in (errno.EACCES, errno.ENOEXEC, errno.EPERM):
+        return NotExecutableError(f"{program} cannot be run: {error.strerror}.")
+    return CannotStartError(f"{program} cannot be started: {error.strerror}.")
+
+
+def _pack(spool: Path, output: Path, target: Target, returncode: int) -> Verdict:
+    try:
+        if not any(spool.glob("process-*/")):
+            return _discard(spool, output, target, returncode)
+        write_exit(spool, returncode)
+        # Only now: the parent stays small while the job may need the memory.
+        from memprof.launch.parent.speed import measure_speed
+        from memprof.trace.files.pack import pack_spool
+
+        add_speed(spool, measure_speed())
+        return describe_recording(pack_spool(spool, output), target.name)
+    except BadInputError:
+        return _discard(spool, output, target, returncode)
+    except MemprofError as error:
+        return Verdict(str(error))
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - the job's own exit status must survive our faults
+        fault = f"{type(error).__name__}: {error}".rstrip(": ")
+        is_interrupted = isinstance(error, KeyboardInterrupt)
+        if not spool.exists():
+            sentence = f"{output} is written, but could not be summed up ({fault})."
+            return Verdict(sentence, f"memprof report {output}", is_interrupted=is_interrupted)
+        sentence = f"the recording could not be packed ({fault}). It is safe in {spool}."
+        return Verdict(sentence, f"memprof report {spool}", is_interrupted=is_interrupted)
+
+
+def _deliver(output: Path, settings: Settings) -> str:
+    """Takes the recording to its address, and returns that; "" where it stays here, which is said in any case."""
+    address = f"{settings.address.rpartition('/')[0]}/{output.name}"
+    try:
+        upload(output, address)
+    except MemprofError as error:
+        _say(f"memprof: {str(error).rstrip('.')}; the recording stays in {output}.")
+        return ""
+    return address
+
+
+def _discard(spool: Path, output: Path, target: Target, returncode: int) -> Verdict:
+    verdict = describe_nothing(spool, target.name, returncode)
+    # With -f an older file may be there. Kept, it would pass for this run's.
+    output.unlink(missing_ok=True)
+    shutil.rmtree(spool, ignore_errors=True)
+    return verdict
+
+
+def _say(text: str) -> None:
+    # Where nobody reads stderr any more, the job's exit status matters more than the sentence.
+    with contextlib.suppress(OSError):
+        print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,203 @@
+"""What the user asks of a recording, and the part of it written down in pyproject.toml."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from memprof.errors import BadInputError, UsageError
+from memprof.trace.files.location import is_address
+from memprof.trace.files.reading import TEXT_LIMIT_BYTES, parse_toml, read_text
+
+if TYPE_CHECKING:
+    from memprof.policies.plan.plan import Plan
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to record a job.
+
+    Attributes:
+        output: File to write, or None for ``<script>.<time>.memprof`` in the current folder.
+        address: Where the file goes once it is written, such as ``s3://bucket/run.memprof``; "" where it stays.
+        force: Replace a recording that is already there.
+        quiet: Say nothing when the job has ended.
+        skip: Steps to let pass before the window.
+        steps: Steps to record.
+        stop: End the job after the window.
+        goes_on: Record steps after the window that have larger inputs than all recorded ones, too.
+        light: Follow the whole run lightly instead of recording a window in full.
+        dry_run: Run the job on tensors without memory, and end it after the window.
+        device: The device that a dry run shows its job, a name of the catalogue; "" for the machine's processor.
+        plan: Plan to run the job under, or None.
+        plan_path: File the plan or a part of it is in, None where it is made of flags alone.
+        keep_arguments: Write the job's command line as it is, with what looks like a secret.
+        budget_bytes: Most bytes that a step may have allocated at once; None where no budget was given.
+        fail_over_budget: End with another status than the job's where it ended well, and not within the budget.
+    """
+
+    output: Path | None = None
+    address: str = ""
+    force: bool = False
+    quiet: bool = False
+    skip: int = 2
+    steps: int = 3
+    stop: bool = False
+    goes_on: bool = False
+    light: bool = False
+    dry_run: bool = False
+    device: str = ""
+    plan: Plan | None = None
+    plan_path: Path | None = None
+    keep_arguments: bool = False
+    budget_bytes: int | None = None
+    fail_over_budget: bool = False
+
+
+@dataclass(frozen=True)
+class DryWindow:
+    """Which steps of a dry run are looked at: the first makes the optimizer's state, later ones are all alike.
+
+    Attributes:
+        skip: Steps to let pass.
+        steps: Steps to look at.
+        isolate: Whether ``suggest --check`` keeps what the job writes from its folder, and the network from the job.
+    """
+
+    skip: int = 1
+    steps: int = 2
+    isolate: bool = True
+
+
+#: The keys of ``[tool.memprof]``, with the least value of those that count something.
+_KEYS: dict[str, type] = {
+    "output": str,
+    "force": bool,
+    "quiet": bool,
+    "skip": int,
+    "steps": int,
+    "stop": bool,
+    "light": bool,
+    "dry_run": bool,
+    "device": str,
+    "plan": str,
+    "keep_arguments": bool,
+    "budget": str,
+    "fail_over_budget": bool,
+}
+#: The keys of ``[tool.memprof.dry_run]``, which stands in place of the truth value where dry runs want other steps.
+_DRY_RUN = "dry_run"
+_DRY_KEYS: dict[str, type] = {"skip": int, "steps": int, "isolate": bool}
+#: The table below it, which `memprof diff` and `memprof check` read.
+_GATES = "gates"
+_LEAST = {"skip": 0, "steps": 1}
+_KIND = {str: "a text", bool: "true or false", int: "a whole number"}
+
+
+def read_project_settings(folder: Path) -> dict[str, Any]:
+    """Reads ``[tool.memprof]`` from the nearest pyproject.toml, in this folder or above it.
+
+    Args:
+        folder: Where the search begins, usually the current folder.
+
+    Returns:
+        The settings given there; a relative output or plan counts from the folder of the pyproject.toml. The steps
+        of dry runs (`read_dry_window`) are not among them.
+
+    Raises:
+        UsageError: The file is not TOML, or holds a key or a value that memprof does not know.
+    """
+    path = _project_file(folder)
+    if path is None:
+        return {}
+    table = {key: value for key, value in _read(path).items() if key != _GATES}
+    if isinstance(table.get(_DRY_RUN), dict):
+        _dry_window(path, table.pop(_DRY_RUN))
+    settings = {key: _checked(path, key, value) for key, value in table.items()}
+    for key in ("output", "plan"):
+        if key in settings and not is_address(settings[key]):
+            settings[key] = os.path.join(path.parent, os.path.expanduser(settings[key]))
+    return settings
+
+
+def read_dry_window(folder: Path) -> DryWindow:
+    """Reads ``[tool.memprof.dry_run]``, the fields of ``DryWindow``, from the nearest pyproject.toml.
+
+    Raises:
+        UsageError: The file is not TOML, or the table holds something else.
+    """
+    path = _project_file(folder)
+    table = None if path is None else _read(path).get(_DRY_RUN)
+    return _dry_window(path, table) if path is not None and isinstance(table, dict) else DryWindow()
+
+
+def _dry_window(path: Path, table: dict[str, Any]) -> DryWindow:
+    where = f"tool.memprof.{_DRY_RUN}"
+    return DryWindow(**{key: _checked(path, key, value, _DRY_KEYS, where) for key, value in table.items()})
+
+
+def read_gates(folder: Path) -> tuple[Path | None, dict[str, list[str]]]:
+    """Reads ``[tool.memprof.gates]``, lists ``fail`` and ``warn`` of gates, from the nearest pyproject.toml.
+
+    Returns:
+        The file, None where there is none, and the gates as they are written.
+
+    Raises:
+        UsageError: The file is not TOML, or the table holds something else.
+    """
+    gates: dict[str, list[str]] = {"fail": [], "warn": []}
+    path = _project_file(folder)
+    table = {} if path is None else _read(path).get(_GATES, {})
+    if not isinstance(table, dict):
+        raise UsageError(
+            f"{path}: tool.memprof.gates is not a table: write fail = ['peak>+2%'] below [tool.memprof.gates]."
+        )
+    for level, texts in table.items():
+        if level not in gates:
+            raise UsageError(f"{path}: [tool.memprof.gates] has no key {level}. The keys are fail and warn.")
+        if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+            raise UsageError(f"{path}: {level} in [tool.memprof.gates] must be a list of texts such as 'peak>+2%'.")
+        gates[level] = texts
+    return path, gates
+
+
+def _project_file(folder: Path) -> Path | None:
+    return next(
+        (one / "pyproject.toml" for one in (folder, *folder.parents) if (one / "pyproject.toml").is_file()), None
+    )
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Returns the table of memprof in a pyproject.toml."""
+    try:
+        text = read_text(path)
+        table = parse_toml(text).get("tool", {}).get("memprof", {})
+    except OSError:
+        # Somebody else's unreadable file further up must not forbid recording.
+        return {}
+    except (BadInputError, ValueError, AttributeError) as error:
+        # A broken pyproject.toml that says nothing to memprof is not for memprof to complain about.
+        with path.open("rb") as file:
+            if b"tool.memprof" not in file.read(TEXT_LIMIT_BYTES):
+                return {}
+        raise UsageError(f"{path} cannot be read: {error}. Correct it, or record from another folder.") from None
+    if not isinstance(table, dict):
+        raise UsageError(f"{path}: tool.memprof is not a table. Write [tool.memprof] and its keys below it.")
+    return table
+
+
+def _checked(path: Path, key: str, value: Any, keys: dict[str, type] = _KEYS, where: str = "tool.memprof") -> Any:
+    if key not in keys:
+        near = difflib.get_close_matches(key, keys, n=1)
+        advice = f"Did you mean {near[0]}?" if near else f"The keys are {', '.join(keys)}."
+        raise UsageError(f"{path}: [{where}] has no key {key}. {advice}")
+    kind = keys[key]
+    # To Python, true is a whole number too.
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise UsageError(f"{path}: {key} in [{where}] must be {_KIND[kind]}, not {value!r}.")
+    if isinstance(value, int) and value < _LEAST.get(key, 0):
+        raise UsageError(f"{path}: {key} in [{where}] must be {_LEAST.get(key, 0)} or more, not {value}.")
+    return value

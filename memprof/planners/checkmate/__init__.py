@@ -1,5 +1,0 @@
-"""Exact schedules by mixed-integer programming (Checkmate)."""
-
-from memprof.planners.checkmate.planner import Checkmate
-
-__all__ = ["Checkmate"]

@@ -1,0 +1,122 @@
+"""What making dropped values again comes to: which operators run again for them, given what else is dropped."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from memprof.planners.graph.graph import Graph
+from memprof.trace.schema import NONE, Bools, Ints
+
+
+def gone_after_forward(graph: Graph) -> Bools:
+    """Returns which values were freed before backward began: whoever wants one there makes it again.
+
+    Returns:
+        Shape ``(values,)``; to be dropped in every schedule that makes anything again, else they would be held for it.
+    """
+    backward = np.cumsum(graph.is_backward)
+    freed = graph.value_freed_op
+    is_early = (freed != NONE) & (backward[freed] == backward[graph.value_op])
+    # A value that another takes over in forward is gone as well, whatever becomes of its memory.
+    gone: Bools = is_early & ~graph.is_saved()
+    return gone
+
+
+class Remaking:
+    """The operators that run again for a growing set of dropped values, each of them once.
+
+    What another value adds can only shrink as values are dropped: operators that run again anyway cost nothing more.
+
+    Attributes:
+        dropped: What is dropped, shape ``(values,)``.
+        cost_us: Time of the operators that run again.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        """Begins with what forward itself drops, for which nothing runs again."""
+        self._reads = graph.reads_by_op()
+        self._readers: list[list[int]] = [[] for _ in range(graph.values)]
+        for op_id, value in zip(graph.read_op.tolist(), graph.read_value.tolist(), strict=True):
+            self._readers[value].append(op_id)
+        self._size = graph.value_bytes.tolist()
+        self._maker = graph.value_op.tolist()
+        self._cost = graph.cost_us.tolist()
+        self.dropped = gone_after_forward(graph)
+        self._is_gone = self.dropped.tolist()
+        self._runs_again = [False] * graph.ops
+        # For which values each operator was counted: theirs change when it joins those that run again.
+        self._counted_for: dict[int, set[int]] = {}
+        # Operators that hang together by what they make again: the next towards the one that stands for all, and the
+        # bytes that are made again with that one.
+        self._towards = list(range(graph.ops))
+        self._together = [0] * graph.ops
+        self.cost_us = 0.0
+
+    def ops_for(self, value: int) -> list[int]:
+        """Lists the operators that would run again if a value were dropped, too, beyond those that do already."""
+        ops, stack, seen = [], [self._maker[value]], {self._maker[value]}
+        while stack:
+            op_id = stack.pop()
+            if self._runs_again[op_id]:
+                continue
+            self._counted_for.setdefault(op_id, set()).add(value)
+            ops.append(op_id)
+            for read in self._reads[op_id]:
+                if self._is_gone[read] and self._maker[read] not in seen:
+                    seen.add(self._maker[read])
+                    stack.append(self._maker[read])
+        return ops
+
+    def added_us(self, value: int) -> float:
+        """Returns what dropping a value costs on top of what is dropped already."""
+        return float(sum(self._cost[op_id] for op_id in self.ops_for(value)))
+
+    def together_bytes(self, value: int) -> int:
+        """Returns the bytes that would be made again at once with a value: a whole segment, if it joins two."""
+        return int(self._size[value] + sum(self._together[op_id] for op_id in self._neighbours(value)))
+
+    def _neighbours(self, value: int) -> set[int]:
+        """Returns the operators that stand for what runs again before a value and after it."""
+        beside = [self._maker[value], *self._readers[value]]
+        reads = [read for op_id in self.ops_for(value) for read in self._reads[op_id]]
+        beside += [self._maker[read] for read in reads if self._is_gone[read]]
+        return {self._root(op_id) for op_id in beside if self._runs_again[op_id]}
+
+    def _root(self, op_id: int) -> int:
+        while self._towards[op_id] != op_id:
+            self._towards[op_id] = op_id = self._towards[self._towards[op_id]]
+        return op_id
+
+    def drop(self, value: int) -> set[int]:
+        """Drops a value.
+
+        Returns:
+            The other values whose ``added_us`` has changed, of those it was asked for.
+        """
+        stale: set[int] = set()
+        root, together = self._root(self._maker[value]), self.together_bytes(value)
+        for op_id in self._neighbours(value):
+            self._towards[op_id] = root
+        self._together[root] = together
+        for op_id in self.ops_for(value):
+            self._towards[self._root(op_id)] = root
+            self._runs_again[op_id] = True
+            self.cost_us += self._cost[op_id]
+            stale |= self._counted_for.pop(op_id, set())
+        self._is_gone[value] = True
+        self.dropped[value] = True
+        stale.discard(value)
+        return stale
+
+
+def idle_between(graph: Graph) -> tuple[Ints, Ints]:
+    """Returns the operators between which nobody wants a value: what forward reads last and backward reads first.
+
+    Returns:
+        Last operator of forward and first of backward, each of shape ``(values,)``; the number of operators where
+        backward wants it never.
+    """
+    first = np.full(graph.values, graph.ops, dtype=np.int64)
+    is_late = ~graph.can_repeat[graph.read_op]
+    np.minimum.at(first, graph.read_value[is_late], graph.read_op[is_late])
+    return graph.last_forward_read(), first

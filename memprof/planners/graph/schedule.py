@@ -1,0 +1,286 @@
+"""A schedule: which operators run in which order, some of them more than once, and what that costs.
+
+Nothing else need be said. A read takes the value made last before it; a value that was made again is dropped after
+the last read of what was made first; one that is never made again is held as long as the recording held it. Where
+values are away in host memory for a while, moves say so beside it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import numpy as np
+
+from memprof.errors import InvariantError
+from memprof.planners.graph.graph import Graph
+from memprof.planners.graph.moved_step import step_with_moves
+from memprof.planners.graph.moves import Moves, away_bytes, lives_at, needed_runs, waits_us
+from memprof.policies.rewrite.draft import Draft
+from memprof.trace.schema import NONE, Bools, Ints, Saved, Uses
+from memprof.trace.step import Step, rows_of
+
+
+@dataclass(frozen=True, eq=False)
+class Replay:
+    """What running a schedule comes to.
+
+    A *life* is a value between one run of its operator and the last read of what that run made.
+
+    Attributes:
+        runs: The operators in order, shape ``(runs,)``.
+        is_again: Which runs repeat an operator, shape ``(runs,)``.
+        during_bytes: Allocated bytes while each runs, its workspace with them, shape ``(runs,)``.
+        life_value: The value of each life, in order of value and of birth, shape ``(lives,)``.
+        life_born: The run that makes it.
+        life_freed: The last run before it is freed; the number of runs where it outlives the step.
+        read_run: Runs that read values, shape ``(reads,)``.
+        read_life: The life each reads.
+        extra_us: Time of the runs that repeat, in microseconds.
+        stall_us: Time in which the step waits for copies of what was moved to host memory.
+    """
+
+    runs: Ints
+    is_again: Bools
+    during_bytes: Ints
+    life_value: Ints
+    life_born: Ints
+    life_freed: Ints
+    read_run: Ints
+    read_life: Ints
+    extra_us: float
+    stall_us: float = 0.0
+
+    @property
+    def peak_bytes(self) -> int:
+        """Most bytes allocated at once."""
+        return int(self.during_bytes.max(initial=0))
+
+
+def as_recorded(graph: Graph) -> Ints:
+    """Returns the schedule that runs everything once, in its order."""
+    return np.arange(graph.ops)
+
+
+def replay(graph: Graph, runs: Ints, moves: Moves | None = None) -> Replay:
+    """Finds every life in a schedule, and the bytes alive at each of its runs.
+
+    Args:
+        graph: The step.
+        runs: Operators in the order in which they run. Each runs at least once, for the first time in the order of
+            the step; what repeats is allowed to.
+        moves: What is away in host memory for a while. Its memory does not count then; its life goes on.
+
+    Raises:
+        InvariantError: The schedule is none: something is missing, out of order, or reads what is gone.
+    """
+    count = len(runs)
+    is_again, first_run = _first_runs(graph, runs)
+
+    # Lives: every run of a value's operator begins one.
+    runs_by_op = np.argsort(runs, kind="stable")
+    rows, times = rows_of(runs[runs_by_op], graph.value_op)
+    life_value = np.repeat(np.arange(graph.values), times)
+    life_born = runs_by_op[rows]
+    key = life_value * (count + 1) + life_born
+
+    # Reads: every run of an operator reads what it reads, from the life that began last.
+    rows, times = rows_of(graph.read_op, runs)
+    read_run = np.repeat(np.arange(count), times)
+    read_value = graph.read_value[rows]
+    read_life = np.searchsorted(key, read_value * (count + 1) + read_run) - 1
+
+    freed = life_born.copy()
+    np.maximum.at(freed, read_life, read_run)
+    # As long as the recording held it, if it is not made again before.
+    recorded = graph.value_freed_op[life_value]
+    held = np.where(recorded == NONE, count, first_run[recorded])
+    is_same = np.append(life_value[1:] == life_value[:-1], False)[: len(life_value)]
+    until = np.where(is_same, np.append(life_born[1:], 0)[: len(life_born)], count + 1)
+    freed = np.where((held > freed) & (held < until), held, freed)
+
+    # A life that another takes over ends where that begins.
+    source = graph.taken_from[life_value]
+    heirs = np.flatnonzero(source != NONE)
+    before = np.searchsorted(key, source[heirs] * (count + 1) + life_born[heirs]) - 1
+    gone = np.full(len(life_value), count, dtype=np.int64)
+    gone[before] = life_born[heirs]
+    _check_reads(runs, read_run, gone[read_life], is_taken_once=len(np.unique(before)) == len(before))
+    freed[before] = life_born[heirs] - 1
+
+    born_bytes, freed_bytes = np.zeros(count, dtype=np.int64), np.zeros(count + 1, dtype=np.int64)
+    size = graph.value_bytes[life_value]
+    np.add.at(born_bytes, life_born, size)
+    np.add.at(freed_bytes, freed, size)
+    after = np.cumsum(born_bytes - freed_bytes[:count])
+    during = after + freed_bytes[:count] + graph.workspace_bytes[runs] + _floor(graph, runs, is_again)
+    done = Replay(
+        runs=runs,
+        is_again=is_again,
+        during_bytes=during,
+        life_value=life_value,
+        life_born=life_born,
+        life_freed=freed,
+        read_run=read_run,
+        read_life=read_life,
+        extra_us=float(graph.cost_us[runs[is_again]].sum()),
+    )
+    if moves is None or not len(moves):
+        return done
+    needed = needed_runs(done, moves)
+    return dataclasses.replace(
+        done,
+        during_bytes=during - away_bytes(moves, graph.value_bytes, count),
+        stall_us=float(waits_us(moves, needed, graph.value_bytes, graph.cost_us[runs]).sum()),
+    )
+
+
+def scheduled_step(step: Step, graph: Graph, runs: Ints, moves: Moves | None = None) -> Step:
+    """Rewrites a step into the one that a schedule leads to, so that it can be reported and compared like any other."""
+    done = replay(graph, runs, moves)
+    draft = Draft(step)
+    copies = np.flatnonzero(done.is_again)
+    originals = np.where(done.is_again, len(step.ops), runs)
+    # A copy stands before the next original operator.
+    before = np.minimum.accumulate(originals[::-1])[::-1][copies]
+    rows = step.ops.take(runs[copies])
+    rows = rows.replace(
+        phase=step.ops.phase[np.minimum(before, len(step.ops) - 1)],
+        is_recompute=np.ones(len(rows), dtype=np.bool_),
+        forward_op_id=np.full(len(rows), NONE),
+    )
+    op_of_run = runs.copy()
+    op_of_run[copies] = draft.insert_ops(rows, before)
+    op_of_run = np.append(op_of_run, NONE)
+
+    # Lives that take over a storage are that storage; a storage's first chain of lives is the recorded one.
+    storage = graph.storage_id[done.life_value]
+    chain = np.flatnonzero(graph.taken_from[done.life_value] == NONE)
+    head = _heads(graph, done)
+    end = done.life_freed.copy()
+    np.maximum.at(end, head, done.life_freed)
+    is_first = ~done.is_again[done.life_born[chain]]
+    freed_ids = op_of_run[end[chain]]
+    freed = step.storages.freed_op_id.copy()
+    freed[storage[chain[is_first]]] = freed_ids[is_first]
+    draft.storages = step.storages.replace(freed_op_id=freed)
+    again = chain[~is_first]
+    new = step.storages.take(storage[again])
+    ids = draft.insert_storages(
+        new.replace(created_op_id=op_of_run[done.life_born[again]], freed_op_id=freed_ids[~is_first])
+    )
+    storage_of_head = np.full(len(done.life_value), NONE, dtype=np.int64)
+    storage_of_head[chain[is_first]] = storage[chain[is_first]]
+    storage_of_head[again] = ids
+    life_storage = storage_of_head[head]
+
+    draft.uses = _rewired(step, graph, done, op_of_run, life_storage)
+    fresh = np.flatnonzero(done.is_again[done.life_born])
+    draft.insert_uses(
+        Uses.of(
+            op_id=op_of_run[done.life_born[fresh]],
+            storage_id=life_storage[fresh],
+            role=np.where(graph.taken_from[done.life_value[fresh]] == NONE, "write", "mutate"),
+        )
+    )
+    draft.saved = _still_saved(step, graph, done, op_of_run, life_storage)
+    draft.duration_us += done.extra_us
+    scheduled = draft.build()
+    if moves is None or not len(moves):
+        return scheduled
+    # Its operators are the runs now, and its storages in order of birth.
+    run_of_op = np.full(len(runs) + 1, NONE)  # the last stands for NONE
+    run_of_op[op_of_run[:-1]] = np.arange(len(runs))
+    row = np.argsort(np.argsort(run_of_op[draft.storages.created_op_id], kind="stable"))
+    storage_id = row[life_storage[lives_at(done, moves.value, moves.leave_run)]]
+    return step_with_moves(scheduled, moves, storage_id, done.stall_us)
+
+
+def _first_runs(graph: Graph, runs: Ints) -> tuple[Bools, Ints]:
+    """Checks the order; returns which runs repeat an operator, and the first run of each operator."""
+    if len(runs) and (runs.min() < 0 or runs.max() >= graph.ops):
+        raise InvariantError("The schedule runs an operator that the step does not have.")
+    ran, first_run = np.unique(runs, return_index=True)
+    if len(ran) != graph.ops:
+        raise InvariantError(f"The schedule leaves out {graph.ops - len(ran)} of the step's {graph.ops} operators.")
+    if np.any(np.diff(first_run) < 0):
+        raise InvariantError("The schedule runs operators for the first time in another order than the step's.")
+    is_again = np.ones(len(runs), dtype=np.bool_)
+    is_again[first_run] = False
+    wrong = is_again & ~graph.can_repeat[runs]
+    if wrong.any():
+        raise InvariantError(f"The schedule repeats operator {runs[np.flatnonzero(wrong)[0]]}, which cannot run again.")
+    return is_again, first_run
+
+
+def _check_reads(runs: Ints, read_run: Ints, gone_run: Ints, *, is_taken_once: bool) -> None:
+    """Refuses a read of a value that was changed in place before it."""
+    wrong = np.flatnonzero(read_run > gone_run)
+    if len(wrong):
+        raise InvariantError(
+            f"In the schedule, operator {runs[read_run[wrong[0]]]} reads a value that was changed in place before."
+        )
+    if not is_taken_once:
+        raise InvariantError("The schedule changes a value in place that was changed before; make it again first.")
+
+
+def _floor(graph: Graph, runs: Ints, is_again: Bools) -> Ints:
+    """Returns what is alive at each run whatever is planned: between two operators, what the first leaves."""
+    originals = np.maximum.accumulate(np.where(is_again, NONE, runs))
+    between = np.where(originals == NONE, graph.floor_bytes[0] if graph.ops else 0, graph.floor_after_bytes[originals])
+    floor: Ints = np.where(is_again, between, graph.floor_bytes[runs])
+    return floor
+
+
+def _heads(graph: Graph, done: Replay) -> Ints:
+    """Returns for each life the life at the head of its chain: the one that brought the memory."""
+    count = len(done.runs)
+    key = done.life_value * (count + 1) + done.life_born
+    head = np.arange(len(key))
+    source = graph.taken_from[done.life_value]
+    for life in np.flatnonzero(source != NONE):  # versions come after those they take over
+        head[life] = head[np.searchsorted(key, source[life] * (count + 1) + done.life_born[life]) - 1]
+    return head
+
+
+def _rewired(step: Step, graph: Graph, done: Replay, op_of_run: Ints, life_storage: Ints) -> Uses:
+    """Points the uses of the recorded operators at the storages they find, and adds what the repeated ones read."""
+    uses, storages = step.uses, len(step.storages)
+    run = np.flatnonzero(~done.is_again[done.read_run])
+    old = graph.storage_id[done.life_value[done.read_life[run]]]
+    key = op_of_run[done.read_run[run]] * (storages + 1) + old
+    order = np.argsort(key)
+    wanted = uses.op_id * (storages + 1) + uses.storage_id
+    place = np.minimum(np.searchsorted(key[order], wanted), max(len(key) - 1, 0))
+    found = np.zeros(len(wanted), dtype=np.bool_) if not len(key) else key[order][place] == wanted
+    storage_id = uses.storage_id.copy()
+    storage_id[found] = life_storage[done.read_life[run]][order][place[found]]
+    # What a repeated operator reads beyond values (parameters, inputs) it reads as its original did.
+    is_value = np.zeros(storages, dtype=np.bool_)
+    is_value[graph.storage_id] = True
+    copies = np.flatnonzero(done.is_again)
+    rows, times = rows_of(uses.op_id, done.runs[copies])
+    other = (uses.role[rows] == "read") & ~is_value[uses.storage_id[rows]]
+    again = np.flatnonzero(done.is_again[done.read_run])
+    return Uses.of(
+        op_id=np.concatenate([uses.op_id, np.repeat(op_of_run[copies], times)[other], op_of_run[done.read_run[again]]]),
+        storage_id=np.concatenate([storage_id, uses.storage_id[rows][other], life_storage[done.read_life[again]]]),
+        role=np.concatenate([uses.role, uses.role[rows][other], np.full(len(again), "read", dtype=object)]),
+    )
+
+
+def _still_saved(step: Step, graph: Graph, done: Replay, op_of_run: Ints, life_storage: Ints) -> Saved:
+    """Hands what is saved over to the life that its backward operator reads, where that is another."""
+    saved, storages = step.saved, len(step.storages)
+    run = np.flatnonzero(~done.is_again[done.read_run])
+    key = op_of_run[done.read_run[run]] * (storages + 1) + graph.storage_id[done.life_value[done.read_life[run]]]
+    order = np.argsort(key)
+    wanted = saved.released_op_id * (storages + 1) + saved.storage_id
+    place = np.minimum(np.searchsorted(key[order], wanted), max(len(key) - 1, 0))
+    found = np.flatnonzero(key[order][place] == wanted) if len(key) else np.empty(0, dtype=np.int64)
+    life = done.read_life[run][order][place[found]]
+    storage_id, forward = saved.storage_id.copy(), saved.forward_op_id.copy()
+    storage_id[found] = life_storage[life]
+    is_moved = done.is_again[done.life_born[life]]
+    forward[found[is_moved]] = op_of_run[done.life_born[life[is_moved]]]
+    return saved.replace(storage_id=storage_id, forward_op_id=forward)

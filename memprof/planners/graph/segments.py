@@ -1,0 +1,144 @@
+"""Schedules of forward cut into segments, and these into segments again: what lies within one is made again with it.
+
+The values that pass a cut are kept. Backward makes a segment again from the last cut before it, and keeps on the way
+what passes the cuts within the segment, level by level, and all of the innermost segment it is in.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from memprof.planners.graph.cuts import Cuts
+from memprof.planners.graph.graph import Graph
+from memprof.planners.graph.writing import Readers, Writer
+from memprof.trace.schema import Ints
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A segment that is not cut further.
+
+    Attributes:
+        start_op: Its first operator.
+        cuts: The operators after which forward is cut, of all levels, that are behind backward's way to this segment:
+            what passes them is kept while backward is in it. In order.
+        is_last: Whether its round of forward ends with it, so that backward finds it as forward left it.
+    """
+
+    start_op: int
+    cuts: tuple[int, ...]
+    is_last: bool
+
+
+def cut_at(cuts: Cuts, chosen: Sequence[int]) -> list[Segment]:
+    """Cuts a round of forward once.
+
+    Args:
+        cuts: Where it can be cut.
+        chosen: Which of these cuts are made, in order.
+    """
+    after = cuts.after_op[list(chosen)].tolist()
+    starts = [cuts.start_op, *(op_id + 1 for op_id in after)]
+    return [Segment(start, tuple(after[:place]), place == len(after)) for place, start in enumerate(starts)]
+
+
+def cut_evenly(cuts: Cuts, parts: int, levels: int) -> list[Segment]:
+    """Cuts a round of forward into segments that make equally much for backward, and these again, level by level.
+
+    Source: Chen et al. 2016, Training Deep Nets with Sublinear Memory Cost, section 4.3: g(n) = k + g(n / (k + 1)),
+    with k = ``parts - 1`` values kept on each level.
+
+    Args:
+        cuts: Where it can be cut.
+        parts: Number of segments into which each is cut, at least 2.
+        levels: How often; segments without a cut in them are left as they are.
+    """
+    total = np.concatenate([[0], np.cumsum(cuts.made_bytes)])
+    after, intervals = cuts.after_op.tolist(), len(cuts.made_bytes)
+    segments = []
+    stack: list[tuple[int, int, int, tuple[int, ...]]] = [(0, intervals, levels, ())]
+    while stack:
+        low, high, left, path = stack.pop()
+        if left == 0 or high - low == 1:
+            start = after[low - 1] + 1 if low else cuts.start_op
+            segments.append(Segment(start, path, high == intervals))
+            continue
+        edges = _even_edges(total, low, high, parts)
+        for place in range(len(edges) - 1):
+            behind = tuple(after[edge - 1] for edge in edges[1 : place + 1])
+            stack.append((edges[place], edges[place + 1], left - 1, path + behind))
+    return sorted(segments, key=lambda segment: segment.start_op)
+
+
+def _even_edges(total: Ints, low: int, high: int, parts: int) -> list[int]:
+    """Divides intervals into neighbouring groups of about equal sums."""
+    parts = min(parts, high - low)
+    edges = [low]
+    for part in range(1, parts):
+        target = total[low] + (total[high] - total[low]) * part / parts
+        place = int(np.searchsorted(total, target))
+        if place > 0 and target - total[place - 1] < total[place] - target:
+            place -= 1
+        edges.append(min(max(place, edges[-1] + 1), high - (parts - part)))
+    return [*edges, high]
+
+
+class SegmentSchedules:
+    """Makes schedules of one graph from segments; what they share is looked up once."""
+
+    def __init__(self, graph: Graph) -> None:
+        """Prepares a graph."""
+        self._readers = Readers(graph)
+        self._maker, self._last_read = self._readers.maker, self._readers.last_read
+        self._can_repeat = graph.can_repeat.tolist()
+        self._last_forward = graph.last_forward_read().tolist()
+        self._ends_after: dict[int, list[int]] = {}
+        for value, op_id in enumerate(self._last_forward):
+            self._ends_after.setdefault(op_id, []).append(value)
+
+    def schedule(self, segments: Sequence[Segment], most_runs: int) -> Ints | None:
+        """Returns the schedule of some segments.
+
+        Args:
+            segments: Those of all rounds of forward, in order.
+            most_runs: Number of runs at which it is given up: where cuts do not part a graph, what lies behind them
+                is made again and again.
+        """
+        starts = [segment.start_op for segment in segments]
+        writer = Writer(self._readers)
+        is_alive = writer.is_alive
+        for op_id in range(self._readers.ops):
+            if self._can_repeat[op_id]:
+                writer.run(op_id)
+                for value in self._ends_after.get(op_id, ()):
+                    is_alive[value] = is_alive[value] and self._stays_in_forward(value, segments, starts)
+                continue
+            made = writer.supply(op_id, most_runs)
+            if len(writer.runs) > most_runs:
+                return None
+            if made:
+                reached = max(self._maker[value] for value in made)
+                segment = segments[max(bisect_right(starts, reached) - 1, 0)]
+                for value in made:
+                    is_alive[value] = is_alive[value] and (
+                        self._passes(value, segment.cuts)
+                        or (self._maker[value] >= segment.start_op and self._last_read[value] > op_id)
+                    )
+            writer.run(op_id)
+        return writer.schedule()
+
+    def _stays_in_forward(self, value: int, segments: Sequence[Segment], starts: Sequence[int]) -> bool:
+        """Tells whether forward keeps a value: backward starts in the last segment of its round."""
+        place = max(bisect_right(starts, self._maker[value]) - 1, 0)
+        while not segments[place].is_last:
+            place += 1
+        last = segments[place]
+        return self._maker[value] >= last.start_op or self._passes(value, last.cuts)
+
+    def _passes(self, value: int, cuts: tuple[int, ...]) -> bool:
+        place = bisect_left(cuts, self._maker[value])
+        return place < len(cuts) and cuts[place] < self._last_forward[value]

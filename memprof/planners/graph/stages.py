@@ -1,0 +1,224 @@
+"""A step as a chain of stages: cut where everything that later operators need passes through one small set of values.
+
+Published planners for chains (Gruslys 2016, rotor) speak of stages with one input and one output. Real steps have
+them wherever forward narrows to one value: between layers, between recurrent steps. A value that many stages read
+(the skip of a U-Net) can be set aside as kept, so that what is left narrows again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from memprof.planners.graph.graph import Graph
+from memprof.trace.schema import NONE, Bools, Ints
+
+
+@dataclass(frozen=True, eq=False)
+class Stage:
+    """A stretch of forward and the stretch of backward that belongs to it.
+
+    Attributes:
+        first_op: Its first operator in forward.
+        end_op: The operator after its last in forward.
+        backward_op: Its first operator in backward.
+        backward_end_op: The operator after its last in backward.
+        inputs: Values that pass into it.
+        outputs: Values that pass out of it.
+        values: The values that it makes, ``outputs`` among them; kept ones are left out.
+    """
+
+    first_op: int
+    end_op: int
+    backward_op: int
+    backward_end_op: int
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    values: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Line:
+    """One round of forward and backward as a chain of stages.
+
+    Attributes:
+        stages: In order of forward.
+        base_bytes: What is alive during each operator of the step beside the stages' values, shape ``(ops,)``.
+        base_after_bytes: The same after each operator.
+    """
+
+    stages: tuple[Stage, ...]
+    base_bytes: Ints
+    base_after_bytes: Ints
+
+    def bytes_before(self, op_id: int) -> int:
+        """Returns what is alive beside the stages' values right before an operator."""
+        return int(self.base_after_bytes[op_id - 1]) if op_id else int(self.base_bytes[0])
+
+
+def lines_of(graph: Graph, *, widest: int | None = None, most_stages: int = 100) -> list[Line]:
+    """Cuts every round of forward and backward of a step into stages.
+
+    Args:
+        graph: The step.
+        widest: Values that are read further away than so many operators that make values are kept and no obstacle to
+            a cut; None to keep none.
+        most_stages: Neighbours of least cost are joined until there are no more than these.
+    """
+    return [_line(graph, *bounds, widest, most_stages) for bounds in _rounds(graph)]
+
+
+def wide_values(graph: Graph, widest: int | None) -> Bools:
+    """Returns the values that are read further away than a number of operators that make values."""
+    if widest is None:
+        return np.zeros(graph.values, dtype=np.bool_)
+    makes = np.zeros(graph.ops + 1, dtype=np.int64)
+    makes[graph.value_op + 1] = 1
+    before = np.cumsum(makes)
+    far: Bools = before[graph.last_forward_read()] - before[graph.value_op] > widest
+    return far
+
+
+def _rounds(graph: Graph) -> list[tuple[int, int, int]]:
+    """Returns first operator, end of forward and end of each round: forward goes on until backward reads its values."""
+    reads_late = np.zeros(graph.ops, dtype=np.bool_)
+    reads_late[graph.read_op] = True
+    reads_late &= graph.is_backward
+    makes = np.zeros(graph.ops, dtype=np.bool_)
+    makes[graph.value_op] = True
+    rounds: list[tuple[int, int, int]] = []
+    start, last_make, is_late = 0, NONE, False
+    for op_id in np.flatnonzero(reads_late | makes).tolist():
+        if not makes[op_id]:
+            is_late = is_late or last_make != NONE
+            continue
+        if is_late:
+            rounds.append((start, last_make + 1, op_id))
+            start, is_late = op_id, False
+        last_make = op_id
+    if last_make != NONE:
+        rounds.append((start, last_make + 1, graph.ops))
+    return rounds
+
+
+def _line(graph: Graph, first: int, turn: int, end: int, widest: int | None, most_stages: int) -> Line:
+    last_read = graph.last_forward_read()
+    is_wide = wide_values(graph, widest)
+    values = np.flatnonzero((graph.value_op >= first) & (graph.value_op < turn) & ~is_wide)
+    starts = _cuts(graph, first, turn, values, last_read)
+    starts = _joined(graph, [first, *starts], turn, most_stages)
+    ends = [*starts[1:], turn]
+
+    # Values of one operator are in an order that equal layers share, not in that of their recording.
+    reader = np.full(graph.values, graph.ops)
+    np.minimum.at(reader, graph.read_value, graph.read_op)
+    made = values[np.lexsort((reader[values], graph.value_bytes[values], graph.value_op[values]))]
+    split = np.searchsorted(graph.value_op[made], starts)
+    inside = [tuple(part.tolist()) for part in np.split(made, split[1:])]
+    crossing: list[tuple[int, ...]] = [()]
+    crossing += [tuple(values[(graph.value_op[values] < at) & (last_read[values] >= at)].tolist()) for at in starts[1:]]
+    crossing.append(())
+    backward = _backward_starts(graph, turn, end, inside, crossing)
+    stages = tuple(
+        Stage(
+            first_op=starts[row],
+            end_op=ends[row],
+            backward_op=backward[row],
+            backward_end_op=backward[row - 1] if row else end,
+            inputs=crossing[row],
+            outputs=crossing[row + 1],
+            values=inside[row],
+        )
+        for row in range(len(starts))
+    )
+    base, after = beside_values(graph, is_wide)
+    return Line(stages, base, after)
+
+
+def _cuts(graph: Graph, first: int, turn: int, values: Ints, last_read: Ints) -> list[int]:
+    """Returns the operators before which at most one operator's values are still to be read in forward."""
+    count = turn - first + 1
+    born, last = graph.value_op[values] - first, last_read[values] - first
+    passes = last > born
+    crossing, makers = np.zeros(count + 1, dtype=np.int64), np.zeros(count + 1, dtype=np.int64)
+    for sums, weight in ((crossing, np.ones(len(values), dtype=np.int64)), (makers, born)):
+        np.add.at(sums, born[passes] + 1, weight[passes])
+        np.subtract.at(sums, last[passes] + 1, weight[passes])
+    crossing, makers = np.cumsum(crossing), np.cumsum(makers)
+    # One value, or several of one operator: then the sum of their makers is a multiple of each.
+    is_cut = crossing == 1
+    for at in np.flatnonzero(crossing > 1).tolist():
+        if makers[at] % crossing[at] == 0:
+            across = born[passes & (born < at) & (last >= at)]
+            is_cut[at] = bool(np.all(across == across[0]))
+    # What is changed in place later cannot be started from twice.
+    heirs = np.flatnonzero(graph.taken_from != NONE)
+    old = graph.taken_from[heirs]
+    inside = (graph.value_op[old] >= first) & (graph.value_op[heirs] < turn)
+    spoilt = np.zeros(count + 1, dtype=np.int64)
+    np.add.at(spoilt, graph.value_op[old[inside]] - first + 1, 1)
+    np.subtract.at(spoilt, graph.value_op[heirs[inside]] - first + 1, 1)
+    is_cut &= np.cumsum(spoilt) == 0
+    # A cut between operators that make nothing is the same cut again.
+    makes = np.zeros(count + 1, dtype=np.bool_)
+    makes[born] = True
+    is_cut[1:] &= makes[:-1]
+    starts = np.flatnonzero(is_cut[: count - 1])
+    return [int(at) + first for at in starts if at > 0]
+
+
+def _joined(graph: Graph, starts: list[int], turn: int, most: int) -> list[int]:
+    """Joins neighbouring stages of least cost until there are few enough."""
+    total = np.append(0.0, np.cumsum(graph.cost_us))
+    while len(starts) > most:
+        edges = np.array([*starts, turn])
+        cost = total[edges[2:]] - total[edges[:-2]]
+        del starts[int(np.argmin(cost)) + 1]
+    return starts
+
+
+def _backward_starts(
+    graph: Graph, turn: int, end: int, inside: list[tuple[int, ...]], crossing: list[tuple[int, ...]]
+) -> list[int]:
+    """Returns where the backward of each stage begins: at the first read of its inputs or of what it keeps inside."""
+    first_late = np.full(graph.values, end, dtype=np.int64)
+    late = (graph.read_op >= turn) & (graph.read_op < end)
+    np.minimum.at(first_late, graph.read_value[late], graph.read_op[late])
+    found = []
+    for row, made in enumerate(inside):
+        own = [value for value in made if value not in crossing[row + 1]]
+        found.append(int(min((first_late[value] for value in (*own, *crossing[row])), default=end)))
+    found[-1] = turn
+    # Later stages come first; a stage whose backward reads nothing begins with the one before it.
+    starts, limit = found.copy(), end
+    for row in range(len(found) - 1):
+        limit = min(limit, found[row])
+        starts[row] = limit
+    for row in reversed(range(len(found) - 1)):
+        starts[row] = max(starts[row], starts[row + 1])
+    return starts
+
+
+def beside_values(graph: Graph, is_kept: Bools | None = None) -> tuple[Ints, Ints]:
+    """Returns what is alive whatever is dropped: the floor, kept values, and values held on to after their last read.
+
+    Args:
+        graph: The step.
+        is_kept: Values that stay as the recording held them, shape ``(values,)``; None for none.
+
+    Returns:
+        Bytes during and after each operator, each of shape ``(ops,)``.
+    """
+    start = graph.value_op.copy()
+    np.maximum.at(start, graph.read_value, graph.read_op)
+    start += 1
+    if is_kept is not None:
+        start = np.where(is_kept, graph.value_op, start)
+    freed = np.where(graph.value_freed_op == NONE, graph.ops - 1, graph.value_freed_op)
+    counts = freed >= start
+    born, gone = np.zeros(graph.ops + 1, dtype=np.int64), np.zeros(graph.ops + 1, dtype=np.int64)
+    np.add.at(born, start[counts], graph.value_bytes[counts])
+    np.add.at(gone, freed[counts], graph.value_bytes[counts])
+    after = np.cumsum(born - gone)[:-1]
+    return graph.floor_bytes + after + gone[:-1], graph.floor_after_bytes + after

@@ -1,0 +1,1 @@
+"""The planners that papers describe, one file or folder each."""

@@ -1,0 +1,234 @@
+"""What must be kept, and what made again, across a few moments of the step: a relaxation of every schedule.
+
+Jain 2020 (Checkmate, section 4) decides for every stage what is kept and what runs again in it, and asks for the
+budget everywhere. Here only some operators, the *cuts*, are asked for; the stages between two cuts are merged into one
+*window*. Every schedule within the budget obeys this model, so its least time is a bound for all of them; and where
+the schedule read off its answer keeps the budget at the other stages too, that schedule is the fastest there is.
+The model grows cut by cut, where its answers go wrong: a step with hundreds of stages needs a few dozen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import Bounds, LinearConstraint
+from scipy.sparse import csr_array
+
+from memprof.planners.graph.graph import Graph
+from memprof.planners.graph.solver import solve
+from memprof.planners.published.auto.repeats import Repeat, Repeats
+from memprof.trace.schema import NONE, Bools, Floats, Ints
+
+#: Up to so many decisions a model is solved to the last digit: on small steps a larger budget is never slower at all.
+_SMALL_COLUMNS = 6_000
+#: What the solver may leave a constraint short by.
+_TOLERANCE = 1e-6
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """What the model says for one budget.
+
+    Attributes:
+        is_feasible: False where it is proved that no schedule keeps the budget at the cuts.
+        bound_us: No schedule within the budget takes less time on top of the step.
+        repeats: The repeats that it asks for, each in the last stage of its window that still serves; None where the
+            solver found none in time.
+        values: The answer itself, one number for each decision; None where there is none.
+    """
+
+    is_feasible: bool
+    bound_us: float
+    repeats: tuple[Repeat, ...] | None = None
+    values: Floats | None = None
+
+
+class CutModel:
+    """The model of one graph with one set of cuts."""
+
+    def __init__(self, graph: Graph, cuts: list[int]) -> None:
+        """Builds the constraints; only the right-hand sides depend on the budget.
+
+        Args:
+            graph: The step.
+            cuts: Operators during which the budget is asked for, in order.
+        """
+        self._graph = graph
+        self._cuts = cuts
+        # What the recording holds until an operator is as good as read by it.
+        held = np.where(graph.value_freed_op == NONE, graph.ops, graph.value_freed_op)
+        is_longer = held > graph.value_op
+        self._read_op = np.concatenate([graph.read_op, held[is_longer]])
+        self._read_value = np.concatenate([graph.read_value, np.flatnonzero(is_longer)])
+        self._taker = np.full(graph.values, NONE, dtype=np.int64)
+        heirs = np.flatnonzero(graph.taken_from != NONE)
+        self._taker[graph.taken_from[heirs]] = graph.value_op[heirs]
+
+        columns, windows = 0, len(cuts) + 1
+        self._kept = np.full((len(cuts), graph.values), NONE, dtype=np.int64)
+        self._again = np.full((windows, graph.ops), NONE, dtype=np.int64)
+        for window in range(windows):
+            op_ids = np.flatnonzero(self._may_repeat(window))
+            self._again[window, op_ids] = np.arange(columns, columns + len(op_ids))
+            columns += len(op_ids)
+            if window < len(cuts):
+                values = np.flatnonzero(graph.value_op < cuts[window])
+                self._kept[window, values] = np.arange(columns, columns + len(values))
+                columns += len(values)
+        self.columns = columns
+
+        self._cost_us = np.zeros(columns)
+        again_in, again_op = np.nonzero(self._again != NONE)
+        self._cost_us[self._again[again_in, again_op]] = graph.cost_us[again_op]
+        self._lowest = np.zeros(columns)
+        self._others_bytes = np.zeros(len(cuts), dtype=np.int64)
+        for place, cut in enumerate(cuts):
+            self._ask_at(place, cut)
+        self._rules, self._rule_low = self._make_rules()
+        kept_at, value = np.nonzero(self._kept != NONE)
+        # In units that leave all numbers of one magnitude.
+        self._unit_bytes = max(1.0, float(graph.value_bytes.max(initial=1)) / 100.0)
+        sizes = graph.value_bytes[value] / self._unit_bytes
+        self._bytes = csr_array((sizes, (kept_at, self._kept[kept_at, value])), shape=(len(cuts), columns))
+
+    def solve(
+        self, budget_bytes: int, *, whole: bool, seconds: float, fixed: tuple[Bools, Floats] | None = None
+    ) -> Answer:
+        """Finds the least time within a budget.
+
+        Args:
+            budget_bytes: Most bytes at each cut.
+            whole: Whether values are kept or not, or kept in part too, which is quick and still a bound.
+            seconds: The solver stops here, with what it has.
+            fixed: Which decisions stay, and what they all are now; the bound then holds for the others only.
+        """
+        lowest, highest = self._lowest, np.ones(self.columns)
+        if fixed is not None:
+            is_fixed, values = fixed
+            lowest = np.where(is_fixed, np.maximum(lowest, values), lowest)
+            highest = np.where(is_fixed, lowest, highest)
+        room = (budget_bytes - self._others_bytes) / self._unit_bytes
+        rules = [LinearConstraint(self._rules, self._rule_low, np.inf), LinearConstraint(self._bytes, -np.inf, room)]
+        answer = solve(
+            self._cost_us,
+            constraints=rules,
+            bounds=Bounds(lowest, highest),
+            integrality=np.full(self.columns, int(whole)),
+            options={"time_limit": max(seconds, 0.1), "mip_rel_gap": 1e-4 if self.columns > _SMALL_COLUMNS else 0.0},
+        )
+        if answer.status == 2:  # scipy's word for infeasible
+            return Answer(is_feasible=False, bound_us=0.0)
+        bound_us = 0.0
+        if whole and answer.mip_dual_bound is not None:
+            bound_us = float(answer.mip_dual_bound)
+        elif not whole and answer.status == 0:
+            bound_us = float(answer.fun)
+        repeats = None if answer.x is None else self._placed(answer.x > 0.5)
+        return Answer(True, max(0.0, bound_us * (1.0 - _TOLERANCE)), repeats, answer.x)
+
+    def decisions_of(self, state: Repeats) -> Floats:
+        """Returns the decisions that lead to a schedule."""
+        values = np.zeros(self.columns)
+        for place, cut in enumerate(self._cuts):
+            for value in np.flatnonzero(self._kept[place] != NONE).tolist():
+                values[self._kept[place, value]] = state.is_kept(value, cut)
+        for op_id, stage in state.repeats():
+            column = self._again[np.searchsorted(self._cuts, stage), op_id]
+            if column != NONE:
+                values[column] = 1.0
+        return values
+
+    def decisions_on(self, op_ids: Bools) -> Bools:
+        """Returns which decisions are about some operators and what they make."""
+        values = np.zeros(self.columns, dtype=np.bool_)
+        window, op_id = np.nonzero(self._again != NONE)
+        values[self._again[window, op_id]] = op_ids[op_id]
+        place, value = np.nonzero(self._kept != NONE)
+        values[self._kept[place, value]] = op_ids[self._graph.value_op[value]]
+        return values
+
+    def _window(self, window: int) -> tuple[int, int]:
+        """Returns the cut before a window and the last operator in it."""
+        first = self._cuts[window - 1] if window else NONE
+        return first, self._cuts[window] if window < len(self._cuts) else self._graph.ops
+
+    def _may_repeat(self, window: int) -> Bools:
+        """Returns what can be made again in a window: what was made before it, and what is taken over within."""
+        first, last = self._window(window)
+        graph = self._graph
+        makes_taken = np.zeros(graph.ops, dtype=np.bool_)
+        makes_taken[graph.value_op[(self._taker != NONE) & (self._taker <= last)]] = True
+        op_id = np.arange(graph.ops)
+        makes = np.zeros(graph.ops, dtype=np.bool_)
+        makes[graph.value_op] = True
+        may: Bools = makes & graph.can_repeat & ((op_id <= first) | (makes_taken & (op_id < last)))
+        return may
+
+    def _ask_at(self, place: int, cut: int) -> None:
+        """Notes what a cut's operator needs in memory beside what is decided."""
+        graph = self._graph
+        made = np.flatnonzero(graph.value_op == cut)
+        taken = graph.taken_from[made]
+        bytes_made = graph.value_bytes[made].sum() - graph.value_bytes[taken[taken != NONE]].sum()
+        self._others_bytes[place] = graph.workspace_bytes[cut] + graph.floor_bytes[cut] + bytes_made
+        read = self._kept[place, graph.read_value[graph.read_op == cut]]
+        self._lowest[read[read != NONE]] = 1.0
+
+    def _make_rules(self) -> tuple[csr_array, Floats]:
+        """Builds the rows: each says that what is asked for was kept, or is made again."""
+        graph, maker = self._graph, self._graph.value_op
+        sources: list[Ints] = []
+        remade: list[Ints] = []
+        asking: list[Ints] = []
+        for window in range(len(self._cuts) + 1):
+            first, last = self._window(window)
+            again = self._again[window]
+            before = self._kept[window - 1] if window else np.full(graph.values, NONE, dtype=np.int64)
+            # An operator of the window reads a value from before it.
+            is_read = (self._read_op > first) & (self._read_op <= last) & (maker[self._read_value] < first)
+            read = np.unique(self._read_value[is_read])
+            sources.append(before[read])
+            remade.append(again[maker[read]])
+            asking.append(np.full(len(read), NONE))
+            # A repeated operator reads a value from before the window.
+            is_read = (again[graph.read_op] != NONE) & (maker[graph.read_value] < first)
+            read = graph.read_value[is_read]
+            sources.append(before[read])
+            remade.append(again[maker[read]])
+            asking.append(again[graph.read_op[is_read]])
+            # A value is kept at the end of the window; one that was taken over in it must be made again.
+            if window < len(self._cuts):
+                is_taken = (self._taker > first) & (self._taker < last)
+                value = np.flatnonzero((maker < first) | (is_taken & (maker < last)))
+                sources.append(np.where(is_taken[value], NONE, before[value]))
+                remade.append(again[maker[value]])
+                asking.append(self._kept[window, value])
+        source, again, asks = np.concatenate(sources), np.concatenate(remade), np.concatenate(asking)
+        row = np.arange(len(source))
+        parts = [(source, 1.0), (again, 1.0), (asks, -1.0)]
+        rows = np.concatenate([row[column != NONE] for column, _ in parts])
+        columns = np.concatenate([column[column != NONE] for column, _ in parts])
+        signs = np.concatenate([np.full(int((column != NONE).sum()), sign) for column, sign in parts])
+        rules = csr_array((signs, (rows, columns)), shape=(len(source), self.columns))
+        return rules, np.where(asks == NONE, 1.0, 0.0)
+
+    def _placed(self, chosen: Bools) -> tuple[Repeat, ...]:
+        """Puts each repeat into the last stage of its window in which it still comes before all that ask for it."""
+        graph = self._graph
+        readers: list[list[int]] = [[] for _ in range(graph.ops)]
+        for op_id, maker in zip(graph.read_op.tolist(), graph.value_op[graph.read_value].tolist(), strict=True):
+            readers[maker].append(op_id)
+        repeats: set[Repeat] = set()
+        for window in range(len(self._cuts) + 1):
+            first, last = self._window(window)
+            last = min(last, graph.ops - 1)
+            again = self._again[window]
+            op_ids = np.flatnonzero(again != NONE)
+            stage_of: dict[int, int] = {}
+            for op_id in op_ids[chosen[again[op_ids]]][::-1].tolist():
+                stages = [reader for reader in readers[op_id] if first < reader <= last]
+                stages += [stage_of[reader] for reader in readers[op_id] if reader in stage_of]
+                stage_of[op_id] = min(stages, default=last)
+            repeats.update((op_id, stage) for op_id, stage in stage_of.items() if stage > op_id)
+        return tuple(sorted(repeats))

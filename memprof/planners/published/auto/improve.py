@@ -1,0 +1,108 @@
+"""Search from one schedule to near ones: drop until it fits, then exchange."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from memprof.planners.base import Task
+from memprof.planners.published.auto.front import Choice, Front
+from memprof.planners.published.auto.moves import Moves
+from memprof.trace.schema import Floats
+
+#: Moves between two looks at the clock and at how often the schedule fitted.
+_ROUND = 100
+
+
+def note(moves: Moves, front: Front) -> None:
+    """Keeps the present schedule if nothing known beats it."""
+    state = moves.state
+    peak = state.peak_bytes
+    if state.extra_us < front.least_us(peak):
+        front.add(Choice(peak, max(0.0, state.extra_us), tuple(state.repeats())))
+
+
+def drop_until_fits(moves: Moves, front: Front, task: Task, budget_bytes: int) -> bool:
+    """Drops, one by one, the value that takes the most bytes off the stages above budget for its time.
+
+    Source: Kirisame 2021 (Dynamic Tensor Rematerialization, section 4.1), the heuristic MSPS: time of the value and of
+    what must be made again for it, over its bytes; bytes here count once for each stage they relieve.
+
+    Returns:
+        Whether the schedule fits.
+    """
+    state = moves.state
+    tried: set[tuple[int, int]] = set()
+    while not task.is_late():
+        note(moves, front)
+        above = np.maximum(state.bytes - budget_bytes, 0)
+        worst = int(above.argmax())
+        if not above[worst]:
+            return True
+        # Weighted to the worst stages, so that the peak comes down evenly.
+        weight: Floats = np.concatenate([[0.0], np.cumsum(above / above[worst])])
+        best, best_score = None, 0.0
+        for value in moves.candidates:
+            gap = state.gap_around(value, worst)
+            if gap is None or (value, gap[1]) in tried:
+                continue
+            relief = state.size[value] * float(weight[gap[1]] - weight[gap[0] + 1])
+            score = relief / (moves.cost_of(value, gap[1]) + 1e-9)
+            if score > best_score:
+                best, best_score = (value, gap[1]), score
+        if best is None:
+            return False
+        tried.add(best)
+        moves.make(state.maker[best[0]], best[1], extends=False)
+    return False
+
+
+def exchange(
+    moves: Moves, front: Front, task: Task, budget_bytes: int, *, steps: int, hot: float = 0.1, cold: float = 0.005
+) -> None:
+    """Anneals around the present schedule: bytes above the budget have a price that rises until it fits.
+
+    Args:
+        moves: The schedule, which is changed.
+        front: Where what is found is kept.
+        task: Whose deadline is honoured.
+        budget_bytes: The budget to fit.
+        steps: How many moves are drawn.
+        hot: First temperature, in units of what an operator costs on average.
+        cold: Last temperature.
+    """
+    state, draw, graph = moves.state, moves.draw, moves.state.graph
+    unit_us = float(graph.cost_us[graph.can_repeat].mean()) if graph.can_repeat.any() else 0.0
+    if not moves.candidates or unit_us <= 0:
+        return
+    price = unit_us / (0.002 * budget_bytes + 1)
+    lowest, highest = price * 1e-3, price * 1e3
+    above, extra_us = _bytes_above(state.bytes, budget_bytes), state.extra_us
+    fits = 0
+    for count in range(steps):
+        done = moves.step()
+        if done:
+            new_above, new_extra_us = _bytes_above(state.bytes, budget_bytes), state.extra_us
+            worse = new_extra_us - extra_us + price * (new_above - above)
+            temperature = unit_us * hot * (cold / hot) ** (count / steps)
+            if worse <= 0 or draw.random() < math.exp(-worse / temperature):
+                above, extra_us = new_above, new_extra_us
+                if not above and extra_us < front.least_us(budget_bytes):
+                    note(moves, front)
+            else:
+                moves.toggle(done)
+        fits += not above
+        if count % _ROUND == _ROUND - 1:
+            if task.is_late():
+                return
+            if fits > 0.6 * _ROUND:
+                price = max(lowest, price / 1.2)
+            elif fits < 0.3 * _ROUND:
+                price = min(highest, price * 1.2)
+            fits = 0
+
+
+def _bytes_above(bytes_by_stage: np.ndarray, budget_bytes: int) -> float:
+    above = bytes_by_stage - budget_bytes
+    return float(above[above > 0].sum())

@@ -1,0 +1,302 @@
+"""The product's own search."""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import replace
+from typing import ClassVar
+
+import numpy as np
+
+from memprof.planners.base import Found, Planner, Task
+from memprof.planners.graph.bounds import needed_bytes
+from memprof.planners.graph.schedule import as_recorded, replay
+from memprof.planners.published.auto.cuts import Answer, CutModel
+from memprof.planners.published.auto.front import Choice, Front
+from memprof.planners.published.auto.improve import drop_until_fits, exchange
+from memprof.planners.published.auto.moves import Moves
+from memprof.planners.published.auto.repeats import Repeats, repeats_in
+from memprof.planners.published.dtr import Dtr
+from memprof.trace.schema import Floats, Ints
+
+#: Stages the model starts with, and rounds in which it grows.
+_FIRST_CUTS = 16
+_ROUNDS = 60
+#: In those rounds in which not everything is decided: what share of the step is, 0 for where answers disagree.
+_STRETCHES = (0, 8, 5, 8)
+#: Rounds in which everything is decided at once, as long as that is quick.
+_WHOLE_ROUNDS = 6
+#: Above so many columns values are not decided whole: a step of a few thousand operators.
+_MOST_COLUMNS = 30_000
+#: Proved to be the fastest: as close as the solver's own tolerance.
+_GAP = 2e-6
+#: On steps of more values than these the search ends when it is as close as the second.
+_SMALL_VALUES, _LARGE_GAP = 120, 2e-4
+#: From so many values on, the slower heuristics of a runtime's planner do not end in a minute.
+_HUGE_VALUES = 30_000
+#: Above so many values dropping one by one takes longer than the model in parts, and finds no more.
+_MOST_GREEDY_VALUES = 1_000
+#: Operator moves drawn in one search, all in all, and how many of them a schedule gets at least.
+_STEPS, _STEPS_A_VALUE = 200_000, 2_000
+#: Rounds of the search for the smallest peak, and rounds without anything new after which a search ends.
+_LEAST_ROUNDS, _IDLE_ROUNDS = 8, 8
+#: Up to so many values the whole programme is asked for what is still open, for a share of the time left.
+_EXACT_VALUES, _EXACT_SHARE = 64, 0.4
+_SEED = 0
+
+
+class Auto(Planner):
+    """Feasibility first, then greedies, then an exact model that grows where it is wrong, then exchanges.
+
+    The model (see ``cuts``) proves how far from the fastest an answer can be; what it leaves open is searched by
+    annealing (see ``improve``). Every schedule that any part finds is replayed and kept if nothing beats it.
+    """
+
+    name: ClassVar[str] = "auto"
+    source: ClassVar[str] = (
+        "Jain 2020, Checkmate, section 4, on stages merged between cuts; Kirisame 2021, Dynamic Tensor "
+        "Rematerialization, section 4.1; Kirkpatrick 1983, Optimization by Simulated Annealing"
+    )
+    summary: ClassVar[str] = "tries every quick planner, then improves on the best and proves how close it is"
+
+    def search(self, task: Task) -> Found:
+        """Looks for the schedule with the least time whose peak is within the budget."""
+        graph, budget = task.graph, task.budget_bytes
+        recorded = replay(graph, as_recorded(graph))
+        if recorded.peak_bytes <= budget:
+            return Found("optimal", "The step as recorded is within the budget.", recorded.runs, 0.0, budget)
+        return _Search(task).found()
+
+
+class _QuickDtr(Dtr):
+    """The heuristics whose time grows least with the step, the quickest first."""
+
+    heuristics = ("local", "eq-class")
+
+
+class _Search:
+    """One search, and what it has found so far."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.graph = task.graph
+        self.budget = task.budget_bytes
+        self.front = Front()
+        self.moves = Moves(Repeats(self.graph), random.Random(_SEED))
+        self.recorded_bytes = self.moves.state.bytes.copy()
+        self.front.add(Choice(int(self.recorded_bytes.max(initial=0)), 0.0, ()))
+        self.bound_us = 0.0
+        # Schedules that are none of ours: in an order within a stage that ours do not have.
+        self.other: tuple[float, Ints] | None = None
+
+    def found(self) -> Found:
+        """Runs the search to its end."""
+        needed = needed_bytes(self.graph)
+        if needed > self.budget:
+            return self._impossible(f"One operator alone holds {needed} bytes with what it reads and makes.")
+        self.cuts = self._first_cuts()
+        self._ask_runtime()
+        if not self._bounded(CutModel(self.graph, self.cuts), whole=False, seconds=20.0).is_feasible:
+            return self._impossible("No schedule keeps the budget at a few operators of the step together.")
+        self._refine(0.02)
+        if not self._is_done():
+            self._start()
+        if not self._is_done():
+            self._try_others()
+        if not self._is_done() and not self._grow():
+            return self._impossible("No schedule keeps the budget at a few operators of the step together.")
+        self._ask_exactly()
+        return self._answer()
+
+    def _answer(self) -> Found:
+        least = 0 if self._least_us() < float("inf") else self._least_found()
+        best = self._best()
+        if best is None:
+            status = "time limit" if self.task.is_late() else "nothing found"
+            return Found(status, "No schedule was found that fits, and none was ruled out.", None, self.bound_us, least)
+        extra_us, runs = best
+        percent = 100.0 * (extra_us - self.bound_us) / (self.graph.duration_us + self.bound_us or 1.0)
+        if self._is_proved():
+            return Found("optimal", "No schedule within the budget is faster.", runs, self.bound_us, self.budget)
+        reason = f"Proved within {percent:.2g} % of the fastest."
+        return Found("time limit" if self.task.is_late() else "found", reason, runs, self.bound_us, self.budget)
+
+    def _impossible(self, why: str) -> Found:
+        return Found("infeasible", why, None, 0.0, self._least_found())
+
+    def _best(self) -> tuple[float, Ints] | None:
+        """Returns time and schedule of the fastest that fits, by replay."""
+        choice = self.front.best(self.budget)
+        best = self.other
+        if choice is not None and (best is None or choice.extra_us < best[0]):
+            state = Repeats(self.graph)
+            state.load(list(choice.repeats))
+            done = replay(self.graph, state.runs())
+            best = (done.extra_us, done.runs)
+        return best
+
+    def _least_us(self) -> float:
+        least = self.front.least_us(self.budget)
+        return least if self.other is None else min(least, self.other[0])
+
+    def _is_proved(self) -> bool:
+        return self._least_us() <= self.bound_us * (1.0 + _GAP) + 1e-6
+
+    def _is_done(self) -> bool:
+        """Tells whether what is left to gain is not worth more time."""
+        gap = _GAP if self.graph.values <= _SMALL_VALUES else _LARGE_GAP
+        return self.task.is_late() or self._least_us() <= self.bound_us * (1.0 + gap) + 1e-6
+
+    def _start(self) -> None:
+        """Drops greedily, from the step as it was recorded; on large steps only for want of anything else."""
+        if self.graph.values > _MOST_GREEDY_VALUES and self._least_us() < float("inf"):
+            return
+        self.moves.load([])
+        drop_until_fits(self.moves, self.front, self.task, self.budget)
+
+    def _least_found(self) -> int:
+        """Returns the smallest peak found in a search for small ones, which is the same whatever the budget."""
+        moves, front = Moves(Repeats(self.graph), random.Random(_SEED)), Front()
+        front.add(Choice(moves.state.peak_bytes, 0.0, ()))
+        drop_until_fits(moves, front, self.task, needed_bytes(self.graph))
+        for _ in range(_LEAST_ROUNDS):
+            least = front.choices[0]
+            moves.load(list(least.repeats))
+            exchange(moves, front, self.task, int(least.peak_bytes * 0.97), steps=self._steps(0.1))
+            if front.choices[0].peak_bytes == least.peak_bytes or self.task.is_late():
+                break
+        for choice in front.choices:
+            self.front.add(choice)
+        return front.choices[0].peak_bytes
+
+    def _try_others(self) -> None:
+        """Asks the planners that are quick, and starts from what they find."""
+        from memprof.planners.published.bptt import Bptt
+        from memprof.planners.published.chain import Chain
+        from memprof.planners.published.knapsack import Knapsack
+        from memprof.planners.published.selective import Selective
+        from memprof.planners.published.sqrt import Sqrt
+
+        for kind in (Sqrt, Selective, Knapsack, Bptt, Chain):
+            self._ask(kind(), 0.15)
+
+    def _ask(self, planner: Planner, share: float) -> None:
+        """Keeps what another planner finds and proves in a share of the time left."""
+        now = time.monotonic()
+        part = replace(self.task, deadline=now + share * max(0.0, self.task.deadline - now))
+        found = planner.search(part)
+        self.bound_us = max(self.bound_us, found.bound_us)
+        if found.runs is not None:
+            self._take(found.runs)
+
+    def _ask_runtime(self) -> None:
+        """Asks the planner that answers for every step; on huge ones its quickest heuristic first, and for longer."""
+        if self.graph.values <= _HUGE_VALUES:
+            self._ask(Dtr(), 0.15)
+        else:
+            self._ask(_QuickDtr(), 0.6)
+
+    def _ask_exactly(self) -> None:
+        """Has the whole programme solved on a small step: it sees what is alive while an operator repeats, too."""
+        from memprof.planners.published.checkmate import Checkmate
+
+        if self.graph.values <= _EXACT_VALUES and not self._is_done():
+            self._ask(Checkmate(), _EXACT_SHARE)
+
+    def _take(self, runs: Ints) -> None:
+        """Keeps another planner's schedule, and what it is improved to."""
+        done = replay(self.graph, runs)
+        if done.peak_bytes <= self.budget and done.extra_us < self._least_us():
+            self.other = (done.extra_us, runs)
+        self.moves.load(repeats_in(self.graph, runs))
+        self._refine(0.02)
+
+    def _steps(self, share: float) -> int:
+        """Returns how many moves a share of the search is: fewer on small steps, and on large ones, which are slow."""
+        return int(share * min(_STEPS, _STEPS_A_VALUE * self.graph.values) / (1.0 + self.graph.ops / 2000.0))
+
+    def _refine(self, share: float) -> None:
+        """Improves the present schedule."""
+        if drop_until_fits(self.moves, self.front, self.task, self.budget):
+            exchange(self.moves, self.front, self.task, self.budget, steps=self._steps(share))
+
+    def _first_cuts(self) -> list[int]:
+        """Spreads cuts over the stages that are above the budget as recorded."""
+        above = np.flatnonzero(self.recorded_bytes > self.budget)
+        count = max(4, min(_FIRST_CUTS, _MOST_COLUMNS // max(2 * self.graph.values, 1)))
+        places = np.linspace(0, len(above) - 1, min(count, len(above))).astype(int)
+        return sorted({int(self.recorded_bytes.argmax()), *above[places].tolist()})
+
+    def _seconds(self, most: float) -> float:
+        return min(most, self.task.deadline - time.monotonic())
+
+    def _bounded(self, model: CutModel, *, whole: bool, seconds: float) -> Answer:
+        """Solves the model, raises the bound and loads its schedule."""
+        answer = model.solve(self.budget, whole=whole, seconds=self._seconds(seconds))
+        self.bound_us = max(self.bound_us, answer.bound_us)
+        if answer.repeats is not None:
+            self.moves.load(list(answer.repeats))
+        return answer
+
+    def _grow(self) -> bool:
+        """Solves the model, cuts where its schedule is above the budget, and again; False if nothing fits.
+
+        Once a whole answer is no longer found quickly, only what the answer in parts disagrees on is decided anew.
+        """
+        cuts = self.cuts
+        whole_rounds = _WHOLE_ROUNDS if len(cuts) * 2 * self.graph.values <= _MOST_COLUMNS else 0
+        idle = 0
+        for number in range(_ROUNDS):
+            before = self._least_us()
+            model = CutModel(self.graph, cuts)
+            answer = self._bounded(model, whole=False, seconds=20.0)
+            if not answer.is_feasible:
+                return False
+            if number < whole_rounds:
+                seconds = self._seconds(8.0)
+                began = time.monotonic()
+                if not self._bounded(model, whole=True, seconds=seconds).is_feasible:
+                    return False
+                if time.monotonic() - began >= 0.9 * seconds:
+                    whole_rounds = 0
+            elif answer.values is not None:
+                self._decide_near(model, answer.values, number)
+            more = self._stages_above()
+            self._refine(0.05)
+            idle = 0 if self._least_us() < before or set(more) - set(cuts) else idle + 1
+            if self._is_done() or idle == _IDLE_ROUNDS:
+                break
+            cuts = sorted({*cuts, *more})
+        return True
+
+    def _decide_near(self, model: CutModel, relaxed: Floats, number: int) -> None:
+        """Decides anew what the best schedule and the model's answer in parts disagree on, or one stretch of the step.
+
+        Source: Danna 2005, Exploring relaxation induced neighborhoods to improve MIP solutions, section 2.
+        """
+        choice = self.front.best(self.budget)
+        if choice is None:
+            return
+        self.moves.load(list(choice.repeats))
+        now = model.decisions_of(self.moves.state)
+        graph, draw = self.graph, self.moves.draw
+        makers = np.unique(graph.value_op[graph.can_repeat[graph.value_op]])
+        # In turn: where they disagree, and stretches short enough to be decided in a second or so.
+        if (part := _STRETCHES[number % len(_STRETCHES)]) == 0:
+            is_open = np.abs(relaxed - now) > 0.01
+        else:
+            length = max(8, len(makers) // part)
+            first = draw.randrange(max(1, len(makers) - length + 1))
+            stretch = np.zeros(graph.ops, dtype=np.bool_)
+            stretch[makers[first : first + length]] = True
+            is_open = model.decisions_on(stretch)
+        answer = model.solve(self.budget, whole=True, seconds=self._seconds(5.0), fixed=(~is_open, now))
+        if answer.repeats is not None:
+            self.moves.load(list(answer.repeats))
+
+    def _stages_above(self) -> list[int]:
+        """Returns the worst stage of each stretch above the budget."""
+        stages = np.flatnonzero(self.moves.state.bytes > self.budget)
+        stretches = np.split(stages, np.flatnonzero(np.diff(stages) > 1) + 1)
+        return [int(stretch[self.moves.state.bytes[stretch].argmax()]) for stretch in stretches if len(stretch)]

@@ -1,0 +1,115 @@
+"""Optimal persistent schedules of chains of stages that all differ (rotor)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from itertools import product
+from typing import ClassVar
+
+import numpy as np
+
+from memprof.planners.base import Found, Planner, Task
+from memprof.planners.graph.bounds import needed_bytes
+from memprof.planners.graph.graph import Graph
+from memprof.planners.graph.schedule import as_recorded, replay
+from memprof.planners.graph.stages import Line, lines_of
+from memprof.planners.graph.walk import Walk
+from memprof.planners.published.chain.options import stage_costs
+from memprof.planners.published.chain.table import Table, grid_of
+from memprof.trace.schema import Ints
+
+#: Values that are read further away than so many operators that make values are kept: in a first attempt none.
+_WIDEST = (None, 8)
+
+#: At most so many schedules are replayed in each attempt.
+_MOST_SCHEDULES = 80
+
+#: The most stages of each attempt, as shares of those there are: with fewer and larger ones, more of what a stage
+#: keeps is chosen inside of it, its neighbours' values among it.
+_SHARES = (1.0, 0.5, 0.35, 0.25)
+
+#: Chains of more stages are joined to this: the table grows with their cube.
+_MOST_STAGES = 100
+
+
+class Chain(Planner):
+    """Solves a step as a chain of stages, each with a choice of what it keeps.
+
+    All budgets are solved at once, and the fastest schedule whose replay fits is returned: rounding sizes up to slots
+    loses nothing that the replay does not give back, and a larger budget never gives a slower schedule.
+
+    Source: Beaumont et al. 2020 (Optimal checkpointing for heterogeneous chains: how to train deep neural networks
+    with limited memory), sections 3 and 4. Optimal among schedules that hold what they keep until its backward.
+    """
+
+    name: ClassVar[str] = "chain"
+    source: ClassVar[str] = "Beaumont et al. 2020 (rotor), sections 3 and 4; stage options as in Zhao et al. 2023"
+    summary: ClassVar[str] = "cuts the step into stages and solves what each keeps by dynamic programming"
+
+    def search(self, task: Task) -> Found:
+        """Looks for the fastest schedule within the budget."""
+        graph = task.graph
+        recorded = as_recorded(graph)
+        least = replay(graph, recorded).peak_bytes
+        if least <= task.budget_bytes:
+            return Found("optimal", "The step fits as it was recorded.", recorded)
+        best_us, best = np.inf, None
+        for runs in _schedules(graph, task.is_late):
+            done = replay(graph, runs)
+            least = min(least, done.peak_bytes)
+            if done.peak_bytes <= task.budget_bytes and done.extra_us < best_us:
+                best_us, best = done.extra_us, runs
+        is_late = task.is_late()
+        if best is not None:
+            reason = "The fastest schedule of its stages that fits" + (" of those tried in time." if is_late else ".")
+            return Found("time limit" if is_late else "found", reason, best, least_bytes=least)
+        needed = needed_bytes(graph)
+        if needed > task.budget_bytes:
+            reason = f"One operator with all it reads and makes comes to {needed} bytes."
+            return Found("infeasible", reason, least_bytes=least)
+        if is_late:
+            return Found("time limit", "Time ran out before any schedule fitted.", least_bytes=least)
+        return Found("nothing found", "No schedule of its stages fits.", least_bytes=least)
+
+
+def _schedules(graph: Graph, is_late: Callable[[], bool]) -> Iterator[Ints]:
+    """Yields the best schedules of a step cut into stages, from the largest budget to the least, until time is up.
+
+    They do not depend on the budget asked for. Rounds of forward and backward are solved one by one.
+    """
+    peak_bytes = replay(graph, as_recorded(graph)).peak_bytes
+    seen: set[tuple[int, ...]] = set()
+    for widest, share in product(_WIDEST, _SHARES):
+        most = max((len(line.stages) for line in lines_of(graph, widest=widest)), default=0)
+        lines = lines_of(graph, widest=widest, most_stages=min(math.ceil(most * share), _MOST_STAGES))
+        cuts = tuple(stage.first_op for line in lines for stage in line.stages)
+        if not lines or cuts in seen:
+            continue
+        seen.add(cuts)
+        try:
+            tables = _tables(graph, lines, peak_bytes, is_late)
+        except TimeoutError:
+            return
+        for budget in _steps(tables):
+            if is_late():
+                return
+            walk = Walk(graph)
+            for table in tables:
+                table.walk(walk, max(budget, table.least_bytes))
+            yield walk.runs()
+
+
+def _tables(graph: Graph, lines: list[Line], peak_bytes: int, is_late: Callable[[], bool]) -> list[Table]:
+    tables = []
+    for line in lines:
+        costs = stage_costs(graph, line, is_late)
+        tables.append(Table(line, costs, grid_of(line, costs, peak_bytes), is_late))
+    return tables
+
+
+def _steps(tables: list[Table]) -> list[int]:
+    """Returns the budgets at which a faster schedule becomes possible, the largest first and not too many."""
+    steps = np.unique(np.concatenate([table.steps() for table in tables]))[::-1]
+    chosen = np.linspace(0, len(steps) - 1, min(len(steps), _MOST_SCHEDULES), dtype=np.int64)
+    return [int(steps[row]) for row in np.unique(chosen)]

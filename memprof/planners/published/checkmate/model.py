@@ -1,0 +1,243 @@
+"""The mixed-integer programme of a reduced step."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Set
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import Bounds, LinearConstraint
+from scipy.sparse import csr_array
+
+from memprof.planners.graph.solver import solve
+from memprof.planners.published.checkmate.condensed import Blocks
+from memprof.trace.schema import NONE, Floats
+
+#: The solver ends when it is so close to its bound.
+_GAP = 1e-6
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """What the solver says.
+
+    Attributes:
+        is_proved: Whether it came to an end: with the optimum, or with nothing because there is nothing.
+        objective: Of the best it has; infinite where it has nothing.
+        bound: No solution has a smaller objective; minus infinity where it does not know.
+        values: The best it has, shape ``(columns,)``; None where it has nothing.
+    """
+
+    is_proved: bool
+    objective: float
+    bound: float
+    values: Floats | None
+
+
+class Model:
+    """Which nodes run again before which events, and which values are alive in between.
+
+    With e an event, k a node and v a value, R[e, k] tells whether k runs again right before e, S[e, v] whether v is
+    alive after the event before e. Inside of an event's stage the nodes that run again do so in the step's order, and
+    a value's aliveness is carried along from one that makes or reads it to the next, so it is freed where it falls:
+    this is what Free[t, i, k] says in the paper, and it need not be whole. Only R is; the rest follows from it.
+
+    Source: Jain et al. 2020 (Checkmate: breaking the memory wall with optimal tensor rematerialization), section 4,
+    equations 1 to 9. What we changed: aliveness is carried along instead of freed by products, a node may make
+    several values or take over memory, events where nothing is read or made are left out.
+    """
+
+    def __init__(
+        self,
+        blocks: Blocks,
+        budget_bytes: int,
+        *,
+        in_forward: bool,
+        in_stage: bool,
+        rounds: int = 1,
+        only: Set[tuple[int, int]] | None = None,
+        least_peak: bool = False,
+    ) -> None:
+        """Writes the programme down.
+
+        Args:
+            blocks: The reduced step.
+            budget_bytes: Most bytes alive at once.
+            in_forward: Whether anything may run again before backward begins.
+            in_stage: Whether memory counts while nodes run again, too. Without it, this is a relaxation of every
+                schedule there is, in whatever order and however often nodes run again.
+            rounds: How often the nodes' order is gone through before an event: with one, the paper's form; with two,
+                a node can run again twice for one event, or after those behind it.
+            only: Events and the nodes that may run again before them, for a smaller programme; None for no limit.
+            least_peak: Look for the smallest budget instead of the least time.
+        """
+        self._blocks, self._in_stage, self._rounds, self._only = blocks, in_stage, rounds, only
+        self._rows: list[int] = []
+        self._columns: list[int] = []
+        self._factors: list[float] = []
+        self._most: list[float] = []
+        self._cost: list[float] = []
+        self._is_whole: list[bool] = []
+        self._top: list[float] = []
+        self._scale = float(max(budget_bytes, 1))
+        self._unit_us = max(sum(blocks.cost_us), 1e-9)
+        self._least_peak = least_peak
+        self._peak = self._column(cost=1.0 if least_peak else 0.0, top=math.inf if least_peak else 0.0)
+        self.again: list[list[tuple[int, int]]] = []
+        self.alive: list[dict[int, int]] = []
+        self.is_possible = True
+        self._write(in_forward)
+
+    @property
+    def binaries(self) -> int:
+        """Number of columns that are whole."""
+        return sum(self._is_whole)
+
+    def solve(self, deadline: float, *, is_relaxed: bool = False) -> Answer:
+        """Solves the programme, or gets as far as time allows.
+
+        Args:
+            deadline: Moment of ``time.monotonic`` at which the solver stops.
+            is_relaxed: Nothing has to be whole: the linear relaxation, whose objective is a bound.
+        """
+        if not self.is_possible:
+            return Answer(is_proved=True, objective=math.inf, bound=math.inf, values=None)
+        done = solve(
+            np.array(self._cost),
+            integrality=np.array([whole and not is_relaxed for whole in self._is_whole], dtype=np.int64),
+            bounds=Bounds(0.0, np.array(self._top)),
+            constraints=LinearConstraint(self._matrix(), -np.inf, np.array(self._most)),
+            options={"time_limit": max(deadline - time.monotonic(), 0.1), "mip_rel_gap": _GAP},
+        )
+        unit = self._scale if self._least_peak else self._unit_us
+        if done.status == 2:
+            return Answer(is_proved=True, objective=math.inf, bound=math.inf, values=None)
+        if done.x is None or (is_relaxed and done.status != 0):
+            return Answer(is_proved=False, objective=math.inf, bound=-math.inf, values=None)
+        # A programme without whole numbers has no bound beside its optimum.
+        bound = done.fun if is_relaxed or done.mip_dual_bound is None else done.mip_dual_bound
+        return Answer(done.status == 0, float(done.fun) * unit, float(bound) * unit, np.asarray(done.x))
+
+    def runs_again(self, values: Floats, least: float = 0.5) -> list[list[int]]:
+        """Returns the nodes that run again before each event to more than some degree, in their order."""
+        return [[node for node, column in row if values[column] > least] for row in self.again]
+
+    def kept(self, values: Floats, event: int, least: float) -> set[int]:
+        """Returns the values that are alive before an event to at least some degree."""
+        return {value for value, column in self.alive[event].items() if values[column] >= least}
+
+    def _matrix(self) -> csr_array:
+        shape = (len(self._most), len(self._cost))
+        return csr_array((self._factors, (self._rows, self._columns)), shape=shape)
+
+    def _column(self, *, cost: float = 0.0, top: float = 1.0, whole: bool = False) -> int:
+        self._cost.append(cost)
+        self._top.append(top)
+        self._is_whole.append(whole)
+        return len(self._cost) - 1
+
+    def _at_most(self, terms: Iterable[tuple[int, float]], most: float) -> None:
+        """Adds a row: the sum of columns times factors is at most a number."""
+        kept = [(column, factor) for column, factor in terms if factor]
+        if not kept:
+            self.is_possible = self.is_possible and most >= -1e-12
+            return
+        for column, factor in kept:
+            self._rows.append(len(self._most))
+            self._columns.append(column)
+            self._factors.append(factor)
+        self._most.append(most)
+
+    def _fits(self, terms: list[tuple[int, float]], beside_bytes: float) -> None:
+        """Adds the row that what is alive stays within the budget, or within the peak that is looked for."""
+        scaled = [(column, factor / self._scale) for column, factor in terms]
+        if self._least_peak:
+            self._at_most([*scaled, (self._peak, -1.0)], -beside_bytes / self._scale)
+        elif sum(max(factor, 0.0) for _, factor in scaled) + beside_bytes / self._scale > 1.0:
+            self._at_most(scaled, 1.0 - beside_bytes / self._scale)
+
+    def _write(self, in_forward: bool) -> None:
+        blocks = self._blocks
+        last = blocks.last_use()
+        turn = max((at for at, event in enumerate(blocks.events) if event.node != NONE), default=NONE)
+        alive: dict[int, int] = {}
+        has_run: list[int] = []
+        for at, event in enumerate(blocks.events):
+            self.alive.append(dict(alive))
+            self.again.append([])
+            carried: dict[int, int] = dict(alive)
+            if in_forward or at > turn:
+                carried = self._stage(at, has_run, alive, last)
+            alive = self._event(at, carried, last)
+            if event.node != NONE:
+                has_run.append(event.node)
+
+    def _stage(self, at: int, has_run: list[int], alive: dict[int, int], last: list[int]) -> dict[int, int]:
+        """Adds the nodes that may run again before an event; returns the columns of what is alive after them."""
+        blocks, now = self._blocks, dict(alive)
+        beside = blocks.events[at].before_bytes
+        for node in has_run * self._rounds:
+            if all(last[value] < at for value in blocks.makes[node]):
+                continue
+            is_allowed = self._only is None or (at, node) in self._only
+            if not is_allowed or any(value not in now for value in blocks.reads[node]):
+                continue
+            cost = 0.0 if self._least_peak else blocks.cost_us[node] / self._unit_us
+            again = self._column(cost=cost, whole=True)
+            self.again[at].append((node, again))
+            for value in blocks.reads[node]:
+                self._at_most([(again, 1.0), (now[value], -1.0)], 0.0)
+            taken = {blocks.taken[value] for value in blocks.makes[node]} - {NONE}
+            made: dict[int, int] = {}
+            for value in blocks.makes[node]:
+                made[value] = self._column()
+                before = [(now[value], -1.0)] if value in now else []
+                self._at_most([(made[value], 1.0), (again, -1.0), *before], 0.0)
+                self._at_most([(again, 1.0), (made[value], -1.0)], 0.0)
+            if self._in_stage:
+                self._fit_run(node, again, {**now, **made}, taken, beside)
+            now.update(made)
+            for value in (*blocks.reads[node], *(blocks.makes[node] if len(made) > 1 else ())):
+                if not self._in_stage:
+                    continue
+                now[value] = self._less(now[value])
+                if value in taken:
+                    self._at_most([(now[value], 1.0), (again, 1.0)], 1.0)
+        return now
+
+    def _less(self, column: int) -> int:
+        """Adds the column of a value that may have been freed since."""
+        later = self._column()
+        self._at_most([(later, 1.0), (column, -1.0)], 0.0)
+        return later
+
+    def _fit_run(self, node: int, again: int, now: dict[int, int], taken: set[int], beside: int) -> None:
+        blocks = self._blocks
+        terms = [(column, float(blocks.size[value])) for value, column in now.items()]
+        over = sum(blocks.size[value] for value in taken)
+        terms.append((again, float(blocks.extra_bytes[node] - over)))
+        self._fits(terms, beside)
+
+    def _event(self, at: int, now: dict[int, int], last: list[int]) -> dict[int, int]:
+        """Adds an event; returns the columns of what is alive after it."""
+        blocks, event = self._blocks, self._blocks.events[at]
+        made = blocks.makes[event.node] if event.node != NONE else ()
+        taken = {blocks.taken[value] for value in made} - {NONE}
+        for value in event.reads:
+            if value in now:
+                self._at_most([(now[value], -1.0)], -1.0)
+            else:
+                self.is_possible = False
+        later: dict[int, int] = {}
+        for value, column in now.items():
+            if last[value] <= at or value in taken or value in made:
+                continue
+            later[value] = self._column() if value in event.reads else self._less(column)
+        sure = {*event.reads, *made}
+        beside = event.busy_bytes + sum(blocks.size[v] for v in sure) - sum(blocks.size[v] for v in taken)
+        terms = [(column, float(blocks.size[value])) for value, column in later.items() if value not in sure]
+        self._fits(terms, beside)
+        later.update({value: self._column() for value in made if last[value] > at})
+        return later

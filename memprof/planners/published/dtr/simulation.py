@@ -1,0 +1,143 @@
+"""A step run operator by operator within a hard budget, as DTR's runtime does."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from memprof.planners.base import Task
+from memprof.planners.published.dtr.eviction_cost import Worth
+from memprof.trace.schema import NONE, Bools, Floats, Ints
+
+
+class Simulation:
+    """Runs a step, and evicts when it is full.
+
+    Source: Kirisame 2021, section 2. An operator first has its inputs made again if they were evicted, and locks them;
+    what does not fit makes room by evicting, of what is not locked, the value of least h = cost / (bytes x staleness),
+    with the cost of ``Worth`` and staleness on a clock of summed operator time (``msps`` leaves staleness out). What
+    the step will not ask for any more is evicted eagerly.
+    """
+
+    def __init__(self, task: Task, budget_bytes: int, heuristic: str) -> None:
+        """Prepares a run.
+
+        Args:
+            task: Whose graph is run and whose deadline is honoured.
+            budget_bytes: Bytes that are never exceeded.
+            heuristic: One of ``HEURISTICS``.
+        """
+        graph = task.graph
+        self._task, self._graph, self._budget = task, graph, budget_bytes
+        self._is_stale_cheap = heuristic != "msps"
+        self._worth = Worth(graph, heuristic)
+        self._cost_around = np.array([self._worth.cost_us(value) for value in range(graph.values)])
+        self._reads, self._made = graph.reads_by_op(), graph.values_by_op()
+        self._maker: list[int] = graph.value_op.tolist()
+        self._taken: list[int] = graph.taken_from.tolist()
+        self._size: list[int] = graph.value_bytes.tolist()
+        self._cost_us: list[float] = graph.cost_us.tolist()
+        self._workspace: list[int] = graph.workspace_bytes.tolist()
+        self._is_alive: Bools = np.zeros(graph.values, dtype=np.bool_)
+        self._locks: Ints = np.zeros(graph.values, dtype=np.int64)
+        self._accessed: Floats = np.zeros(graph.values)
+        self._clock = 0.0
+        self._live = 0
+        # After its last read a value is dead; what the recording holds longer cannot be evicted then.
+        self._last_read: Ints = graph.value_op.copy()
+        np.maximum.at(self._last_read, graph.read_value, graph.read_op)
+        held = np.where(graph.value_freed_op == NONE, graph.ops, graph.value_freed_op)
+        self._is_held_longer: Bools = held > self._last_read
+        self._dies_after: list[list[int]] = [[] for _ in range(graph.ops + 1)]
+        for value, op_id in enumerate(np.maximum(held, self._last_read).tolist()):
+            self._dies_after[op_id].append(value)
+        self._is_dead: Bools = np.zeros(graph.values, dtype=np.bool_)
+
+    def runs(self) -> Ints | None:
+        """Returns the schedule; None where it runs out of memory with nothing to evict, or of time."""
+        graph = self._graph
+        order: list[int] = []
+        between = int(graph.floor_bytes[0]) if graph.ops else 0
+        for op_id in range(graph.ops):
+            if self._task.is_late() or not self._remake_inputs(op_id, between, order):
+                return None
+            if not self._make_room(op_id, op_id, int(graph.floor_bytes[op_id])):
+                return None
+            self._run(op_id, order)
+            self._lock(op_id, -1)
+            between = int(graph.floor_after_bytes[op_id])
+            for value in self._dies_after[op_id]:
+                self._is_dead[value] = True
+                if self._is_alive[value]:
+                    self._evict(value)
+        return np.array(order, dtype=np.int64)
+
+    def _remake_inputs(self, op_id: int, floor: int, order: list[int]) -> bool:
+        """Locks an operator's inputs and makes again those that are gone; False where there is no room."""
+        self._lock(op_id, 1)
+        stack = [op_id]
+        while stack:
+            current = stack[-1]
+            missing = next((value for value in self._reads[current] if not self._is_alive[value]), None)
+            if missing is not None:
+                stack.append(self._maker[missing])
+                self._lock(self._maker[missing], 1)
+                continue
+            stack.pop()
+            if current != op_id:
+                if not self._make_room(current, op_id, floor):
+                    return False
+                self._run(current, order)
+                self._lock(current, -1)
+        return True
+
+    def _lock(self, op_id: int, count: int) -> None:
+        for value in self._reads[op_id]:
+            self._locks[value] += count
+
+    def _run(self, op_id: int, order: list[int]) -> None:
+        order.append(op_id)
+        self._clock += self._cost_us[op_id]
+        for value in self._made[op_id]:
+            source = self._taken[value]
+            if source != NONE and self._is_alive[source]:
+                self._evict(source)
+            if not self._is_alive[value]:
+                self._is_alive[value] = True
+                self._live += self._size[value]
+                self._worth.remade(value)
+            self._accessed[value] = self._clock
+        for value in self._reads[op_id]:
+            self._accessed[value] = self._clock
+
+    def _make_room(self, op_id: int, stage: int, floor: int) -> bool:
+        """Evicts until an operator fits; False where nothing is left to evict."""
+        needed = floor + self._workspace[op_id]
+        for value in self._made[op_id]:
+            # An output that is still there is made beside itself, and the old one goes then.
+            needed += self._size[value] - (self._size[self._taken[value]] if self._taken[value] != NONE else 0)
+        while self._live + needed > self._budget:
+            cheapest = None if self._task.is_late() else self._cheapest(stage)
+            if cheapest is None:
+                return False
+            self._evict(cheapest)
+        return True
+
+    def _cheapest(self, stage: int) -> int | None:
+        """Returns the value of least h among those that may go."""
+        for value in self._worth.outdated:
+            if self._is_alive[value]:
+                self._cost_around[value] = self._worth.cost_us(value)
+        self._worth.outdated.clear()
+        is_only_held = self._is_held_longer & (self._last_read < stage) & ~self._is_dead
+        may_go = np.flatnonzero(self._is_alive & (self._locks == 0) & ~is_only_held)
+        if not len(may_go):
+            return None
+        h = self._cost_around[may_go] / self._graph.value_bytes[may_go]
+        if self._is_stale_cheap:
+            h = h / (self._clock - self._accessed[may_go] + 1e-6)
+        return int(may_go[h.argmin()])
+
+    def _evict(self, value: int) -> None:
+        self._is_alive[value] = False
+        self._live -= self._size[value]
+        self._worth.evicted(value)

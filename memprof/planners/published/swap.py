@@ -1,0 +1,259 @@
+"""Moves idle values to host memory while the copies hide; then whatever is cheaper, waiting for copies or recompute."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import ClassVar
+
+import numpy as np
+
+from memprof.planners.base import Found, Planner, Task
+from memprof.planners.graph.choices import Choices
+from memprof.planners.graph.demand import Demand
+from memprof.planners.graph.graph import Graph
+from memprof.planners.graph.idle import Away, Windows
+from memprof.planners.graph.moves import needed_runs, waits_us
+from memprof.planners.graph.recomputation import Remaking, idle_between
+from memprof.planners.graph.schedule import as_recorded, replay
+from memprof.planners.published.selective import around, cheapest_first
+from memprof.trace.schema import Ints
+from memprof.units import format_bytes, format_us
+
+#: Candidates whose exposed copies are simulated before one is chosen, those that look cheapest; and those whose copies
+#: hide that are looked at in vain because they would be on their way at the peak.
+_MOST_SIMULATED, _MOST_ON_THE_WAY = 5, 8
+#: Schedules tried each time; where there are more values, several are moved at once.
+_MOST_TRIED, _MOST_TRIED_IN_SEGMENTS = 240, 60
+#: Segments in which values are dropped at the start are held to the saved bytes divided by each of these.
+_SHARES = (2, 4, 8, 16, 32)
+
+
+class SwapOut(Planner):
+    """Moves values out of the device in Capuchin's order, and makes again those for which that is cheaper.
+
+    Again and again the peak is looked for. Of what is idle there, that with most time to spare is moved, as long as
+    its copies hide; when none hides any more, what costs least for each byte: copies that the step waits for, or
+    making the value again. It goes on whatever the budget is, and so it does from other beginnings, where some values
+    are dropped already; so a larger budget is never slower.
+    """
+
+    name: ClassVar[str] = "swap"
+    source: ClassVar[str] = (
+        "Peng et al. 2020, Capuchin: Tensor-based GPU Memory Management for Deep Learning, design of the policy maker "
+        "(swap by free time while it hides, then the cheaper of swap and recomputation)"
+    )
+    summary: ClassVar[str] = "moves what is idle to host memory and back, and makes again what that is cheaper for"
+
+    def search(self, task: Task) -> Found:
+        """Moves or drops values one by one and takes the fastest schedule that fits."""
+        choices = Choices(task)
+        if choices.is_met:
+            return choices.met()
+        if task.link_bytes_per_us <= 0:
+            return Found(
+                "nothing found",
+                "The bandwidth between the device and host memory is not known, so nothing can be moved there.",
+                least_bytes=choices.recorded_bytes,
+            )
+        for state, most_tried in _starts(task):
+            for _ in range(most_tried):
+                choices.add(state.done, state.describe(), state.moves)
+                if choices.is_late():
+                    return choices.found()
+                if not state.advance():
+                    break
+        return choices.found()
+
+
+def _starts(task: Task) -> Iterator[tuple[_State, int]]:
+    """Lists where the search begins, with the number of schedules that are tried from there.
+
+    First from the step as it was recorded. What is dropped on the way may be in the way later, for it takes memory
+    where it is made again: so from there with copies alone, and from what recompute alone would drop in short segments.
+    """
+    graph, saved = task.graph, task.graph.is_saved()
+    first = _State(task, _MOST_TRIED)
+    yield first, _MOST_TRIED
+    if first.has_dropped:
+        yield _State(task, _MOST_TRIED, may_drop=False), _MOST_TRIED
+    total = int(graph.value_bytes[saved].sum())
+    for share in _SHARES:
+        for dropped in cheapest_first(graph, total // share, most=1):
+            values = np.flatnonzero(dropped & saved).tolist()
+            yield _State(task, _MOST_TRIED_IN_SEGMENTS, dropped=values), _MOST_TRIED_IN_SEGMENTS
+
+
+class _State:
+    """What is moved and what is dropped so far, and the schedule that comes of it."""
+
+    def __init__(self, task: Task, most_tried: int, *, may_drop: bool = True, dropped: Sequence[int] = ()) -> None:
+        self._may_drop = may_drop
+        self._graph = task.graph
+        self._link = task.link_bytes_per_us
+        self._demand = Demand(task.graph)
+        self._remaking = Remaking(task.graph)
+        self._saved = task.graph.is_saved()
+        self._idle = idle_between(task.graph)
+        self._gaps = _gaps(task.graph)
+        # The cost of making each value again, forgotten where dropping another changes it.
+        self._remake_us: dict[int, float] = {}
+        sizes = task.graph.value_bytes[self._saved]
+        self._portion = int(sizes.sum()) // (most_tried // 2) if len(sizes) > most_tried // 2 else 0
+        self._aways: dict[tuple[int, int], Away] = {}
+        # What did not hide once will not hide when there is more on its way.
+        self._cannot_hide: set[tuple[int, int]] = set()
+        for value in dropped:
+            self._remaking.drop(value)
+        self._dropped_count = len(dropped)
+        self.runs: Ints = as_recorded(task.graph)
+        self._rebuild(is_new_schedule=True)
+
+    def advance(self) -> bool:
+        """Takes what is best to take away from the peak; returns whether there was anything."""
+        before, after = around(self.done, self._peak, self._peak)
+        value, leave, until = self._gaps
+        rows = np.flatnonzero((leave <= before) & (until >= after) & ~self._remaking.dropped[value])
+        spare_us = self._windows.idle_us(value[rows], leave[rows])
+        order = np.argsort(-spare_us, kind="stable")
+        gaps = list(zip(value[rows[order]].tolist(), leave[rows[order]].tolist(), strict=True))
+        if self._hide(gaps[: int((spare_us >= 0).sum())]):
+            self._rebuild(is_new_schedule=False)
+            return True
+        exposed, exposed_ratio = self._cheapest_exposed(gaps)
+        remade, remade_ratio = self._cheapest_remade(before, after) if self._may_drop else ([], np.inf)
+        if exposed is not None and exposed_ratio <= remade_ratio:
+            self._aways[exposed.value, exposed.leave_op] = exposed
+            self._rebuild(is_new_schedule=False)
+            return True
+        if not remade:
+            return False
+        for number in remade:
+            for stale in (number, *self._remaking.drop(number)):
+                self._remake_us.pop(stale, None)
+        self._aways = {gap: away for gap, away in self._aways.items() if away.value not in remade}
+        self._dropped_count += len(remade)
+        self._rebuild(is_new_schedule=True)
+        return True
+
+    @property
+    def has_dropped(self) -> bool:
+        """Whether anything is made again."""
+        return self._dropped_count > 0
+
+    def describe(self) -> str:
+        """Says what the schedule does, as a clause."""
+        dropped = f"drops {self._dropped_count} of {int(self._saved.sum())} saved values"
+        if not len(self.moves):
+            return f"{dropped} and moves none"
+        size = format_bytes(int(self._graph.value_bytes[self.moves.value].sum()))
+        stall = self.done.stall_us
+        waits = f"waits {format_us(stall)} for their copies" if stall > 0 else "whose copies hide"
+        drops = f", and {dropped}" if self.has_dropped else ""
+        return f"moves {len(self.moves)} values of {size} to host memory, {waits}{drops}"
+
+    def _rebuild(self, *, is_new_schedule: bool) -> None:
+        graph = self._graph
+        if is_new_schedule:
+            if self._dropped_count:
+                self.runs = self._demand.schedule(self._remaking.dropped)
+            self._alone = replay(graph, self.runs)
+        aways = list(self._aways.values())
+        self._windows = Windows(graph, self._alone, self._link)
+        placed = self._windows.place(aways)
+        waits = waits_us(
+            placed.moves, needed_runs(self._alone, placed.moves), graph.value_bytes, graph.cost_us[self.runs]
+        )
+        if waits.any():
+            # While the step waits for one copy the others go on, so that they need fewer of its runs.
+            self._windows = Windows(graph, self._alone, self._link, waits)
+            placed = self._windows.place(aways)
+        self._late = int((~placed.is_hidden).sum())
+        self.moves = placed.moves
+        self.done = replay(graph, self.runs, self.moves)
+        self._peak = int(self.done.during_bytes.argmax())
+        is_away = (placed.gone_run < self._peak) & (self._peak < placed.back_run)
+        self._is_away_at_peak = dict(zip(self._aways, is_away.tolist(), strict=True))
+
+    def _hide(self, gaps: Sequence[tuple[int, int]]) -> bool:
+        """Moves the first of some idle values whose copies hide, or the first few where there are many values."""
+        taken = on_the_way = 0
+        for gap in gaps:
+            if gap in self._aways or gap in self._cannot_hide:
+                continue
+            away = Away(*gap, gone_op=self._graph.ops)
+            placed = self._windows.place([*self._aways.values(), away])
+            if (~placed.is_hidden).sum() > self._late:
+                self._cannot_hide.add(gap)
+            elif placed.gone_run[-1] < self._peak < placed.back_run[-1]:
+                self._aways[gap] = away
+                taken += int(self._graph.value_bytes[gap[0]])
+                if taken >= self._portion:
+                    break
+            else:
+                on_the_way += 1
+                if on_the_way == _MOST_ON_THE_WAY:
+                    break
+        return taken > 0
+
+    def _around_peak(self, size_bytes: int) -> tuple[int, int]:
+        """Returns the operators between which a value must be away to lower the peak by its size."""
+        is_low = self.done.during_bytes <= self.done.peak_bytes - size_bytes
+        left, right = np.flatnonzero(is_low[: self._peak]), np.flatnonzero(is_low[self._peak :])
+        first_run = int(left[-1]) + 1 if len(left) else 0
+        last_run = self._peak + int(right[0]) - 1 if len(right) else len(is_low) - 1
+        return around(self.done, first_run, last_run)
+
+    def _cheapest_exposed(self, gaps: Sequence[tuple[int, int]]) -> tuple[Away | None, float]:
+        """Finds the idle value whose copies the step waits least for, for each byte, if it is gone at the peak."""
+        best, best_ratio, in_vain, simulated = None, np.inf, 0, 0
+        for gap in gaps:
+            if self._is_away_at_peak.get(gap):
+                continue
+            before, after = self._around_peak(int(self._graph.value_bytes[gap[0]]))
+            away = self._aways.get(gap, Away(*gap, gone_op=self._graph.ops))
+            away = replace(away, gone_op=min(away.gone_op, max(before, gap[1])), back_op=max(away.back_op, after))
+            aways = {**self._aways, gap: away}
+            placed = self._windows.place(list(aways.values()))
+            place = list(aways).index(gap)
+            if placed.gone_run[place] < self._peak < placed.back_run[place]:
+                waits = replay(self._graph, self.runs, placed.moves).stall_us - self.done.stall_us
+                ratio = max(waits, 0.0) / float(self._graph.value_bytes[gap[0]])
+                if ratio < best_ratio:
+                    best, best_ratio = away, ratio
+                simulated += 1
+            else:
+                in_vain += 1
+            if simulated == _MOST_SIMULATED or in_vain == _MOST_ON_THE_WAY or best_ratio == 0:
+                break
+        return best, best_ratio
+
+    def _cheapest_remade(self, before: int, after: int) -> tuple[list[int], float]:
+        """Finds the idle value that is cheapest to make again, for each byte, or a few where there are many."""
+        last, first = self._idle
+        is_there = self._saved & ~self._remaking.dropped & (last <= before) & (first >= after)
+        # What is moved already but on its way at the peak may be made again instead.
+        is_there[[value for (value, _), is_away in self._is_away_at_peak.items() if is_away]] = False
+        ratios = []
+        for value in np.flatnonzero(is_there).tolist():
+            if value not in self._remake_us:
+                self._remake_us[value] = self._remaking.added_us(value)
+            ratios.append((self._remake_us[value] / float(self._graph.value_bytes[value]), value))
+        ratios.sort()
+        chosen, taken = [], 0
+        for _, value in ratios:
+            chosen.append(value)
+            taken += int(self._graph.value_bytes[value])
+            if taken >= self._portion:
+                break
+        return chosen, (ratios[0][0] if ratios else np.inf)
+
+
+def _gaps(graph: Graph) -> tuple[Ints, Ints, Ints]:
+    """Lists where values are idle: each, the operator that uses it, and the one that uses it next, not at once."""
+    value = np.concatenate([np.arange(graph.values), graph.read_value])
+    op_id = np.concatenate([graph.value_op, graph.read_op])
+    order = np.lexsort((op_id, value))
+    value, op_id = value[order], op_id[order]
+    is_gap = (value[1:] == value[:-1]) & (op_id[1:] > op_id[:-1] + 1) & (graph.value_bytes[value[:-1]] > 0)
+    return value[:-1][is_gap], op_id[:-1][is_gap], op_id[1:][is_gap]

@@ -1,0 +1,266 @@
+"""Searches the policy space for the fastest plans within a budget."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from memprof.planners.base import Task
+from memprof.planners.graph.graph import graph_of
+from memprof.planners.graph.project import project
+from memprof.planners.graph.schedule import replay
+from memprof.planners.graph.single_tensors import remat_of
+from memprof.planners.registry import named_planner
+from memprof.planners.search.frames import find_frames
+from memprof.planners.search.groups import find_groups
+from memprof.planners.search.learned import Learned
+from memprof.planners.search.select import Selection
+from memprof.planners.search.tried import Tried
+from memprof.planners.search.workbench import Workbench, allowed_names, rank
+from memprof.policies.base import Policy
+from memprof.policies.compile.policy import Compile
+from memprof.policies.plan.interval import OVER_HELD
+from memprof.policies.remat.policy import Remat
+from memprof.trace.step import Step
+
+#: What is used unless something else is asked for: what computes the same numbers but for rounding, and can be applied
+#: to a job as it is. Where nothing fits with these, remat is tried.
+DEFAULT_POLICIES = ("precision", "accumulate", "loss", "checkpoint", "swap", "optimizer")
+#: Combinations beside which a budget is held by force.
+_MOST_HELD = 6
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What is asked for.
+
+    Attributes:
+        budget_bytes: Most bytes that may be allocated at once.
+        allow: Names of the policies that may be used; none for DEFAULT_POLICIES.
+        forbid: Names of those that may not.
+        most_slowdown: Most time a step may take, as a share of the recorded one beyond it; None for any.
+        world_size: Ranks there are.
+        time_limit_s: When the search ends with the best it has.
+        planner: Whose schedule the modules that run again are chosen by; ``auto`` searches by itself.
+        link_bytes_per_us: Bandwidth to where swapped values go, for planners that move them.
+        measured: Plans that were run already, such as compiled ones, of which only a run tells.
+        is_checked: Whether a plan is run, or dry-run, before it is trusted: then its predicted peak has to be within
+            the budget, and not the upper end of its interval.
+        learned: By how much plans that were tried were above their predictions.
+    """
+
+    budget_bytes: int
+    allow: tuple[str, ...] = ()
+    forbid: tuple[str, ...] = ()
+    most_slowdown: float | None = None
+    world_size: int = 1
+    time_limit_s: float = 60.0
+    planner: str = "auto"
+    link_bytes_per_us: float = 0.0
+    measured: tuple[tuple[Policy, ...], ...] = ()
+    is_checked: bool = False
+    learned: Learned = field(default_factory=Learned)
+
+    def needed(self, one: Tried) -> int:
+        """Returns the bytes that a plan has to fit with: the upper end of its interval, unless plans are checked."""
+        predicted = one.peak_bytes if self.is_checked else one.interval.most_bytes
+        return predicted + self.learned.expected(one.policies)
+
+
+@dataclass(frozen=True)
+class Scheduled:
+    """A schedule of operators: what could be done if each could be run again by itself.
+
+    Attributes:
+        planner: Who made it.
+        status: How the search ended, one of planners.base.STATUSES.
+        reason: One sentence on that.
+        peak_bytes: Its replayed peak; 0 where nothing fits.
+        step_time_us: How long its step takes; 0 where nothing fits.
+    """
+
+    planner: str
+    status: str
+    reason: str
+    peak_bytes: int
+    step_time_us: float
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a search found.
+
+    Attributes:
+        wish: What was asked for.
+        recorded: The step as it is.
+        fitting: Plans within the budget and the slowdown, the fastest first.
+        others: Plans that are not, those nearest to the budget first.
+        refused: Plans that cannot be: what they were, and why.
+        least: The plan with the least peak that was found.
+        was_stopped: Whether the search ended before it was through.
+        tried: How many plans were replayed.
+        took_s: How long it took.
+        was_interrupted: Whether it ended before it was through because of Ctrl-C, and not for want of time.
+        schedule: What the planner that was asked for makes of the step's operators; None for ``auto``.
+    """
+
+    wish: Wish
+    recorded: Tried
+    fitting: tuple[Tried, ...]
+    others: tuple[Tried, ...]
+    refused: tuple[tuple[str, str], ...]
+    least: Tried
+    was_stopped: bool
+    tried: int
+    took_s: float
+    was_interrupted: bool = False
+    schedule: Scheduled | None = None
+
+    @property
+    def best(self) -> Tried | None:
+        """The fastest plan that fits."""
+        return self.fitting[0] if self.fitting else None
+
+
+def explore(
+    step: Step, wish: Wish, report: Callable[[Tried], None] = lambda _: None, others: tuple[Step, ...] = ()
+) -> Answer:
+    """Searches for the fastest plans whose peak is within a budget.
+
+    Every plan is replayed as a whole on the recorded steps; savings are never added up. Combinations of the policies
+    that change sizes are taken up by the time they lead to; beside each, modules are chosen until it fits. A
+    combination that is slower by itself than the best plan so far is left out: what runs again only adds to it.
+
+    An interruption (Ctrl-C) ends the search with the best so far.
+
+    Args:
+        step: The recorded step that modules are chosen on.
+        wish: What is asked for.
+        report: Called with each plan that was replayed.
+        others: Other recorded steps, whose peaks under a plan count as well.
+
+    Raises:
+        PolicyError: A policy is named that there is not.
+    """
+    started = time.monotonic()
+    allowed = allowed_names(wish.allow, wish.forbid, DEFAULT_POLICIES)
+    deadline = started + wish.time_limit_s
+    bench = Workbench(step, deadline=deadline, report=report, others=others, needed=wish.needed)
+    recorded = bench.try_plan()
+    assert recorded is not None  # no policy, no refusal
+    schedule, was_interrupted = None, False
+    if recorded.peak_bytes > wish.budget_bytes:
+        try:
+            for policies in _compiled(wish):
+                bench.try_plan(*policies)
+            if wish.planner == "auto":
+                frames = _search(bench, allowed, wish)
+                if _may_rematerialise(bench, wish) and (wish.allow or not _fast_enough(bench, wish)):
+                    _hold(bench, frames, wish)
+            else:
+                schedule = _follow(bench, wish)
+        except KeyboardInterrupt:
+            bench.was_stopped = was_interrupted = True
+    answer = _answer(bench, wish, recorded, time.monotonic() - started)
+    return dataclasses.replace(answer, was_interrupted=was_interrupted, schedule=schedule)
+
+
+def _compiled(wish: Wish) -> tuple[tuple[Policy, ...], ...]:
+    """Returns the plans that compile; where none was run, one that is refused with the words for how to run it."""
+    if "compile" in wish.forbid:
+        return ()
+    is_open = not wish.allow or "compile" in wish.allow
+    return wish.measured or (((Compile(),),) if is_open else ())
+
+
+def _search(bench: Workbench, allowed: set[str], wish: Wish) -> list[tuple[Policy, ...]]:
+    """Chooses modules beside every combination of the other policies, and returns those combinations."""
+    groups = find_groups(bench.step)
+    selection = Selection(bench, groups, allowed, wish.budget_bytes)
+    frames = find_frames(bench, allowed, world_size=wish.world_size)
+    for frame in frames:
+        base = bench.try_plan(*frame)
+        if base is None:
+            continue
+        best = next(iter(bench.fitting(wish.budget_bytes)), None)
+        if bench.needed(base) > wish.budget_bytes and (best is None or base.step_time_us < best.step_time_us):
+            selection.choose(frame)
+    return frames
+
+
+def _follow_exactly(bench: Workbench, policy: Remat | None, wish: Wish) -> None:
+    """Tries the schedule's own saved tensors, and holds the budget besides where it would pass it."""
+    found = None if policy is None else bench.try_plan(policy)
+    if policy is not None and found is not None and bench.needed(found) > wish.budget_bytes:
+        bench.try_plan(dataclasses.replace(policy, budget=_to_hold(wish)))
+
+
+def _to_hold(wish: Wish) -> str:
+    """Returns the budget for remat, with room for what jobs were seen above it."""
+    return str(int(wish.budget_bytes / (1 + OVER_HELD)))
+
+
+def _may_rematerialise(bench: Workbench, wish: Wish) -> bool:
+    """Whether single tensors may be made again: on a device, where that has not been run yet, when it is named."""
+    if "remat" in wish.forbid or wish.allow:
+        return "remat" in wish.allow and "remat" not in wish.forbid
+    return not bench.step.is_on_device()
+
+
+def _hold(bench: Workbench, frames: list[tuple[Policy, ...]], wish: Wish) -> None:
+    """Holds the budget by making saved tensors again one by one, beside the fastest combinations it can stand with."""
+    held = 0
+    for frame in frames:
+        found = bench.try_plan(*frame, Remat(budget=_to_hold(wish)))
+        held += found is not None
+        if held == _MOST_HELD or bench.is_late():
+            break
+
+
+def _follow(bench: Workbench, wish: Wish) -> Scheduled:
+    """Chooses the modules that run again as a planner's schedule would."""
+    graph = graph_of(bench.step)
+    # Half of the time, so that the other half is left to choose modules.
+    deadline = (time.monotonic() + bench.deadline) / 2
+    found = named_planner(wish.planner)().search(Task(graph, wish.budget_bytes, deadline, wish.link_bytes_per_us))
+    if found.runs is None:
+        return Scheduled(wish.planner, found.status, found.reason, 0, 0.0)
+    done = replay(graph, found.runs, found.moves)
+    project(bench, graph, found, find_groups(bench.step), wish.budget_bytes)
+    if _may_rematerialise(bench, wish):
+        _follow_exactly(bench, remat_of(bench.step, graph, found.runs), wish)
+    time_us = graph.duration_us + done.extra_us + done.stall_us
+    return Scheduled(wish.planner, found.status, found.reason, done.peak_bytes, time_us)
+
+
+def _fast_enough(bench: Workbench, wish: Wish) -> list[Tried]:
+    """Returns the plans within budget and slowdown, the fastest first."""
+    slowest = float("inf")
+    if wish.most_slowdown is not None:
+        slowest = bench.archive[()].step_time_us * (1 + wish.most_slowdown)
+    return [one for one in bench.fitting(wish.budget_bytes) if one.step_time_us <= slowest]
+
+
+def _answer(bench: Workbench, wish: Wish, recorded: Tried, took_s: float) -> Answer:
+    fits = _fast_enough(bench, wish)
+    inside = set(map(id, fits))
+    others = sorted(
+        (one for one in bench.archive.values() if id(one) not in inside and one.policies),
+        key=lambda one: (max(0, bench.needed(one) - wish.budget_bytes), *rank(one)),
+    )
+    return Answer(
+        wish=wish,
+        recorded=recorded,
+        fitting=tuple(fits),
+        others=tuple(others),
+        refused=tuple(
+            (", ".join(policy.describe() for policy in policies), sentence)
+            for policies, sentence in bench.refused.items()
+        ),
+        least=min(bench.archive.values(), key=lambda one: (bench.needed(one), *rank(one))),
+        was_stopped=bench.was_stopped,
+        tried=len(bench.archive),
+        took_s=took_s,
+    )

@@ -1,0 +1,153 @@
+"""What may be chosen together: modules that a job repeats, or that stand alone, and what they save for backward."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from memprof.policies.checkpoint.kinds import KINDS
+from memprof.policies.runtime.model_names import module_names
+from memprof.trace.schema import NONE, Ints
+from memprof.trace.step import Step
+
+#: Groups looked at, those that save most first: more make the search longer and the plan no better.
+MOST_GROUPS = 12
+#: Groups that free less than this share of what a step keeps for backward are not looked at.
+LEAST_SHARE = 0.005
+
+
+@dataclass(frozen=True)
+class Group:
+    """Modules of one kind: ``layers.0`` to ``layers.11``, or ``head`` alone.
+
+    Attributes:
+        pattern: What they have in common: ``layers.*``.
+        members: Their qualified names, those first whose saved bytes are cheapest to make again.
+        saved_bytes: What is made in all of them and kept for the backward of nothing else, in bytes.
+        forward_us: How long their forwards take, in microseconds.
+        kinds: Kinds of operators in them whose outputs could stay, of policies.checkpoint.kinds.
+        is_whole: Whether the pattern stands for all members and nothing else.
+    """
+
+    pattern: str
+    members: tuple[str, ...]
+    saved_bytes: int
+    forward_us: float
+    kinds: tuple[str, ...]
+    is_whole: bool
+
+    def chosen(self, count: int) -> tuple[str, ...]:
+        """Returns what selects the first so many members: the pattern where it is all of them."""
+        return (self.pattern,) if self.is_whole and count == len(self.members) else self.members[:count]
+
+    def is_apart_from(self, other: Group) -> bool:
+        """Tells whether no module of one lies inside a module of the other."""
+        return not any(
+            one == two or one.startswith(two + ".") or two.startswith(one + ".")
+            for one in self.members
+            for two in other.members
+        )
+
+
+def find_groups(step: Step) -> list[Group]:
+    """Finds the groups of a step, those that save most first.
+
+    Modules whose names differ in numbers only are one group, where the numbered ones beside each other are of one type.
+    A module that runs the same operators as the one around it is none, nor is one that frees next to nothing.
+    """
+    names = module_names(step)
+    calls = step.module_calls
+    rows = np.flatnonzero(~calls.is_recompute & (calls.first_op_id != NONE) & (calls.last_op_id != NONE))
+    rows = rows[step.modules.parent_id[calls.module_id[rows]] != NONE]
+    made, last_kept, kept_bytes = _kept_inside(step)
+    cost = np.concatenate(([0.0], np.cumsum(np.nan_to_num(step.ops.duration_us))))
+    by_module: dict[int, list[int]] = {}
+    for row in rows.tolist():
+        by_module.setdefault(int(calls.module_id[row]), []).append(row)
+
+    spans: dict[int, tuple[int, float]] = {}
+    kinds: dict[int, set[str]] = {}
+    seen: set[tuple[tuple[int, int], ...]] = set()
+    for module, own in by_module.items():  # in order of first call, so that a module comes before what it holds
+        span = tuple((int(calls.first_op_id[row]), int(calls.last_op_id[row]) + 1) for row in own)
+        size = sum(_bytes_inside(made, last_kept, kept_bytes, begin, end) for begin, end in span)
+        if span in seen or not size:
+            continue
+        seen.add(span)
+        spans[module] = (size, sum(float(cost[end] - cost[begin]) for begin, end in span))
+        ran = {str(name) for begin, end in span for name in step.ops.name[begin:end]}
+        kinds[module] = {kind for kind, operators in KINDS.items() if ran & set(operators)}
+
+    shapes = _shapes(step, names)
+    grouped: dict[str, list[int]] = {}
+    for module in spans:
+        grouped.setdefault(shapes[module], []).append(module)
+    groups = [_group(pattern, modules, names, spans, kinds) for pattern, modules in grouped.items()]
+    least = LEAST_SHARE * float(kept_bytes.sum())
+    groups = [group for group in groups if group.saved_bytes >= least]
+    return sorted(groups, key=lambda group: -group.saved_bytes)[:MOST_GROUPS]
+
+
+def _shapes(step: Step, names: Sequence[str]) -> list[str]:
+    """Returns each module's name with ``*`` for the numbers that only count modules of one type."""
+    types: dict[int, set[str]] = {}
+    for module, parent in enumerate(step.modules.parent_id.tolist()):
+        types.setdefault(parent, set()).add(str(step.modules.type[module]))
+    shapes: dict[int, str] = {}
+
+    def shape_of(module: int) -> str:
+        # A module may stand before the one that holds it: a job may wrap what it made.
+        if module not in shapes:
+            parent = int(step.modules.parent_id[module])
+            own = names[module].rpartition(".")[2]
+            counts = own.isdigit() and len(types[parent]) == 1
+            above = shape_of(parent) if parent != NONE else ""
+            shapes[module] = f"{above}.{'*' if counts else own}" if above else ("*" if counts else names[module])
+        return shapes[module]
+
+    return [shape_of(module) for module in range(len(step.modules))]
+
+
+def _group(
+    pattern: str,
+    modules: list[int],
+    names: Sequence[str],
+    spans: dict[int, tuple[int, float]],
+    kinds: dict[int, set[str]],
+) -> Group:
+    sizes = {spans[module][0] for module in modules}
+    if len(sizes) > 1:
+        modules = sorted(modules, key=lambda module: spans[module][1] / spans[module][0])
+    members = tuple(names[module] for module in modules)
+    everything = {name for name in names if re.fullmatch(re.escape(pattern).replace(r"\*", r"\d+"), name)}
+    return Group(
+        pattern=pattern,
+        members=members,
+        saved_bytes=sum(spans[module][0] for module in modules),
+        forward_us=sum(spans[module][1] for module in modules),
+        kinds=tuple(sorted(set().union(*(kinds[module] for module in modules)))),
+        is_whole=set(members) == everything and len(members) > 1,
+    )
+
+
+def _bytes_inside(made: Ints, last_kept: Ints, kept_bytes: Ints, begin: int, end: int) -> int:
+    """Sums what is made and kept by operators from ``begin`` to before ``end``: what running them again frees."""
+    low, high = np.searchsorted(made, (begin, end))
+    return int(kept_bytes[low:high][last_kept[low:high] < end].sum())
+
+
+def _kept_inside(step: Step) -> tuple[Ints, Ints, Ints]:
+    """Finds what forward makes and keeps for its own backward.
+
+    Returns:
+        Of each such storage the operator that makes it, the last one that keeps it, and its bytes, in order of birth.
+    """
+    storages, saved = step.storages, step.saved
+    last_kept = np.full(len(storages), NONE)
+    np.maximum.at(last_kept, saved.storage_id, saved.forward_op_id)
+    is_own = (storages.created_op_id != NONE) & np.isin(storages.category, ("activation", "temporary"))
+    rows = np.flatnonzero(is_own & (last_kept != NONE))
+    return storages.created_op_id[rows], last_kept[rows], storages.allocated_bytes[rows]

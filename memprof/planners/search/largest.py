@@ -1,0 +1,164 @@
+"""The largest batch, or the longest sequence, that fits a budget under some plan."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from memprof.planners.scaling.base import SizedStep
+from memprof.planners.scaling.rule import scale_by_shape
+from memprof.planners.scaling.samples import find_samples
+from memprof.planners.scaling.sized import scale_samples
+from memprof.planners.search.explore import Answer, Wish, explore
+from memprof.planners.search.tried import Tried
+from memprof.planners.search.workbench import Workbench
+from memprof.policies.base import Policy
+from memprof.trace.step import Step
+
+#: The search ends at this many times the recorded size: nobody asks for more, and no model of growth is good for it.
+_MOST_TIMES = 4096
+
+
+@dataclass(frozen=True)
+class AtSize:
+    """What fits at one size.
+
+    Attributes:
+        size: The size.
+        best: The plan that was found to fit, None where none was.
+        least_bytes: The least peak that was found.
+    """
+
+    size: int
+    best: Tried | None
+    least_bytes: int
+
+
+@dataclass(frozen=True, eq=False)
+class Largest:
+    """The largest size that fits.
+
+    Attributes:
+        sizes: The sizes that were recorded.
+        source: How steps of other sizes are known, one of policies.base.SOURCES.
+        size: The largest size for which a plan was found; 0 where none fits at any.
+        step: The step at that size, without a plan.
+        answer: The plans at that size.
+        tried: What fits at each size that was tried, in rising order.
+        was_stopped: Whether the search ended before it was through.
+    """
+
+    sizes: tuple[int, ...]
+    source: str
+    size: int
+    step: Step | None
+    answer: Answer | None
+    tried: tuple[AtSize, ...]
+    was_stopped: bool
+
+
+def sized_step(steps: list[Step]) -> SizedStep:
+    """Learns how a step grows: from recordings of several sizes, or from the shapes of one.
+
+    The size is what differs between the shapes of the recordings' inputs; of a single recording it is the batch.
+
+    Raises:
+        InconclusiveError: The recordings do not differ in size, or differ in more; or one alone does not tell.
+    """
+    if len(steps) == 1:
+        return scale_by_shape(steps[0])
+    advice = "Record the job twice with only the batch, or only the length, changed."
+    return scale_samples(find_samples([[step] for step in steps], advice=advice).samples)
+
+
+def find_largest(sized: SizedStep, wish: Wish, report: Callable[[Tried], None] = lambda _: None) -> Largest:
+    """Searches for the largest size that fits a budget under some plan, then for the fastest plan at that size.
+
+    Sizes are doubled while something fits, and halved between; a size is first tried under the plans that did for
+    others, and searched anew where none of them does.
+
+    Args:
+        sized: The step at any size.
+        wish: What is asked for; its time limit is for all sizes together.
+        report: Called with each plan that was replayed.
+
+    Raises:
+        PolicyError: A policy is named that there is not.
+    """
+    if not wish.allow:  # held by force nearly every size fits, ever more slowly
+        wish = dataclasses.replace(wish, forbid=(*wish.forbid, "remat"))
+    deadline = time.monotonic() + wish.time_limit_s
+    at: dict[int, AtSize] = {}
+    known: dict[tuple[Policy, ...], None] = {(): None}
+
+    def fits(size: int) -> bool:
+        if size not in at:
+            at[size] = _at_size(sized.step_at(size), size, wish, known, deadline, report)
+        best = at[size].best
+        if best is not None:
+            known[best.policies] = None
+        return best is not None
+
+    start = max(sized.sizes)
+    low, high = 0, start
+    while high <= start * _MOST_TIMES and not _is_late(deadline) and fits(high):
+        low, high = high, high * 2
+    while high - low > 1 and not _is_late(deadline):
+        middle = (low + high) // 2
+        if fits(middle):
+            low = middle
+        else:
+            high = middle
+    step = sized.step_at(low) if low else None
+    rest = max(5.0, deadline - time.monotonic())
+    answer = None if step is None else explore(step, dataclasses.replace(wish, time_limit_s=rest), report)
+    if step is not None and answer is not None and answer.best is None:
+        # What is left of the time was too short to find again what is known to fit.
+        answer = dataclasses.replace(answer, fitting=tuple(one for one in (at[low].best,) if one is not None))
+    return Largest(
+        sizes=sized.sizes,
+        source=sized.source,
+        size=low,
+        step=step,
+        answer=answer,
+        tried=tuple(at[size] for size in sorted(at)),
+        was_stopped=high - low > 1,
+    )
+
+
+def _is_late(deadline: float) -> bool:
+    return time.monotonic() >= deadline
+
+
+def _at_size(
+    step: Step,
+    size: int,
+    wish: Wish,
+    known: dict[tuple[Policy, ...], None],
+    deadline: float,
+    report: Callable[[Tried], None],
+) -> AtSize:
+    replayed = []
+    for policies in reversed(known):  # those of the nearest size first
+        one = _replayed(step, policies)
+        if one is not None:
+            report(one)
+            replayed.append(one)
+            if one.interval.most_bytes <= wish.budget_bytes and _is_fast(one, step, wish):
+                return AtSize(size, one, one.interval.most_bytes)
+    left = min(wish.time_limit_s / 4, max(1.0, deadline - time.monotonic()))
+    answer = explore(step, dataclasses.replace(wish, time_limit_s=left), report)
+    least = min([answer.least, *replayed], key=lambda one: one.interval.most_bytes)
+    return AtSize(size, answer.best, least.interval.most_bytes)
+
+
+def _is_fast(one: Tried, step: Step, wish: Wish) -> bool:
+    return wish.most_slowdown is None or one.step_time_us <= step.duration_us * (1 + wish.most_slowdown)
+
+
+def _replayed(step: Step, policies: tuple[Policy, ...]) -> Tried | None:
+    bench = Workbench(step, deadline=math.inf)
+    return bench.try_plan(*policies)

@@ -1,0 +1,119 @@
+"""Chooses modules: which ones run again in backward, and which ones' saved tensors leave the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from memprof.planners.search.groups import Group
+from memprof.planners.search.tried import Tried
+from memprof.planners.search.workbench import Workbench, rank
+from memprof.policies.base import Policy
+from memprof.policies.checkpoint.policy import Checkpoint
+from memprof.policies.swap.policy import Swap
+
+#: Kinds whose outputs are worth keeping: they cost much time for each byte.
+_EXPENSIVE = ("attention", "conv", "matmul")
+#: Choices that fit which are made smaller, the fastest first.
+_MOST_TRIMMED = 6
+
+#: Makes the policy that chooses some modules.
+Maker = Callable[[tuple[str, ...]], Policy]
+
+
+class Selection:
+    """Chooses modules beside a combination of other policies, so that the step fits."""
+
+    def __init__(self, bench: Workbench, groups: Sequence[Group], allowed: set[str], budget_bytes: int) -> None:
+        """Prepares a search.
+
+        Args:
+            bench: Where plans are replayed.
+            groups: What may be chosen together.
+            allowed: Names of the policies that may be used.
+            budget_bytes: Most bytes that may be allocated at once.
+        """
+        self._bench = bench
+        self._groups = groups
+        self._budget = budget_bytes
+        self._has_checkpoint = "checkpoint" in allowed
+        to = "host" if bench.step.is_on_device() else "disk"
+        self._swap: Maker | None = (lambda modules: Swap(modules, to=to)) if "swap" in allowed else None
+
+    def choose(self, frame: tuple[Policy, ...]) -> None:
+        """Tries choices beside a combination; what comes of them is in the bench's archive."""
+        makers: list[tuple[Maker, Group]] = []
+        for group in self._groups:
+            if self._has_checkpoint:
+                makers.append((Checkpoint, group))
+                kept = tuple(kind for kind in _EXPENSIVE if kind in group.kinds)
+                if kept and set(kept) != set(group.kinds):
+                    makers.append((_keeping(kept), group))
+            if self._swap is not None:
+                makers.append((self._swap, group))
+        whole = [(self._try(frame, maker, group), maker, group) for maker, group in makers]
+        done = [(found, maker, group) for found, maker, group in whole if found is not None]
+        fitting = sorted((one for one in done if self._fits(one[0])), key=lambda one: rank(one[0]))
+        for _, maker, group in fitting[:_MOST_TRIMMED]:
+            self._trim(frame, maker, group)
+        if not fitting:
+            self._join(frame, done)
+
+    def _fits(self, one: Tried | None) -> bool:
+        return one is not None and self._bench.needed(one) <= self._budget
+
+    def _try(self, frame: tuple[Policy, ...], maker: Maker, group: Group) -> Tried | None:
+        return self._bench.try_plan(*frame, maker(group.chosen(len(group.members))))
+
+    def _trim(self, frame: tuple[Policy, ...], maker: Maker, group: Group) -> None:
+        """Finds the fewest members that fit, from either end, and puts parts in the place of the last one."""
+        members = group.members
+        for order in (members, members[::-1]):
+            low, high = 0, len(members)  # the first does not fit, or has not been tried; the second does
+            while high - low > 1:
+                middle = (low + high) // 2
+                if self._fits(self._bench.try_plan(*frame, maker(order[:middle]))):
+                    high = middle
+                else:
+                    low = middle
+            last = order[high - 1]
+            for part in self._groups:
+                inside = tuple(name for name in part.members if name.startswith(last + "."))
+                if inside:
+                    self._bench.try_plan(*frame, maker((*order[: high - 1], *inside)))
+
+    def _join(self, frame: tuple[Policy, ...], done: list[tuple[Tried, Maker, Group]]) -> None:
+        """Adds groups to the one that frees most, until the step fits; then leaves out members that need not be."""
+        if not done:
+            return
+        _, maker, first = min(done, key=lambda one: (one[0].peak_bytes, rank(one[0])))
+        chosen = [first]
+        best = self._try(frame, maker, first)
+        while not self._fits(best):
+            more = [group for group in self._groups if all(group.is_apart_from(other) for other in chosen)]
+            joined = [(self._together(frame, maker, [*chosen, group]), group) for group in more]
+            known = [(found, group) for found, group in joined if found is not None]
+            if not known:
+                return
+            best, group = min(known, key=lambda one: (one[0].peak_bytes, rank(one[0])))
+            chosen.append(group)
+        for place, group in enumerate(chosen):
+            low, high = 0, len(group.members)
+            while high - low > 1:
+                middle = (low + high) // 2
+                if self._fits(self._together(frame, maker, chosen, place, middle)):
+                    high = middle
+                else:
+                    low = middle
+            if high < len(group.members):
+                return
+
+    def _together(
+        self, frame: tuple[Policy, ...], maker: Maker, groups: Sequence[Group], place: int = -1, count: int = 0
+    ) -> Tried | None:
+        """Tries several groups whole, but of one only so many members."""
+        names = [group.chosen(count if row == place else len(group.members)) for row, group in enumerate(groups)]
+        return self._bench.try_plan(*frame, maker(tuple(name for part in names for name in part)))
+
+
+def _keeping(kinds: tuple[str, ...]) -> Maker:
+    return lambda modules: Checkpoint(modules, keep=kinds)

@@ -1,0 +1,86 @@
+"""A plan that was replayed, and what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from memprof.policies.base import NUMERICS, SOURCES, Policy
+from memprof.policies.plan.interval import Interval, interval_of
+from memprof.policies.plan.plan import Plan
+from memprof.replay.live import live_bytes, live_bytes_by_category
+from memprof.replay.within import fullest_of
+from memprof.trace.schema import NONE
+from memprof.trace.step import Step
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A plan, and the steps it leads to in numbers.
+
+    Attributes:
+        policies: Its policies, in their order.
+        peak_bytes: Peak of allocated bytes, in the fullest step.
+        step_time_us: Duration of the step that plans are chosen on.
+        peak_phase: Phase the peak is in.
+        peak_module: Module that runs there, "" outside of modules.
+        peak_op: Operator that runs there.
+        categories: Bytes at the peak, by category.
+        peak_step: Number of the step that the peak is in.
+        interval: The bounds of the peak, by what was seen of its policies on other jobs.
+    """
+
+    policies: tuple[Policy, ...]
+    peak_bytes: int
+    step_time_us: float
+    peak_phase: str
+    peak_module: str
+    peak_op: str
+    categories: dict[str, int] = field(default_factory=dict, compare=False)
+    peak_step: int = -1
+    interval: Interval = field(default=Interval(0, 0), compare=False)
+
+    @property
+    def plan(self) -> Plan:
+        """The plan itself."""
+        return Plan(self.policies)
+
+    @property
+    def numerics(self) -> str:
+        """What it does to the numbers the job computes: the most of what its policies do."""
+        return max((policy.numerics for policy in self.policies), key=NUMERICS.index, default=NUMERICS[0])
+
+    @property
+    def source(self) -> str:
+        """How its numbers were obtained: the least sure of its policies' ways."""
+        return max((policy.source for policy in self.policies), key=SOURCES.index, default=SOURCES[0])
+
+
+def tried(
+    policies: tuple[Policy, ...], recorded: Sequence[Step], predicted: Sequence[Step], fullest: Sequence[Step]
+) -> Tried:
+    """Reads the numbers off steps that were predicted.
+
+    Args:
+        policies: The policies.
+        recorded: The steps as recorded; the first is the one that plans are chosen on.
+        predicted: What the policies make of them.
+        fullest: The same with what a recording does not tell taken at its most.
+    """
+    step = fullest_of(predicted)
+    during = live_bytes(step).during
+    peak = int(np.argmax(during))
+    module = int(step.ops.module_id[peak])
+    return Tried(
+        policies=policies,
+        peak_bytes=int(during[peak]),
+        step_time_us=float(predicted[0].duration_us),
+        peak_phase=str(step.ops.phase[peak]),
+        peak_module=str(step.modules.name[module]) if module != NONE else "",
+        peak_op=str(step.ops.name[peak]),
+        categories={name: int(values[peak]) for name, values in live_bytes_by_category(step).items() if values[peak]},
+        peak_step=step.number,
+        interval=interval_of(policies, recorded, predicted, fullest),
+    )

@@ -1,0 +1,1 @@
+"""Plans: policies in their order, their files, and what they promise."""

@@ -1,0 +1,104 @@
+"""Between which bounds a measured peak lies, where a prediction is not known to the byte."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from memprof.errors import PolicyError
+from memprof.policies.base import Policy
+from memprof.policies.plan.several_steps import transform_all
+from memprof.replay.live import live_bytes, made_bytes
+from memprof.trace.step import Step
+
+#: By what share jobs were seen above the memory that a policy holds them to: kernels' workspaces are known afterwards.
+OVER_HELD = 0.02
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Bounds of a peak that was predicted.
+
+    Attributes:
+        least_bytes: The lower end.
+        most_bytes: The upper end: what a plan has to fit with, as long as nothing was run under it.
+    """
+
+    least_bytes: int
+    most_bytes: int
+
+    @property
+    def bounds(self) -> list[int]:
+        """Both ends, the lower one first."""
+        return [self.least_bytes, self.most_bytes]
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the peak is known to the byte."""
+        return self.least_bytes == self.most_bytes
+
+
+def interval_of(
+    policies: Sequence[Policy],
+    recorded: Sequence[Step],
+    predicted: Sequence[Step],
+    fullest: Sequence[Step] | None = None,
+) -> Interval:
+    """Returns the bounds of a plan's peak.
+
+    The errors seen of each policy (``Policy.errors``) add up over a plan. They are shares of what a step makes beside
+    what it finds, operator by operator, so that they count for little where weights fill the memory. Those of a step
+    that was scaled to another size (``Step.size_errors``) are added.
+
+    Args:
+        policies: The plan.
+        recorded: The steps as recorded; the first is the one that the plan was chosen on.
+        predicted: The same under the plan.
+        fullest: The same with what a recording does not tell taken at its most, where the caller has them.
+    """
+    fullest = _fullest_steps(policies, recorded, predicted) if fullest is None else fullest
+    errors = [policy.errors(recorded) for policy in policies]
+    errors.append(recorded[0].size_errors)
+    errors += [
+        policy.errors_combined
+        for policy in policies
+        if any(other.handles_saved for other in policies if other is not policy)
+    ]
+    below, above = (sum(shares) for shares in zip(*errors, strict=True))
+    least, most = _peak(predicted, -below), max(_peak(fullest, above), _peak(predicted, above))
+    held = min((policy.held_bytes for policy in policies if policy.held_bytes is not None), default=None)
+    if held is not None:  # whatever else is not known, the job is kept below that
+        most = max(_peak(predicted, 0.0), min(most, int(held * (1 + OVER_HELD))))
+    return Interval(least, most)
+
+
+def _fullest_steps(policies: Sequence[Policy], recorded: Sequence[Step], predicted: Sequence[Step]) -> tuple[Step, ...]:
+    """Returns the steps under a plan with what a recording does not tell taken at its most.
+
+    Args:
+        policies: The plan.
+        recorded: The steps as recorded.
+        predicted: The same under the plan, which are returned where its policies know all, or one cannot say more.
+    """
+    if not any(policy.guesses for policy in policies):
+        return tuple(predicted)
+    steps = tuple(recorded)
+    try:
+        for policy in policies:
+            steps = transform_all(policy, steps, at_most=True)
+    except PolicyError:
+        return tuple(predicted)
+    return steps
+
+
+def _peak(steps: Sequence[Step], share: float) -> int:
+    """Returns the highest peak when every step makes more than predicted, by a share."""
+    peaks = []
+    for step in steps:
+        during = live_bytes(step).during
+        if share:
+            during = during + share * made_bytes(step)
+        peaks.append(int(np.ceil(during.max(initial=0))))
+    return max(peaks, default=0)

@@ -1,0 +1,122 @@
+"""A plan: policies in their order, what they are predicted to lead to, and the budget they are for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from memprof.policies.base import SOURCES, Policy
+from memprof.policies.plan.interval import interval_of
+from memprof.policies.plan.prediction import Prediction
+from memprof.policies.plan.several_steps import transform_all
+from memprof.policies.plan.together import require_composable
+from memprof.policies.registry import policy_types
+from memprof.replay.within import fullest_of
+from memprof.trace.step import Step
+
+if TYPE_CHECKING:
+    from memprof.policies.runtime.job import Job
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Policies, what they are predicted to lead to, and the budget they are for.
+
+    Attributes:
+        policies: The policies in their fixed order (see ``registry.policy_types``), whatever order they were given in.
+        prediction: What the step will be, None before anybody predicted it.
+        budget_bytes: Most bytes that a step may have allocated at once under it; None where no budget was given.
+        at_batch: The batch that it is for, None for that of the recording.
+        at_length: The length of sequences that it is for, None for that of the recording.
+    """
+
+    policies: tuple[Policy, ...] = ()
+    prediction: Prediction | None = None
+    budget_bytes: int | None = None
+    at_batch: int | None = None
+    at_length: int | None = None
+
+    def __post_init__(self) -> None:
+        """Puts the policies in order; those of one kind stay as given."""
+        kinds = policy_types()
+        # A policy may be a subclass of one of ours, whose place it takes.
+        ordered = sorted(self.policies, key=lambda policy: [isinstance(policy, kind) for kind in kinds].index(True))
+        object.__setattr__(self, "policies", tuple(ordered))
+
+    def with_policies(self, more: Iterable[Policy]) -> Plan:
+        """Returns the plan with more policies, and without a prediction where there are any."""
+        added = tuple(more)
+        return replace(self, policies=(*self.policies, *added), prediction=None) if added else self
+
+    def transform(self, step: Step) -> Step:
+        """Rewrites a recorded step through all policies.
+
+        Raises:
+            PolicyError: A policy does not fit the step, or another policy.
+        """
+        require_composable(self.policies)
+        for policy in self.policies:
+            step = policy.transform(step)
+        return step
+
+    def predict(self, step: Step, others: Sequence[Step] = (), *, trace: str = "") -> tuple[Plan, Step]:
+        """Predicts the steps this plan leads to.
+
+        Args:
+            step: The recorded step; of several, the fullest.
+            others: Other steps of the job.
+            trace: What the recording is called.
+
+        Returns:
+            The plan with its prediction, and the fullest of the steps predicted.
+
+        Raises:
+            PolicyError: A policy does not fit the step, or another policy.
+        """
+        require_composable(self.policies)
+        recorded: tuple[Step, ...] = (step, *others)
+        predicted = recorded
+        for policy in self.policies:
+            predicted = transform_all(policy, predicted)
+        interval = interval_of(self.policies, recorded, predicted)
+        prediction = Prediction.of_steps(recorded, predicted, interval, trace=trace, how=self.source)
+        return replace(self, prediction=prediction), fullest_of(predicted)
+
+    def apply(self, job: Job) -> None:
+        """Applies every policy to a job, all or none.
+
+        Raises:
+            PolicyError: A policy does not fit; those before it have been taken back.
+        """
+        require_composable(self.policies)
+        try:
+            for policy in self.policies:
+                policy.apply(job)
+        except BaseException:
+            job.undo()
+            raise
+
+    def start(self) -> None:
+        """Does what must happen in the job's process before the job's own code runs."""
+        for policy in self.policies:
+            policy.start()
+
+    def environment(self) -> dict[str, str]:
+        """Returns the environment variables the job needs from its start."""
+        return {name: value for policy in self.policies for name, value in policy.environment().items()}
+
+    @property
+    def source(self) -> str:
+        """The least sure of the ways in which its policies know; that of replay where there are none."""
+        return max((policy.source for policy in self.policies), key=SOURCES.index, default=SOURCES[0])
+
+    @property
+    def at(self) -> str:
+        """The size that it is for in words, such as ``length 512``; "" for that of the recording."""
+        sizes = (("batch", self.at_batch), ("length", self.at_length))
+        return " and ".join(f"{what} {size}" for what, size in sizes if size is not None)
+
+    def describe(self) -> str:
+        """Says in a few words what the plan does."""
+        return ", ".join(policy.describe() for policy in self.policies) or "no policy"

@@ -1,0 +1,228 @@
+"""A plan as a TOML file: one table a policy, what they are predicted to lead to, and the budget they are for.
+
+It is read with Python's own parser, so that the job's Python needs nothing more, and written with tomlkit, which keeps
+what somebody wrote by hand. Reading one runs nothing: a table names a policy of ``registry.policy_types``, its keys
+are that policy's settings.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from memprof.errors import BadInputError, OutputError, PolicyError
+from memprof.policies.base import Policy
+from memprof.policies.plan.place import Place
+from memprof.policies.plan.plan import Plan
+from memprof.policies.plan.plan_tables import (
+    AT_BATCH,
+    AT_LENGTH,
+    BUDGET,
+    NUMERICS_IN_WORDS,
+    PREDICTION,
+    SOURCES_IN_WORDS,
+    plan_from_tables,
+    settings_of,
+)
+from memprof.policies.plan.prediction import Prediction
+from memprof.trace.files.reading import parse_toml, read_text
+from memprof.trace.files.whole_file import whole_file
+from memprof.units import format_bytes
+
+if TYPE_CHECKING:
+    from tomlkit import TOMLDocument
+    from tomlkit.items import Integer, Table
+
+
+def read_plan(path: str | os.PathLike[str]) -> Plan:
+    """Reads a plan.
+
+    Raises:
+        BadInputError: There is no such file, it cannot be read, or it is not TOML.
+        PolicyError: A table, a key or a value in it makes no sense.
+    """
+    path = Path(path)
+    try:
+        text = read_text(path)
+    except FileNotFoundError:
+        raise BadInputError(f"There is no plan {path}. Write one with memprof predict RUN --write {path}") from None
+    except OSError as error:
+        raise BadInputError(f"{path} cannot be read: {error.strerror or error}.") from None
+    return parse_plan(text, str(path))
+
+
+def parse_plan(text: str, name: str = "the plan") -> Plan:
+    """Reads a plan from its text.
+
+    Args:
+        text: The TOML.
+        name: What sentences about mistakes call it.
+
+    Raises:
+        BadInputError: It is not TOML.
+        PolicyError: A table, a key or a value in it makes no sense.
+    """
+    try:
+        tables = parse_toml(text)
+    except ValueError as error:
+        raise BadInputError(f"{name} is not TOML: {error}.") from None
+    return plan_from_tables(tables, Place(name, text))
+
+
+def format_plan(plan: Plan, before: str = "") -> str:
+    """Writes a plan as TOML, with comments that say what each policy does and where the prediction is from.
+
+    Args:
+        plan: The plan.
+        before: TOML of the same policies, whose lines and comments are kept; only the prediction is written anew, and
+            the budget where it is another.
+    """
+    import tomlkit
+
+    kept = _document_kept(plan, before) if before else None
+    is_kept = kept is not None
+    document = _document_of(plan) if kept is None else kept
+    if plan.prediction is not None:
+        if document.body:
+            document.add(tomlkit.nl())
+        document.add(PREDICTION, _prediction_table(plan.prediction))
+    # tomlkit leaves a line too many behind an array of tables.
+    text = tomlkit.dumps(document)
+    return text.lstrip("\n") if is_kept else re.sub(r"\n{3,}", "\n\n", text)
+
+
+def write_plan(path: str | os.PathLike[str], plan: Plan, before: str = "") -> None:
+    """Writes a plan to a file, whole or not at all.
+
+    Args:
+        path: The file to write or replace.
+        plan: The plan.
+        before: See ``format_plan``.
+
+    Raises:
+        BadInputError: It cannot be written there.
+    """
+    path = Path(path)
+    try:
+        with whole_file(path) as file:
+            file.write(format_plan(plan, before).encode())
+    except OutputError as error:
+        raise BadInputError(f"{path} cannot be written: {error.reason}.") from None
+
+
+def _document_of(plan: Plan) -> TOMLDocument:
+    import tomlkit
+
+    document = tomlkit.document()
+    if plan.budget_bytes is not None:
+        document.add(BUDGET, _budget_item(plan.budget_bytes))
+    for name, size in _sizes(plan).items():
+        document.add(name, tomlkit.item(size))
+    if not plan.policies:
+        document.add(tomlkit.comment("a plan without policies: the job as it is"))
+    counts: dict[str, int] = {}
+    for policy in plan.policies:
+        counts[policy.name] = counts.get(policy.name, 0) + 1
+    arrays: dict[str, Any] = {}
+    for policy in plan.policies:
+        if document.body:
+            document.add(tomlkit.nl())
+        table = tomlkit.table()
+        for line in _comments(policy):
+            table.add(tomlkit.comment(line))
+        for name, value in settings_of(policy).items():
+            table.add(name, value)
+        if counts[policy.name] == 1:
+            document.add(policy.name, table)
+        elif policy.name in arrays:
+            arrays[policy.name].append(table)
+        else:
+            arrays[policy.name] = tomlkit.aot()
+            arrays[policy.name].append(table)
+            document.add(policy.name, arrays[policy.name])
+    return document
+
+
+def _comments(policy: Policy) -> list[str]:
+    lines = [_one_line(policy.describe())]
+    if policy.numerics != "none":
+        lines.append(NUMERICS_IN_WORDS[policy.numerics])
+    return lines
+
+
+def _document_kept(plan: Plan, before: str) -> TOMLDocument | None:
+    """Returns the document that somebody wrote, without its prediction; None where it holds other policies."""
+    import tomlkit
+    from tomlkit.exceptions import TOMLKitError
+
+    try:
+        written = parse_plan(before)
+        if written.policies != plan.policies:
+            return None
+        document = tomlkit.parse(before)
+        document.pop(PREDICTION, None)
+        above = ""
+        if plan.budget_bytes != written.budget_bytes:
+            if plan.budget_bytes is None:
+                document.pop(BUDGET)
+            elif BUDGET in document:
+                document[BUDGET] = _budget_item(plan.budget_bytes)
+            else:
+                above = f"{_document_of(Plan(budget_bytes=plan.budget_bytes)).as_string().splitlines()[0]}\n\n"
+        sizes = _sizes(plan)
+        for name in _sizes(written).keys() - sizes.keys():
+            document.pop(name)
+        for name, size in sizes.items():
+            if name in document:
+                document[name] = size
+            else:
+                above = f"{name} = {size}\n{above or chr(10)}"
+        # What was left in front of the old prediction would grow by a line each time.
+        kept = f"{above}{tomlkit.dumps(document)}".rstrip("\n")
+        return tomlkit.parse(f"{kept}\n") if kept else tomlkit.document()
+    except (BadInputError, PolicyError, TOMLKitError):
+        return None
+
+
+def _sizes(plan: Plan) -> dict[str, int]:
+    """Returns the size that a plan is for, by its key; none for that of the recording."""
+    sizes = {AT_BATCH: plan.at_batch, AT_LENGTH: plan.at_length}
+    return {name: size for name, size in sizes.items() if size is not None}
+
+
+def _budget_item(budget_bytes: int) -> Integer:
+    import tomlkit
+
+    item = tomlkit.item(budget_bytes)
+    item.comment(format_bytes(budget_bytes))
+    item.trivia.comment_ws = "  "
+    return item
+
+
+def _prediction_table(prediction: Prediction) -> Table:
+    import tomlkit
+
+    table = tomlkit.table()
+    words = SOURCES_IN_WORDS.get(prediction.how, prediction.how)
+    table.add(tomlkit.comment(f"made by memprof predict from {_one_line(prediction.trace) or 'a recording'}"))
+    table.add(tomlkit.comment(f"{words}; bytes and microseconds"))
+    for name, value in vars(prediction).items():
+        if not isinstance(value, dict):
+            table.add(name, value)
+    for name, comment in (
+        ("phases", "most bytes in each phase"),
+        ("categories", "bytes at the peak"),
+    ):
+        inner = tomlkit.table()
+        inner.add(tomlkit.comment(comment))
+        for key, count in getattr(prediction, name).items():
+            inner.add(key, count)
+        table.add(name, inner)
+    return table
+
+
+def _one_line(text: str) -> str:
+    """Makes a text fit for a comment, which knows no escapes."""
+    return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())

@@ -1,0 +1,200 @@
+"""A plan as plain tables, the way TOML and JSON hold it: a policy's name, and its settings below it."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import typing
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from memprof.errors import PolicyError, UsageError
+from memprof.policies.base import Policy
+from memprof.policies.plan.place import Place
+from memprof.policies.plan.plan import Plan
+from memprof.policies.plan.prediction import Prediction
+from memprof.policies.registry import policy_type, policy_types
+from memprof.units import parse_bytes
+
+#: The table that is no policy.
+PREDICTION = "prediction"
+#: The key outside of all tables.
+BUDGET = "budget"
+#: The keys that say for which size the plan is, where it is another than the recording's.
+AT_BATCH, AT_LENGTH = "at_batch", "at_length"
+_ABOVE = (BUDGET, AT_BATCH, AT_LENGTH)
+
+#: What policies do to the numbers of the job, in words; nothing is worth saying of those that leave them alone.
+NUMERICS_IN_WORDS = {
+    "none": "numbers stay the same",
+    "rounding": "numbers differ by rounding",
+    "approximate": "numbers are approximate",
+}
+
+#: How a prediction was obtained, in words.
+SOURCES_IN_WORDS = {
+    "replayed": "replayed: every operator and storage of the recording replayed",
+    "modelled": "modelled: operators and storages replayed, with sizes or times from a model of the policy",
+    "rule": "a rule of thumb",
+    "measured": "measured in an earlier run",
+}
+
+
+def plan_from_tables(tables: Mapping[str, Any], place: Place | None = None) -> Plan:
+    """Makes a plan of what ``plan_to_tables`` returned, or TOML holds.
+
+    Raises:
+        PolicyError: A table, a key or a value in it makes no sense.
+    """
+    place = place or Place("the plan", "")
+    policies: list[Policy] = []
+    prediction, budget_bytes = None, None
+    sizes: dict[str, int] = {}
+    for name, content in tables.items():
+        if name == PREDICTION:
+            prediction = _read_prediction(content, place)
+            continue
+        if name == BUDGET:
+            budget_bytes = _read_budget(content, place)
+            continue
+        if name in (AT_BATCH, AT_LENGTH):
+            sizes[name] = _read_size(name, content, place)
+            continue
+        kind = policy_type(name)
+        if kind is None:
+            known = [kind.name for kind in policy_types()] + [PREDICTION, *_ABOVE]
+            what = f"policy {name!r}" if isinstance(content, dict | list) else f"key {name!r} outside of its tables"
+            raise PolicyError(f"{place.at(name)}: a plan has no {what}; {_nearest(name, known)}")
+        for number, settings in enumerate(content if isinstance(content, list) else [content]):
+            policies.append(_read_policy(kind, settings, place.inside(name, number)))
+    return Plan(tuple(policies), prediction, budget_bytes, sizes.get(AT_BATCH), sizes.get(AT_LENGTH))
+
+
+def plan_to_tables(plan: Plan) -> dict[str, Any]:
+    """Returns a plan as plain dicts and lists, the way TOML and JSON hold it."""
+    above = ((BUDGET, plan.budget_bytes), (AT_BATCH, plan.at_batch), (AT_LENGTH, plan.at_length))
+    tables: dict[str, Any] = {name: value for name, value in above if value is not None}
+    for policy in plan.policies:
+        settings = settings_of(policy)
+        if policy.name not in tables:
+            tables[policy.name] = settings
+        elif isinstance(tables[policy.name], list):
+            tables[policy.name].append(settings)
+        else:
+            tables[policy.name] = [tables[policy.name], settings]
+    if plan.prediction is not None:
+        tables[PREDICTION] = {
+            name: dict(value) if isinstance(value, dict) else value
+            for name, value in vars(plan.prediction).items()
+            if name != "machine" or value
+        }
+    return tables
+
+
+def policy_tables(tables: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Returns the tables of policies alone, of what ``plan_to_tables`` returned; none of no plan."""
+    return {name: content for name, content in (tables or {}).items() if name not in (PREDICTION, *_ABOVE)}
+
+
+def _read_budget(content: Any, place: Place) -> int:
+    wanted = f'{place.at(BUDGET)}: {BUDGET} must be a size such as "24GiB", or a number of bytes'
+    if isinstance(content, str):
+        try:
+            content = parse_bytes(content)
+        except UsageError as error:
+            raise PolicyError(f"{wanted}: {error}.") from None
+    if type(content) is not int or not 0 < content < 2**63:
+        raise PolicyError(f"{wanted}, not {_shown(content)}.")
+    return content
+
+
+def _read_size(name: str, content: Any, place: Place) -> int:
+    if type(content) is not int or not 0 < content < 2**63:
+        raise PolicyError(f"{place.at(name)}: {name} must be a whole number above 0, not {_shown(content)}.")
+    return content
+
+
+def _read_policy(kind: type[Policy], settings: Any, place: Place) -> Policy:
+    if not isinstance(settings, dict):
+        raise PolicyError(f"{place.at()}: {kind.name} is a table: write [{kind.name}] and its settings below it.")
+    try:
+        return kind(**_checked(kind, settings, place, f"[{kind.name}]"))
+    except PolicyError as error:
+        if place.is_named_in(str(error)):
+            raise
+        raise PolicyError(f"{place.at()}: {error}") from None
+
+
+def _read_prediction(content: Any, place: Place) -> Prediction:
+    place = place.inside(PREDICTION, 0)
+    if not isinstance(content, dict):
+        raise PolicyError(f"{place.at()}: {PREDICTION} is a table: write [{PREDICTION}] and its keys below it.")
+    values = _checked(Prediction, content, place, f"[{PREDICTION}]")
+    optional = ("phases", "categories", "machine", "least_peak_bytes", "most_peak_bytes")
+    required = [field.name for field in dataclasses.fields(Prediction) if field.name not in optional]
+    missing = [name for name in required if name not in values]
+    if missing:
+        raise PolicyError(
+            f"{place.at()}: [{PREDICTION}] lacks {', '.join(missing)}. Leave the table out, or have it written: "
+            "memprof predict RUN --plan PLAN --write PLAN"
+        )
+    return Prediction(**values)
+
+
+def _checked(kind: type, settings: Mapping[str, Any], place: Place, title: str) -> dict[str, Any]:
+    """Returns settings as their fields' types.
+
+    Raises:
+        PolicyError: A key is unknown, or a value of another type.
+    """
+    hints = typing.get_type_hints(kind)
+    names = [field.name for field in dataclasses.fields(kind)]
+    values = {}
+    for key, value in settings.items():
+        if key in _ABOVE and key not in names:
+            raise PolicyError(f"{place.at(key)}: {key} is no setting of {title}; write it above the first table.")
+        if key not in names:
+            raise PolicyError(f"{place.at(key)}: {title} has no setting {key!r}; {_nearest(key, names)}")
+        try:
+            values[key] = _typed(value, hints[key])
+        except TypeError as error:
+            raise PolicyError(f"{place.at(key)}: {key} in {title} must be {error}, not {_shown(value)}.") from None
+    return values
+
+
+def _typed(value: Any, kind: Any) -> Any:
+    """Returns a TOML value as a setting's type; TypeError says which type that is."""
+    if typing.get_origin(kind) is tuple:
+        texts = [value] if isinstance(value, str) else value
+        if isinstance(texts, list | tuple) and all(isinstance(text, str) for text in texts):
+            return tuple(texts)
+        raise TypeError("a list of texts")
+    if typing.get_origin(kind) is dict:
+        if isinstance(value, dict) and all(type(number) is int for number in value.values()):
+            return dict(value)
+        raise TypeError("a table of whole numbers")
+    if kind is float and type(value) is int:
+        return float(value)
+    # To Python, true is a whole number too.
+    if type(value) is not kind:
+        raise TypeError({str: "a text", bool: "true or false", int: "a whole number", float: "a number"}[kind])
+    return value
+
+
+def _nearest(word: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(word, known, n=1)
+    return f"did you mean {near[0]}?" if near else f"there {'are' if len(known) > 1 else 'is'} {', '.join(known)}."
+
+
+def _shown(value: Any) -> str:
+    text = repr(value) if not isinstance(value, bool) else str(value).lower()
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def settings_of(policy: Policy) -> dict[str, Any]:
+    """Returns the settings that differ from their defaults; the first where none does, so that no table is empty."""
+    fields = dataclasses.fields(policy)  # type: ignore[arg-type]  # every policy is a dataclass
+    values = {field.name: getattr(policy, field.name) for field in fields}
+    changed = {field.name: values[field.name] for field in fields if values[field.name] != field.default}
+    chosen = changed or dict(list(values.items())[:1])
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in chosen.items()}

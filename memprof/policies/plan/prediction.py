@@ -1,0 +1,122 @@
+"""What a plan promises, so that a later run can be held to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from memprof.phases import in_order
+from memprof.policies.plan.inputs import ran_on
+from memprof.policies.plan.interval import Interval
+from memprof.policies.runtime.model_roots import parameter_bytes_by_root
+from memprof.replay.live import live_bytes, live_bytes_by_category, peak_op
+from memprof.replay.within import fullest_of
+from memprof.trace.schema import NONE
+from memprof.trace.step import Step
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The steps a plan leads to, in numbers.
+
+    Attributes:
+        trace: The recording it was made from.
+        model: Type of the root module there, "" where there was none.
+        parameter_bytes: Bytes of the model's parameters there.
+        recorded_peak_bytes: Peak of the fullest recorded step.
+        recorded_step_time_us: Its duration.
+        peak_allocated_bytes: Predicted peak of the fullest step under the plan.
+        peak_phase: Phase the peak is in.
+        peak_module: Module that runs there, "" outside of modules.
+        step_time_us: Predicted duration of the step that is the fullest as recorded.
+        how: The least sure of the ways its policies know: replayed, modelled, rule, measured.
+        phases: Highest bytes in each phase.
+        categories: Bytes at the peak, by category.
+        machine: The machine the step times are for, "" for that of the recording.
+        ran_on: What the fullest step under the plan runs on, as ``inputs.ran_on`` says it; "" where that is not known.
+        least_peak_bytes: The least that the peak may be, by what was seen of its policies on other jobs; 0 where a plan
+            of an older version does not tell.
+        most_peak_bytes: The most, likewise.
+    """
+
+    trace: str
+    model: str
+    parameter_bytes: int
+    recorded_peak_bytes: int
+    recorded_step_time_us: float
+    peak_allocated_bytes: int
+    peak_phase: str
+    peak_module: str
+    step_time_us: float
+    how: str
+    phases: dict[str, int] = field(default_factory=dict)
+    categories: dict[str, int] = field(default_factory=dict)
+    machine: str = ""
+    ran_on: str = ""
+    least_peak_bytes: int = 0
+    most_peak_bytes: int = 0
+
+    @property
+    def interval(self) -> Interval | None:
+        """The bounds of the peak; None where a plan of an older version does not tell."""
+        return Interval(self.least_peak_bytes, self.most_peak_bytes) if self.most_peak_bytes else None
+
+    @staticmethod
+    def measured(recorded: Step, measured: Step, *, trace: str) -> Prediction:
+        """Reads the numbers off a recorded step and one that ran under the plan: no others are promised."""
+        peak = int(live_bytes(measured).during.max(initial=0))
+        return Prediction.of_steps((recorded,), (measured,), Interval(peak, peak), trace=trace, how="measured")
+
+    @staticmethod
+    def of_steps(
+        recorded_steps: Sequence[Step],
+        predicted_steps: Sequence[Step],
+        interval: Interval,
+        *,
+        trace: str,
+        how: str,
+        machine: str = "",
+    ) -> Prediction:
+        """Reads the numbers off recorded steps and those predicted from them; the fullest recorded one comes first."""
+        recorded, predicted = recorded_steps[0], fullest_of(predicted_steps)
+        during = live_bytes(predicted).during
+        peak = peak_op(predicted)
+        module = int(predicted.ops.module_id[peak])
+        model, parameter_bytes = model_of(recorded)
+        return Prediction(
+            trace=trace,
+            model=model,
+            parameter_bytes=parameter_bytes,
+            recorded_peak_bytes=max(int(live_bytes(step).during.max(initial=0)) for step in recorded_steps),
+            recorded_step_time_us=float(recorded.duration_us),
+            peak_allocated_bytes=int(during[peak]),
+            peak_phase=str(predicted.ops.phase[peak]),
+            peak_module=str(predicted.modules.name[module]) if module != NONE else "",
+            step_time_us=float(predicted_steps[0].duration_us),
+            how=how,
+            phases=phase_peaks(predicted_steps),
+            categories={name: int(values[peak]) for name, values in live_bytes_by_category(predicted).items()},
+            machine=machine,
+            ran_on=ran_on(recorded_steps[predicted_steps.index(predicted)]),
+            least_peak_bytes=interval.least_bytes,
+            most_peak_bytes=interval.most_bytes,
+        )
+
+
+def model_of(step: Step) -> tuple[str, int]:
+    """Returns the type of the root module with most parameters, and their bytes; "" and 0 where there is none."""
+    roots, size = np.flatnonzero(step.modules.parent_id == NONE), parameter_bytes_by_root(step)
+    largest = max(roots, key=lambda root: int(size[root]), default=NONE)
+    return (str(step.modules.type[largest]), int(size[largest])) if largest != NONE else ("", 0)
+
+
+def phase_peaks(steps: Sequence[Step]) -> dict[str, int]:
+    """Returns the most bytes in each phase over some steps, in the order of a step."""
+    peaks: dict[str, int] = {}
+    for step in steps:
+        during = live_bytes(step).during
+        for phase in set(step.ops.phase.tolist()):
+            peaks[phase] = max(peaks.get(phase, 0), int(during[step.ops.phase == phase].max()))
+    return {phase: peaks[phase] for phase in in_order(peaks)}

@@ -1,0 +1,88 @@
+"""When things end: backward nodes, module calls, and the Python frames that hold what was passed to them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from memprof.policies.precision.autocast_lists import VIEW
+from memprof.policies.rewrite.variables import variable_ends
+from memprof.trace.schema import NONE, Ints
+
+if TYPE_CHECKING:
+    from memprof.policies.precision.flow import Types
+    from memprof.trace.step import Step
+
+
+class Nodes:
+    """Where the backward nodes and the module calls of a step begin and end.
+
+    Attributes:
+        end: Last operator of the backward node each operator is in, ``(ops,)``: what a node saved is freed after it.
+        next_start: First operator of the next node that does more than make views, ``(ops,)``; casts of a node's
+            gradients run before it.
+    """
+
+    def __init__(self, step: Step, types: Types) -> None:
+        """Reads them off the step."""
+        forward = types.forward
+        count = len(forward)
+        ids = np.arange(count)
+        is_end = np.append(forward[1:] != forward[:-1], True)[:count]
+        ends = np.flatnonzero(is_end)
+        self.end: Ints = ends[np.searchsorted(ends, ids)] if count else ids
+
+        is_working = forward != NONE
+        is_working[is_working] = types.rule[forward[is_working]] != VIEW
+        working = np.flatnonzero(is_working)
+        is_start = np.append(True, forward[working][1:] != forward[working][:-1])[: len(working)]
+        # The run of each working operator, and where the run after it starts.
+        starts = np.append(working[is_start], _after_backward(types))
+        run = np.cumsum(is_start)
+        place = np.searchsorted(working, ids, side="right")
+        # The next working operator, unless it is of the operator's own node: then the one after that node.
+        padded = np.append(working, -1)
+        upcoming = padded[np.minimum(place, len(working))]
+        run_of = np.append(run - 1, len(starts) - 1)[np.minimum(place, len(working))]
+        is_own = (upcoming >= 0) & (forward[upcoming] == forward)
+        self.next_start: Ints = starts[np.minimum(run_of + is_own, len(starts) - 1)]
+
+        self._calls = step.module_calls
+        innermost = np.full(count, NONE, dtype=np.int64)
+        calls = step.module_calls
+        for row in range(len(calls)):
+            if calls.first_op_id[row] != NONE and calls.last_op_id[row] != NONE:
+                innermost[calls.first_op_id[row] : calls.last_op_id[row] + 1] = row
+        self._innermost = innermost
+        self._step = step
+
+    def python_end(self, rows: Ints, last_read: Ints) -> Ints:
+        """Tells when Python lets go of a storage that is not saved.
+
+        What is passed to a module is held by the caller until the call returns, so it goes with the outermost call
+        that reads it last and began after it was made; without one, with its last read. The caller's own variable
+        may hold it longer (``variable_ends``).
+
+        Args:
+            rows: The storages.
+            last_read: Their last forward readers.
+
+        Returns:
+            Operators after which they are freed, as long as ``rows``.
+        """
+        created = self._step.storages.created_op_id[rows]
+        end = last_read.copy()
+        call = self._innermost[last_read]
+        while np.any(call != NONE):
+            is_after = (call != NONE) & (self._calls.first_op_id[call] > created)
+            end = np.where(is_after, np.maximum(end, self._calls.last_op_id[call]), end)
+            if not is_after.any():
+                break
+            call = np.where(is_after, self._calls.parent_call_id[call], call)
+        return np.maximum(end, variable_ends(self._step, rows, call, end))
+
+
+def _after_backward(types: Types) -> int:
+    backward = np.flatnonzero(types.forward != NONE)
+    return int(backward[-1]) + 1 if len(backward) else len(types.forward)

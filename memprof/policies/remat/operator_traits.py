@@ -1,0 +1,90 @@
+"""What is the same for every run of an operator: what it writes, whether it is random, whether it can repeat."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from memprof.recorder.calls.higher_order import is_higher_order
+
+#: Normalisations that write running statistics beside what they return, and where those are among their arguments;
+#: then where they are told that they are in training, None where they always are.
+_STATISTICS = {
+    "native_batch_norm": (3, 4, 5),
+    "_native_batch_norm_legit": (3, 4, 5),
+    "_batch_norm_with_update": (3, 4, None),
+    "cudnn_batch_norm": (3, 4, 5),
+    "miopen_batch_norm": (3, 4, 5),
+}
+#: Operators that put other memory below a tensor: what they leave is taken as it is.
+_MOVING = ("set_", "resize_", "resize_as_", "_resize_output_", "record_stream")
+_COLLECTIVES = ("c10d", "_c10d_functional", "c10d_functional")
+
+
+class Operator:
+    """One overload of an operator.
+
+    Attributes:
+        function: The operator.
+        name: As recordings write it.
+        is_view: Whether it returns views of what it is given, and nothing else.
+        written: Positions of the arguments that it writes.
+        written_names: Names of those among its keywords.
+        changes: Position of the one tensor that it changes in place and returns; -1 for other operators.
+        is_random: Whether it draws random numbers.
+        statistics: Positions of running statistics, and of the argument that says whether they are written.
+        can_repeat: Whether what it returns can be made by running it again.
+        is_higher_order: Whether it runs functions, and not on tensors alone.
+    """
+
+    __slots__ = (
+        "can_repeat",
+        "changes",
+        "function",
+        "is_higher_order",
+        "is_random",
+        "is_view",
+        "name",
+        "statistics",
+        "written",
+        "written_names",
+    )
+
+    def __init__(self, function: Any) -> None:
+        """Reads an operator's schema."""
+        self.function = function
+        self.name = str(function)
+        self.is_higher_order = is_higher_order(function)
+        schema = getattr(function, "_schema", None)
+        arguments = schema.arguments if schema is not None else []
+        writes = [(i, a) for i, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.is_write]
+        self.written = tuple(i for i, a in writes if not a.kwarg_only)
+        self.written_names = tuple(a.name for _, a in writes)
+        returns = schema.returns if schema is not None else []
+        self.is_view = bool(returns) and not writes and all(each.alias_info is not None for each in returns)
+        self.is_random = torch.Tag.nondeterministic_seeded in getattr(function, "tags", ())
+        packet = getattr(getattr(function, "overloadpacket", None), "__name__", "")
+        namespace = getattr(function, "namespace", "")
+        self.statistics = _STATISTICS.get(packet) if namespace == "aten" else None
+        is_in_place = (
+            len(writes) == 1
+            and not writes[0][1].kwarg_only
+            and len(returns) == 1
+            and str(writes[0][1].type) == "Tensor"
+            and packet not in _MOVING
+        )
+        self.changes = writes[0][0] if is_in_place else -1
+        self.can_repeat = (
+            schema is not None
+            and (not writes or is_in_place or self.statistics is not None)
+            and namespace not in _COLLECTIVES
+            and packet not in _MOVING
+        )
+
+    def moves_statistics(self, args: tuple[Any, ...]) -> bool:
+        """Tells whether a call writes running statistics."""
+        if self.statistics is None:
+            return False
+        flag = self.statistics[2]
+        return flag is None or (len(args) > flag and bool(args[flag]))

@@ -1,0 +1,145 @@
+"""Makes dropped contents again: their inputs first, each with room made for it, and let go of at its last use."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+
+from memprof.policies.remat.cells import Cell, Recipe, arguments_of, copied
+from memprof.policies.remat.generators import restored
+from memprof.policies.remat.memory import Memory
+from memprof.recorder.calls import repeats
+
+_LISTS = (list, tuple)
+_now_ns = time.perf_counter_ns
+_use_count = torch._C._storage_Use_Count
+_keys = torch._C.DispatchKey
+_AUTOCAST = torch._C.DispatchKeySet(_keys.AutocastCPU) | torch._C.DispatchKeySet(_keys.AutocastCUDA)
+
+
+class Remaking:
+    """Runs recipes again.
+
+    Attributes:
+        is_running: Whether an operator is running again: nothing is noted of it.
+    """
+
+    def __init__(self, memory: Memory) -> None:
+        """Shares the memory."""
+        self._memory = memory
+        self.is_running = False
+
+    def restore(self, cell: Cell) -> torch.UntypedStorage:
+        """Returns a storage with a cell's content, which is carried back or made again where it is gone.
+
+        Raises:
+            PolicyError: There is no room for it.
+        """
+        storage = cell.storage()
+        if storage is None:
+            if cell.place is not None:
+                storage = self._memory.fetch(cell)
+            else:
+                self._make(cell)
+                storage = cell.hold
+                assert storage is not None
+        cell.used_us = self._memory.clock_us
+        return storage
+
+    def _make(self, target: Cell) -> None:
+        """Runs what is missing in depth first order, without Python's own stack: chains may be thousands long."""
+        stack: list[Recipe] = []
+        target.locks += 1
+        try:
+            self._push(stack, target)
+            while stack:
+                recipe = stack[-1]
+                missing = next((cell for cell in recipe.inputs if not cell.is_there()), None)
+                if missing is None:
+                    self._repeat(recipe)
+                    self._unlock(stack.pop())
+                elif missing.place is not None:
+                    self._memory.fetch(missing)
+                else:
+                    self._push(stack, missing)
+        finally:
+            while stack:  # an operator failed: its error is the job's, and nothing stays locked
+                self._unlock(stack.pop())
+            target.locks -= 1
+
+    def _push(self, stack: list[Recipe], cell: Cell) -> None:
+        recipe = cell.recipe
+        if recipe is None or not recipe.can_repeat:
+            raise RuntimeError(
+                "remat lost the way to make a saved tensor again. This is a fault of memprof, not of your job."
+            )
+        for each in recipe.inputs:
+            each.locks += 1
+        stack.append(recipe)
+
+    def _unlock(self, recipe: Recipe) -> None:
+        """Unlocks a recipe's inputs; what was made again for it alone goes."""
+        for cell in recipe.inputs:
+            cell.locks -= 1
+            if not cell.locks and not cell.saved and cell.hold is not None:
+                cell.hold = None
+
+    def _repeat(self, recipe: Recipe) -> None:
+        memory = self._memory
+        # Held from here on: what else holds an input may let go while room is made.
+        storages: dict[Cell, torch.UntypedStorage] = {}
+        for cell in recipe.inputs:
+            storage = cell.storage()
+            assert storage is not None
+            storages[cell] = storage
+        name = f"{recipe.function} run again"
+        taken = recipe.changes
+        if taken is not None and (taken.locks > 1 or taken.saved or not _is_only_ours(taken)):
+            memory.make_room(taken.size_bytes, name)
+            storages[taken] = copied(storages[taken])
+        elif taken is not None:
+            taken.hold = taken.original = None  # the operator changes it: what it was is gone
+        memory.make_room(max(recipe.need.highest_bytes, 0), name, is_sure=recipe.need.is_heard)
+        args, kwargs = arguments_of(recipe, storages)
+        result, took_us = self._run(recipe, args, kwargs)
+        memory.ran_again(took_us)
+        results = result if type(result) in _LISTS else [result]
+        for output in recipe.outputs:
+            made = output()
+            if made is None or made.is_there() or not (made.locks or made.saved):
+                continue
+            storage = storages[taken] if taken is not None else results[made.number].untyped_storage()
+            if storage.nbytes() != made.size_bytes:
+                raise RuntimeError(
+                    f"{recipe.function} made {made.size_bytes:,} bytes the first time and {storage.nbytes():,} now: it "
+                    "depends on more than its arguments. Keep what it makes: run it under torch.no_grad() or in an "
+                    "autograd.Function."
+                )
+            memory.adopt(made, storage)
+
+    def _run(self, recipe: Recipe, args: Any, kwargs: Any) -> tuple[Any, float]:
+        """Runs an operator as it ran the first time, for its values alone."""
+        had_gradients = torch.is_grad_enabled()
+        before = repeats.begin(recipe.sequence)
+        was_running, self.is_running = self.is_running, True
+        try:
+            with (
+                torch._C._AutoDispatchBelowAutograd(),
+                torch._C._ExcludeDispatchKeyGuard(_AUTOCAST),
+                restored(recipe.random),
+            ):
+                torch._C._set_grad_enabled(True)  # some kernels ask
+                start = _now_ns()
+                result = recipe.function(*args, **kwargs)
+                return result, (_now_ns() - start) / 1000
+        finally:
+            torch._C._set_grad_enabled(had_gradients)
+            self.is_running = was_running
+            repeats.end(before)
+
+
+def _is_only_ours(cell: Cell) -> bool:
+    """Tells whether a content was made again, and is in nobody else's hands."""
+    return cell.hold is not None and _use_count(cell.hold._cdata) == 1

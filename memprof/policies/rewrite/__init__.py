@@ -1,0 +1,1 @@
+"""What predictions rewrite a step with."""

@@ -1,0 +1,155 @@
+"""Operators to insert into a draft, written down one after another as the code that runs them would."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from memprof.policies.rewrite.draft import Draft
+from memprof.trace.schema import NONE, Ints, Ops, Storages, Uses
+
+
+class Insertion:
+    """Operators and storages to insert; their ids in the draft are known at once.
+
+    Nothing else may be inserted into the draft between the first of them and ``write``.
+
+    Attributes:
+        duration_us: How long the operators take together.
+    """
+
+    def __init__(self, draft: Draft) -> None:
+        """Starts empty."""
+        self.duration_us = 0.0
+        self._draft = draft
+        self._first_op = len(draft.ops)
+        self._first_storage = len(draft.storages)
+        self._ops: dict[str, list[Any]] = defaultdict(list)
+        self._storages: dict[str, list[Any]] = defaultdict(list)
+        self._before: list[int] = []
+        self._uses: tuple[list[int], list[int], list[str]] = ([], [], [])
+
+    def op(
+        self,
+        name: str,
+        *,
+        like: int,
+        before: int,
+        reads: Iterable[int] = (),
+        mutates: Iterable[int] = (),
+        writes: Iterable[int] = (),
+        duration_us: float = 0.0,
+        workspace_bytes: int = 0,
+        forward_op_id: int = NONE,
+        module_id: int = NONE,
+        kind: str = "compute",
+        flops: int = 0,
+    ) -> int:
+        """Writes down an operator.
+
+        Args:
+            name: Its name.
+            like: Operator of the draft whose phase, step, micro-batch, stream and stack it has.
+            before: Operator of the original step before which it runs.
+            reads: Storages it reads.
+            mutates: Storages it changes.
+            writes: Storages it makes.
+            duration_us: How long it takes.
+            workspace_bytes: Temporaries inside it.
+            forward_op_id: The forward operator it belongs to.
+            module_id: The module it belongs to.
+            kind: compute, copy or allocation.
+            flops: Floating point operations.
+
+        Returns:
+            Its id in the draft.
+        """
+        op_id = self._first_op + len(self._before)
+        self._before.append(before)
+        columns = self._ops
+        columns["like"].append(like)
+        columns["name"].append(name)
+        columns["duration_us"].append(duration_us)
+        columns["workspace_bytes"].append(workspace_bytes)
+        columns["forward_op_id"].append(forward_op_id)
+        columns["module_id"].append(module_id)
+        columns["kind"].append(kind)
+        columns["flops"].append(flops)
+        has_mutated = False
+        ops, storages, roles = self._uses
+        for role, ids in (("read", reads), ("mutate", mutates), ("write", writes)):
+            for storage in ids:
+                ops.append(op_id)
+                storages.append(storage)
+                roles.append(role)
+                has_mutated |= role == "mutate"
+        columns["mutates"].append(has_mutated)
+        self.duration_us += duration_us
+        return op_id
+
+    def storage(self, allocated_bytes: int, created_op_id: int, freed_op_id: int = NONE, **texts: Any) -> int:
+        """Writes down a storage, temporary and nameless where nothing else is said; returns its id in the draft."""
+        columns = self._storages
+        columns["allocated_bytes"].append(allocated_bytes)
+        columns["created_op_id"].append(created_op_id)
+        columns["freed_op_id"].append(freed_op_id)
+        columns["category"].append(texts.pop("category", "temporary"))
+        columns["module_id"].append(texts.pop("module_id", NONE))
+        for name in ("name", "shape", "dtype", "device"):
+            columns[name].append(texts.pop(name, ""))
+        if texts:
+            raise TypeError(f"a storage has no {', '.join(texts)}")
+        return self._first_storage + len(columns["freed_op_id"]) - 1
+
+    @property
+    def next_op(self) -> int:
+        """Id the next operator will have."""
+        return self._first_op + len(self._before)
+
+    @property
+    def next_storage(self) -> int:
+        """Id the next storage will have."""
+        return self._first_storage + len(self._storages["freed_op_id"])
+
+    def free(self, storage: int, after: int) -> None:
+        """Says after which operator a storage written down before is freed."""
+        self._storages["freed_op_id"][storage - self._first_storage] = after
+
+    def write(self) -> Ints:
+        """Inserts everything into the draft; returns the ids of the operators."""
+        draft = self._draft
+        count = len(self._before)
+        like = np.asarray(self._ops.pop("like", []), dtype=np.int64)
+        uses = Uses.of(op_id=self._uses[0], storage_id=self._uses[1], role=self._uses[2])
+        sizes = np.zeros(len(draft.storages) + len(self._storages["freed_op_id"]), dtype=np.int64)
+        sizes[: len(draft.storages)] = draft.storages.allocated_bytes
+        sizes[len(draft.storages) :] = self._storages["allocated_bytes"]
+        read_bytes, written_bytes = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
+        is_read, is_written = uses.role != "write", uses.role != "read"
+        np.add.at(read_bytes, uses.op_id[is_read] - self._first_op, sizes[uses.storage_id[is_read]])
+        np.add.at(written_bytes, uses.op_id[is_written] - self._first_op, sizes[uses.storage_id[is_written]])
+        model = draft.ops.take(like)
+        rows = model.replace(
+            start_us=np.full(count, np.nan),
+            is_recompute=np.zeros(count, dtype=np.bool_),
+            uses_rng=np.zeros(count, dtype=np.bool_),
+            read_bytes=read_bytes,
+            written_bytes=written_bytes,
+            **{column.name: np.asarray(self._ops[column.name], dtype=column.dtype) for column in _said(self._ops)},
+        )
+        ids = draft.insert_ops(rows, np.asarray(self._before, dtype=np.int64))
+        if self._storages["freed_op_id"]:
+            devices = draft.storages.device[draft.storages.allocated_bytes > 0]
+            device = devices[0] if len(devices) else "cpu"
+            self._storages["device"] = [text or device for text in self._storages["device"]]
+            self._storages["requested_bytes"] = self._storages["allocated_bytes"]
+            draft.insert_storages(Storages.of(**self._storages))
+        draft.insert_uses(uses)
+        return ids
+
+
+def _said(columns: dict[str, list[Any]]) -> list[Any]:
+    return [column for column in Ops.columns() if column.name in columns]

@@ -1,0 +1,44 @@
+"""How long variables in the code of modules hold what was made: a recording does not tell, most code is alike in it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from memprof.trace.files.columns import Coded
+from memprof.trace.schema import NONE, Ints
+from memprof.trace.step import Step
+
+#: Modules that pass each result on at once, under one name.
+_CHAINS = ("Sequential",)
+
+
+def variable_ends(step: Step, rows: Ints, calls: Ints, after: Ints) -> Ints:
+    """Returns until when a variable of a module's forward holds each storage.
+
+    It does until it is given something else, which is taken to be the next tensor of the same shape, or until forward
+    returns. (``x = norm(x); y = head(x); loss = f(y)``: x lives until the end.)
+
+    Args:
+        step: The step.
+        rows: The storages.
+        calls: Row of the module call whose forward may hold each, NONE for none.
+        after: Operator up to which each is needed in any case, within the call.
+
+    Returns:
+        Operators, as long as ``rows``; NONE where no variable holds a storage.
+    """
+    created = step.storages.created_op_id
+    passes_on = np.isin(step.modules.type, _CHAINS)[step.module_calls.module_id]
+    is_held = (calls != NONE) & (created[rows] != NONE)
+    is_held[is_held] = ~passes_on[calls[is_held]]
+    ends = np.full(len(rows), NONE, dtype=np.int64)
+    returns = step.module_calls.last_op_id[calls[is_held]]
+    # Storages in order of their shapes, and of when they were made: the one behind is the next of the same shape.
+    span = len(step.ops)
+    shapes = Coded.of(step.storages.shape).codes.astype(np.int64)
+    made = np.sort((shapes * span + created)[created != NONE])
+    wanted = shapes[rows[is_held]] * span
+    place = np.searchsorted(made, wanted + after[is_held], side="right")
+    behind = np.append(made, np.iinfo(np.int64).max)[place] - wanted
+    ends[is_held] = np.minimum(behind, returns)
+    return ends

@@ -1,0 +1,1 @@
+"""What policies change a running job with."""

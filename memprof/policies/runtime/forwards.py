@@ -1,0 +1,122 @@
+"""Forwards that a plan has changed: layers around the job's own, on one module and on no copy of it."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from memprof.policies.runtime.copies import CopyGuard, rebound
+
+Forward = Callable[..., Any]
+Wrap = Callable[[Forward], Forward]
+
+_FORWARD = "forward"
+
+
+@dataclass(eq=False)
+class _Layer:
+    """What makes a forward from the one inside it, and the forward it has made."""
+
+    wrap: Wrap
+    forward: Forward
+
+
+class PlannedForward:
+    """What a module runs in the place of its forward.
+
+    ``module.forward`` stays a bound method with the signature and the source of the job's own. Called for another
+    module, a copy, it runs the job's own forward on that.
+
+    Attributes:
+        top: The outermost layer, None where all have been taken away.
+    """
+
+    def __init__(self, module: torch.nn.Module, guard: CopyGuard) -> None:
+        """Puts itself in place, without a layer yet."""
+        self.top: Forward | None = None
+        self._module = module
+        self._guard = guard
+        self._own = vars(module).get(_FORWARD)  # a forward of the instance, as accelerate and peft make them
+        self._base: Forward = module.forward
+        self._layers: list[_Layer] = []
+        self._method = _method(self)
+        guard.put(_FORWARD, self._method)
+
+    @staticmethod
+    def add(module: torch.nn.Module, wrap: Wrap) -> Callable[[], None]:
+        """Puts a layer around a module's forward, the outermost from now on.
+
+        Args:
+            module: The module.
+            wrap: Given the forward as it is, returns the new one.
+
+        Returns:
+            What takes the layer away again; others around it stay.
+        """
+        guard = CopyGuard.of(module)
+        if guard.forward is None:
+            guard.forward = PlannedForward(module, guard)
+        planned: PlannedForward = guard.forward
+        layer = _Layer(wrap, wrap(planned.top or planned._base))
+        planned._layers.append(layer)
+        planned.top = layer.forward
+        return functools.partial(planned._remove, layer)
+
+    def plain(self, module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """Runs the job's own forward on a module that is this one or a copy of it."""
+        if self._own is None:
+            return type(module).forward(module, *args, **kwargs)
+        return rebound(self._own, self._module, module)(*args, **kwargs)
+
+    def _remove(self, layer: _Layer) -> None:
+        place = self._layers.index(layer)
+        del self._layers[place]
+        inner = self._layers[place - 1].forward if place else self._base
+        for outer in self._layers[place:]:
+            inner = outer.forward = outer.wrap(inner)
+        self.top = inner if self._layers else None
+        if not self._layers:
+            self._guard.forward = None
+            self._guard.take(self._method)
+        self._guard.release()
+
+
+def outermost_layer(module: torch.nn.Module) -> Forward | None:
+    """Returns the outermost layer around a module's forward, None where a plan has put none there."""
+    guard = CopyGuard.find(module)
+    top: Forward | None = None if guard is None or guard.forward is None else guard.forward.top
+    return top
+
+
+def _method(planned: PlannedForward) -> Any:
+    """Returns the function of the bound method that a module has as its forward."""
+    owner, own = planned._module, planned._own
+    function = type(owner).forward if own is None else getattr(own, "__func__", own)
+
+    def forward(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        top = planned.top
+        if top is None or self is not owner:
+            return planned.plain(self, *args, **kwargs)
+        return top(*args, **kwargs)
+
+    functools.update_wrapper(forward, function, updated=())
+    forward.__name__ = _FORWARD  # by which a bound method is pickled
+    # A function of the instance has no self, which is taken from the signature of a method.
+    lacks_self = own is not None and not isinstance(own, types.MethodType)
+    if lacks_self:
+        del forward.__wrapped__  # type: ignore[attr-defined]
+    with suppress(TypeError, ValueError):  # the job's own has no signature then, either
+        # Whoever does not follow __wrapped__, as inspect.getfullargspec, reads this.
+        signature = inspect.signature(function)
+        first = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)] if lacks_self else []
+        forward.__signature__ = signature.replace(  # type: ignore[attr-defined]
+            parameters=[*first, *signature.parameters.values()]
+        )
+    return forward

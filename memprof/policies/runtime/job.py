@@ -1,0 +1,199 @@
+"""A training job as the policies see it: its model, its optimizers, and what was done to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial, wraps
+from typing import Any
+
+import torch
+
+from memprof.errors import NoOptimizerError
+from memprof.policies.runtime.copies import CopyGuard, without_hook
+from memprof.policies.runtime.forwards import PlannedForward
+
+#: What has values of the job's in it, and is copied and saved by scripts.
+Owner = torch.nn.Module | torch.optim.Optimizer
+
+#: What is around the update of one parameter.
+Around = Callable[[torch.Tensor], AbstractContextManager[None]]
+
+#: What the user reads when a model under a plan is copied or saved.
+COPIED = (
+    "A copy of the model, or a file that it is saved in whole, has weights of its own and runs without the plan, as "
+    "the job wrote it: apply the plan to a copy that is trained, too."
+)
+
+
+class Job:
+    """What a plan is applied to.
+
+    Attributes:
+        model: The root module.
+        optimizers: The optimizers of its parameters, possibly none yet.
+        notes: Sentences for the user about what was done, or what a policy left alone.
+        on_note: Called with each sentence that ``note`` adds.
+    """
+
+    def __init__(self, model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer] = ()) -> None:
+        """Takes the model and its optimizers; changes nothing."""
+        self.model = model
+        self.optimizers = list(optimizers)
+        self.notes: list[str] = []
+        self.on_note: Callable[[str], Any] | None = None
+        self._around_updates: list[tuple[torch.optim.Optimizer | None, Around]] = []
+        self._guards: dict[int, CopyGuard] = {}
+        self._undo = ExitStack()
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the model's first parameter or buffer; cpu where it has neither."""
+        for tensor in (*self.model.parameters(), *self.model.buffers()):
+            with torch._C.DisableTorchFunction():  # else a mode of the job's, or a subclass, sees what is read here
+                return tensor.device
+        return torch.device("cpu")
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether this process holds parts of the parameters, as DTensors: shard in stages 2 and 3."""
+        return any(kind.__name__ == "DTensor" for each in self.model.parameters() for kind in type(each).__mro__)
+
+    @property
+    def averages(self) -> bool:
+        """Whether shard changes gradients once they are complete, as it does in stages 0 and 1."""
+        averaging = "memprof.policies.shard.averaging"
+        return any(
+            type(getattr(hook, "__self__", None)).__module__ == averaging
+            for each in self.model.parameters()
+            for hook in (getattr(each, "_post_accumulate_grad_hooks", None) or {}).values()
+        )
+
+    def require_optimizer(self, policy: str) -> None:
+        """Makes sure that an optimizer is known.
+
+        Args:
+            policy: What needs it.
+
+        Raises:
+            NoOptimizerError: None is.
+        """
+        if not self.optimizers:
+            raise NoOptimizerError(
+                f"{policy} needs an optimizer of the model's parameters, and there was none when the model was "
+                "called. Make one earlier, hand it over with memprof.apply(plan, model, optimizer), or leave "
+                "the policy out if the script updates the weights itself."
+            )
+
+    def modules_named(self) -> dict[str, torch.nn.Module]:
+        """Returns every module by its qualified name, the root as "", as in named_modules()."""
+        return dict(self.model.named_modules())
+
+    def on_undo(self, action: Callable[[], Any]) -> None:
+        """Registers what takes one change back."""
+        self._undo.callback(action)
+
+    def undo(self) -> None:
+        """Takes every change back, the last one first."""
+        self._undo.close()
+
+    def wrap_forward(self, module: torch.nn.Module, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+        """Replaces a module's forward with one made from it; wraps nest, the last is the outermost.
+
+        Copies of the module, files it is saved in and replicas have the job's own forward.
+
+        Args:
+            module: The module.
+            wrap: Given the forward as it is, returns the new one.
+        """
+        self.guard(module)
+        self.on_undo(PlannedForward.add(module, wrap))
+
+    def guard(self, owner: Owner) -> CopyGuard:
+        """Returns what keeps this job's changes of a module or an optimizer out of its copies and files."""
+        if id(owner) not in self._guards:
+            guard = self._guards[id(owner)] = CopyGuard.of(owner)
+            guard.told.append(self._note_copy)
+            self.on_undo(lambda: self._release(guard))
+        return self._guards[id(owner)]
+
+    def replace_method(self, owner: torch.nn.Module, name: str, wrap: Callable[[Any], Callable[..., Any]]) -> None:
+        """Replaces a method of one module by one made from it; copies of the module have their own.
+
+        Args:
+            owner: The module.
+            name: The method's name.
+            wrap: Given the method as it is, returns the new one.
+        """
+        before = getattr(owner, name)
+        replacement = wrap(before)
+
+        def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if self is owner:
+                return replacement(*args, **kwargs)
+            return getattr(type(self), name)(self, *args, **kwargs)
+
+        guard = self.guard(owner)
+        guard.put(name, wraps(getattr(before, "__func__", before))(method))
+        self.on_undo(lambda: guard.take(method))
+
+    def hide_hook(self, owner: torch.nn.Module, place: str, hook: Any) -> None:
+        """Removes a hook on undo, and leaves it out of copies of the module and of files it is saved in.
+
+        Args:
+            owner: The module.
+            place: The dict of the module that holds it: ``_state_dict_pre_hooks``.
+            hook: Its handle.
+        """
+        self.on_undo(hook.remove)
+        self.change_copies(owner, partial(without_hook, place, hook.id))
+
+    def change_copies(self, owner: Owner, change: Callable[[dict[str, Any]], None]) -> None:
+        """Changes what copies of a module or an optimizer get, and the files it is saved in.
+
+        Args:
+            owner: The module or the optimizer.
+            change: Changes the state of a copy, a dict that is the copy's own.
+        """
+        changes = self.guard(owner).changes
+        changes.append(change)
+        self.on_undo(partial(changes.remove, change))
+
+    def before_copies(self, owner: Owner, action: Callable[[], Any]) -> None:
+        """Does something each time before a module or an optimizer is copied, or saved whole: brings values in."""
+        before = self.guard(owner).before
+        before.append(action)
+        self.on_undo(partial(before.remove, action))
+
+    def put_around_updates(self, optimizer: torch.optim.Optimizer | None, around: Around) -> None:
+        """Notes what has to be around the update of one parameter where it is updated by itself, without ``step``.
+
+        Args:
+            optimizer: The optimizer that updates it; None for any.
+            around: Given the parameter, returns what is around its update.
+        """
+        self._around_updates.append((optimizer, around))
+
+    @contextmanager
+    def around_update(self, optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> Iterator[None]:
+        """Is put around the update of one parameter by itself."""
+        with ExitStack() as stack:
+            for owner, around in self._around_updates:
+                if owner is None or owner is optimizer:
+                    stack.enter_context(around(parameter))
+            yield
+
+    def note(self, sentence: str) -> None:
+        """Adds a sentence for the user, once; recordings that are under way say it, too."""
+        if sentence not in self.notes:
+            self.notes.append(sentence)
+            if self.on_note is not None:
+                self.on_note(sentence)
+
+    def _note_copy(self) -> None:
+        self.note(COPIED)
+
+    def _release(self, guard: CopyGuard) -> None:
+        del self._guards[id(guard.owner)]
+        guard.told.remove(self._note_copy)
+        guard.release()

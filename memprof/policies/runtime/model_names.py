@@ -1,0 +1,58 @@
+"""Names of modules as a model itself knows them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from memprof.policies.plan.patterns import match_modules
+from memprof.policies.runtime.model_roots import parameter_bytes_by_root, root_of
+from memprof.policies.runtime.wrappers import WRAPPERS, without_wrappers
+from memprof.trace.schema import NONE, Bools
+from memprof.trace.step import Step
+
+
+def module_names(step: Step) -> list[str]:
+    """Returns qualified names as each model's own named_modules() has them: a root is "".
+
+    In a job with several models the trace puts the root's type in front.
+
+    Returns:
+        One name for each row of ``step.modules``.
+    """
+    modules = step.modules
+    roots = [str(name) for name in modules.name[modules.parent_id == NONE] if name]
+    names = []
+    for parent, name in zip(modules.parent_id, modules.name, strict=True):
+        root = next((root for root in roots if str(name).startswith(root + ".")), "")
+        names.append("" if parent == NONE else str(name).removeprefix(root + "."))
+    return names
+
+
+def chosen_modules(step: Step, patterns: Sequence[str]) -> Bools:
+    """Marks the modules that patterns choose in a step, as they choose them in the job.
+
+    A pattern speaks of names as a model knows them, or with the model's type in front as the trace has them. Models
+    without parameters, such as losses, are nobody's choice.
+
+    Returns:
+        One value for each row of ``step.modules``.
+
+    Raises:
+        PolicyError: A pattern matches nothing.
+    """
+    modules, root = step.modules, root_of(step)
+    size = parameter_bytes_by_root(step)
+    is_trained = size[root] > 0 if size.any() else np.ones(len(modules), dtype=np.bool_)
+    own, full = np.array(module_names(step), dtype=np.object_), modules.name
+    is_wrapped = np.isin(modules.type[root], list(WRAPPERS)) & (own != "")
+    inside = np.array([without_wrappers(name) if wraps else name for name, wraps in zip(own, is_wrapped, strict=True)])
+    # The wrapper itself goes by "" already.
+    inside = np.where(inside == ".", own, inside).astype(np.object_)
+    # A root's type is no part of the model that a wildcard could match.
+    is_named = (modules.parent_id != NONE) | np.isin(full, list(patterns))
+    known = [*own[is_trained], *inside[is_trained], *full[is_trained & is_named]]
+    chosen = match_modules(patterns, dict.fromkeys(map(str, known)))
+    marked: Bools = is_trained & (np.isin(own, chosen) | np.isin(inside, chosen) | (is_named & np.isin(full, chosen)))
+    return marked

@@ -1,0 +1,1 @@
+"""Sharding as predicted: which rank holds what, when, and what collectives take."""

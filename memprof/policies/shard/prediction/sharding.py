@@ -1,0 +1,171 @@
+"""What all stages of sharding have in common: parts, the update divided, collectives beside the computation."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from memprof.policies.rewrite.draft import Draft
+from memprof.policies.shard.prediction.additions import Additions
+from memprof.policies.shard.prediction.division import complete_at, largest_parts
+from memprof.policies.shard.prediction.ring import Ring
+from memprof.policies.shard.prediction.timeline import Timeline
+from memprof.replay.rounding import rounded_on_cuda
+from memprof.trace.schema import NONE, Bools, Ints, Storages
+from memprof.trace.step import Step
+
+if TYPE_CHECKING:
+    from memprof.policies.shard.policy import Shard
+
+
+class Sharding:
+    """One step on its way to a rank's.
+
+    Attributes:
+        step: The step as it was.
+        policy: What to divide, over how many ranks.
+        draft: The step as it becomes.
+        added: What is inserted into it.
+        part_bytes: Bytes of the largest rank's part of each storage, as asked for. Shape (storages,).
+        kept_at: Backward operator after which each gradient is complete; NONE for others. Shape (storages,).
+        ring: What collectives take.
+        timeline: When they run.
+    """
+
+    def __init__(self, step: Step, policy: Shard) -> None:
+        """Finds what is what in the step."""
+        self.step, self.policy = step, policy
+        self.draft = Draft(step)
+        self.added = Additions(step)
+        self.ring = Ring(policy.world_size, policy.link_gigabytes_per_second * 1e3, policy.link_latency_us)
+        self.timeline = Timeline(step)
+        self.is_cuda = bool(np.char.startswith(step.storages.device.astype(str), "cuda").any())
+        storages = step.storages
+        self.part_bytes = largest_parts(storages, policy.world_size)
+        self.is_parameter = storages.category == "parameter"
+        self.is_gradient = storages.category == "gradient"
+        self.is_born = storages.created_op_id != NONE
+        self.kept_at = complete_at(step, self.is_gradient & self.is_born)
+        optimizer = np.flatnonzero(step.ops.phase == "optimizer")
+        self.update_begins = int(optimizer[0]) if len(optimizer) else len(step.ops)
+
+    def finish(self) -> Step:
+        """Puts everything together."""
+        self.draft.duration_us = self.timeline.duration_us(self.draft.ops.duration_us)
+        self.added.insert(self.draft)
+        return self.draft.build()
+
+    def divide_update(self) -> None:
+        """Keeps a part of the optimizer's state, and of what it computes with while it updates."""
+        step, storages = self.step, self.draft.storages
+        # By number: comparing texts with texts takes long.
+        texts, shape_of = np.unique(storages.shape.astype(str), return_inverse=True)
+        like_parameters = np.isin(shape_of, shape_of[self.is_parameter]) & (texts != "")[shape_of]
+        is_update = np.append(step.ops.phase, "older")[step.storages.created_op_id] == "optimizer"
+        divided = (storages.category == "optimizer_state") | (is_update & like_parameters)
+        self.set_part(divided)
+        touched = np.zeros(len(step.ops), dtype=np.bool_)
+        touched[step.uses.op_id[divided[step.uses.storage_id]]] = True
+        touched &= step.ops.phase == "optimizer"
+        share = np.where(touched, 1 / self.policy.world_size, 1.0)
+        ops = self.draft.ops
+        self.draft.ops = ops.replace(
+            duration_us=ops.duration_us * share,
+            read_bytes=np.rint(ops.read_bytes * share).astype(np.int64),
+            written_bytes=np.rint(ops.written_bytes * share).astype(np.int64),
+            workspace_bytes=np.rint(ops.workspace_bytes * share).astype(np.int64),
+        )
+
+    def set_part(self, chosen: Bools) -> None:
+        """Leaves a rank's part of storages."""
+        storages = self.draft.storages
+        parts = rounded_on_cuda(self.part_bytes) if self.is_cuda else self.part_bytes
+        self.draft.storages = storages.replace(
+            requested_bytes=np.where(chosen, self.part_bytes, storages.requested_bytes),
+            allocated_bytes=np.where(chosen & (storages.allocated_bytes > 0), parts, storages.allocated_bytes),
+        )
+
+    def collective(
+        self,
+        name: str,
+        before: int,
+        duration_us: float,
+        bytes_: int,
+        *,
+        needed_at: int,
+        like: int,
+        sent_at: int | None = None,
+    ) -> int:
+        """Adds a collective.
+
+        Args:
+            name: Its operator.
+            before: Operator of the step before which it runs.
+            duration_us: How long it is on its way.
+            bytes_: What it moves, as a whole.
+            needed_at: Operator of the step that waits for it.
+            like: Operator of the step whose phase and module it has.
+            sent_at: Operator of the step before which it begins, where a device runs it earlier than ``before``.
+        """
+        self.timeline.send(before if sent_at is None else sent_at, duration_us, needed_at)
+        return self.added.operator(
+            name,
+            before,
+            like,
+            kind="collective",
+            stream=1,
+            duration_us=duration_us,
+            read_bytes=bytes_,
+            written_bytes=bytes_,
+        )
+
+    def storage(self, bytes_: int, created: int, freed: int = NONE) -> int:
+        """Adds a buffer of a collective."""
+        devices = self.step.storages.device[self.is_parameter]
+        return self.added.storage(
+            Storages.of(
+                storage_id=[0],
+                category=["collective"],
+                device=[devices[0] if len(devices) else "cpu"],
+                requested_bytes=[bytes_],
+                allocated_bytes=[rounded_on_cuda(bytes_) if self.is_cuda else bytes_],
+                created_op_id=[created],
+                freed_op_id=[freed],
+            )
+        )
+
+    def gradients(self, group: Ints, bytes_: Ints, created: int) -> Ints:
+        """Adds one buffer in which gradients lie, as a storage for each, so that it is known whose they are.
+
+        Args:
+            group: The gradients as they were; the buffer goes when the last of them went.
+            bytes_: Bytes of each in the buffer. Shape (group,).
+            created: Operator that takes the buffer.
+
+        Returns:
+            Their ids. Shape (group,).
+        """
+        allocated = bytes_.copy()
+        if self.is_cuda:  # the buffer is rounded, not what lies in it
+            allocated[0] += rounded_on_cuda(int(bytes_.sum())) - int(bytes_.sum())
+        rows = self.step.storages.take(group)
+        return self.added.storages(
+            rows.replace(
+                requested_bytes=bytes_,
+                allocated_bytes=allocated,
+                created_op_id=np.full(len(group), created),
+                freed_op_id=np.full(len(group), self.last_free(group)),
+            )
+        )
+
+    def redirect(self, new_of: Ints, until: Ints) -> None:
+        """Lets operators after the one given touch another storage instead. Shape (storages,) each."""
+        uses = self.draft.uses
+        later = (new_of[uses.storage_id] != NONE) & (uses.op_id > until[uses.storage_id])
+        self.draft.uses = uses.replace(storage_id=np.where(later, new_of[uses.storage_id], uses.storage_id))
+
+    def last_free(self, members: Ints) -> int:
+        """Returns the operator after which the last of some storages is freed, NONE where one outlives the step."""
+        freed = self.step.storages.freed_op_id[members]
+        return NONE if (freed == NONE).any() else int(freed.max())

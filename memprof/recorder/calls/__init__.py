@@ -1,0 +1,1 @@
+"""Who called an operator: modules, stacks, and functions of torch seen through."""

@@ -1,0 +1,129 @@
+"""Knows every module of the job by number: its place in its model, its type and its parameters."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from memprof.recorder.log import RawLog
+from memprof.recorder.memory.live_objects import live_objects
+
+
+class ModuleRegistry:
+    """Numbers modules, and writes each to the `modules` stream as it is met.
+
+    A record is [root number, qualified name, type, parent number or -1, bytes of its own parameters].
+
+    Attributes:
+        holders: How many modules with parameters or buffers of their own have been met.
+        root_ids: Numbers of the models by their place in memory, where something else may be by now.
+    """
+
+    def __init__(self, log: RawLog) -> None:
+        """Starts empty."""
+        self.holders = 0
+        self._log = log
+        self._numbers: dict[int, tuple[weakref.ref[torch.nn.Module], int]] = {}
+        self._met = 0
+        self._roots: dict[int, weakref.ref[torch.nn.Module]] = {}
+        self.root_ids: dict[int, int] = {}
+        self._root_count = 0
+        self._parameters: dict[int, tuple[weakref.ref[Any], str, int]] = {}
+
+    def number(self, module: torch.nn.Module) -> int:
+        """Returns a module's number, looking for the model it belongs to if it is new."""
+        if self._is_new(module):
+            self._walk_roots()
+        if self._is_new(module) and (module._modules or module._parameters or module._buffers):
+            self.scan()
+        if self._is_new(module):
+            self._add_root(module)  # made on the fly, as nn.Softmax()(x): a model of its own
+        return self._numbers[id(module)][1]
+
+    def find(self, module: torch.nn.Module | None) -> int:
+        """Returns the number of a module met before, -1 for others."""
+        return -1 if module is None or self._is_new(module) else self._numbers[id(module)][1]
+
+    def scan(self) -> None:
+        """Numbers every module alive: what was added to models known already, then new models."""
+        self._walk_roots()
+        modules = [m for m in live_objects(torch.nn.Module) if "_modules" in m.__dict__]
+        inner = {id(child) for m in modules for child in m._modules.values() if child is not None}
+        for module in modules:
+            if id(module) not in inner and self._is_new(module):
+                self._add_root(module)
+
+    def roots(self) -> Iterator[torch.nn.Module]:
+        """Yields the models still alive."""
+        for reference in list(self._roots.values()):
+            root = reference()
+            if root is not None:
+                yield root
+
+    def root_number(self, module: torch.nn.Module) -> int:
+        """Returns the number of a model, -1 for anything that is neither a model nor part of one."""
+        number = self.root_ids.get(id(module), -1)
+        return number if number >= 0 and self._roots[number]() is module else -1
+
+    def parameter(self, tensor: torch.Tensor) -> tuple[str, int]:
+        """Returns a parameter's qualified name and its module's number; "" and -1 when no model has it."""
+        known = self._parameters.get(id(tensor))
+        if known is not None and known[0]() is tensor:
+            return known[1], known[2]
+        return "", -1
+
+    def _is_new(self, module: torch.nn.Module) -> bool:
+        known = self._numbers.get(id(module))
+        return known is None or known[0]() is not module
+
+    def _add_root(self, root: torch.nn.Module) -> None:
+        self._roots[self._root_count] = weakref.ref(root)
+        self.root_ids[id(root)] = self._root_count
+        self._walk(self._root_count, root)
+        self._root_count += 1
+
+    def _walk_roots(self) -> None:
+        for number, reference in list(self._roots.items()):
+            root = reference()
+            if root is None:
+                del self._roots[number]
+                for key in [key for key, root in self.root_ids.items() if root == number]:
+                    del self.root_ids[key]
+            else:
+                self._walk(number, root)
+
+    def _walk(self, root_number: int, root: torch.nn.Module) -> None:
+        """Numbers the modules of a model that are new; one that stands in two places has the name of the first."""
+        seen: set[int] = set()
+        pending: list[tuple[str, torch.nn.Module, int]] = [("", root, -1)]
+        while pending:
+            name, module, parent = pending.pop()
+            if id(module) in seen:
+                continue
+            seen.add(id(module))
+            if self._is_new(module):
+                self._add(root_number, name, module, parent)
+            number = self._numbers[id(module)][1]
+            prefix = f"{name}." if name else ""
+            children = [(prefix + key, child, number) for key, child in module._modules.items() if child is not None]
+            pending.extend(reversed(children))
+
+    def _add(self, root_number: int, name: str, module: torch.nn.Module, parent: int) -> None:
+        own = [(key, parameter) for key, parameter in module._parameters.items() if parameter is not None]
+        with torch._C.DisableTorchFunction():  # else a mode of the job's, or a subclass, sees what is read here
+            own_bytes = sum(parameter.nbytes for _, parameter in own if not _is_lazy(parameter))
+        record = [root_number, name, type(module).__name__, parent, own_bytes]
+        number = self._log.intern("modules", self._met, record)
+        self._met += 1
+        self.holders += bool(own or module._buffers)
+        self._numbers[id(module)] = (weakref.ref(module), number)
+        for key, parameter in own:
+            qualified = f"{name}.{key}" if name else key
+            self._parameters[id(parameter)] = (weakref.ref(parameter), qualified, number)
+
+
+def _is_lazy(parameter: torch.Tensor) -> bool:
+    return isinstance(parameter, torch.nn.parameter.UninitializedParameter)

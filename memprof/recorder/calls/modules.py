@@ -1,0 +1,131 @@
+"""Watches every module call by re-compiling torch's own call method with an entry and an exit around the call.
+
+Global forward hooks would do the same, but they send every call through another branch of torch's code: three
+more frames and other line numbers in each traceback, and a slower call. Here the re-compiled method keeps torch's
+file name, line and column numbers, so a traceback through it is identical, character for character; the original
+code object is put back when the window closes.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Container
+from functools import partial
+from types import CodeType, FunctionType
+from typing import Any
+
+import torch
+
+from memprof.recorder.calls.recompiled import recompiled
+
+Enter = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+Exit = Callable[[Any, BaseException | None], None]
+
+_ENTER = "__memprof_enter__"
+_EXIT = "__memprof_exit__"
+_ID = "__memprof_id__"
+_ROOTS = "__memprof_roots__"
+_EVERY_CALL = f"{_ENTER}(self, args, kwargs)"
+#: Nothing but this test is run for the calls of other modules.
+_ROOT_CALLS = f"{_EVERY_CALL} if {_ID}(self) in {_ROOTS} else None"
+
+
+class ModuleCallObserver:
+    """Calls `enter(module, args, kwargs)` before and `exit(token, error)` after every nn.Module call, while installed.
+
+    `enter` returns a token, or None when the call is not to be observed; `exit` then is not called. Both run
+    outside the call itself, so neither ever stands in a traceback of the user's. They must not raise.
+
+    Attributes:
+        code: Code of the method while every call is observed.
+        root_code: Its code while those of some modules are; None where that was not asked for.
+        is_installed: Whether either is in place.
+    """
+
+    def __init__(self, enter: Enter, leave: Exit, *, finds_roots: bool = False) -> None:
+        """Prepares the re-compiled method.
+
+        Args:
+            enter: Called before a call.
+            leave: Called after it.
+            finds_roots: `install_for` will be used.
+
+        Raises:
+            RuntimeError: This torch's call method is not one that can be re-compiled.
+        """
+        self._function: FunctionType = torch.nn.Module._wrapped_call_impl  # type: ignore[assignment]
+        self._original: CodeType = self._function.__code__
+        self.code: CodeType = recompiled(self._function, partial(_observe, entry=_EVERY_CALL))
+        self.root_code: CodeType | None = (
+            recompiled(self._function, partial(_observe, entry=_ROOT_CALLS)) if finds_roots else None
+        )
+        self._callbacks: dict[str, Any] = {_ENTER: enter, _EXIT: leave, _ID: id, _ROOTS: {}}
+        self.is_installed = False
+
+    def install(self) -> None:
+        """Starts observing every call."""
+        self._install(self.code)
+
+    def install_for(self, ids: Container[int]) -> None:
+        """Starts observing the calls of some modules alone, by their places in memory.
+
+        Where another object is there by now, that is observed; `enter` tells them apart.
+        """
+        assert self.root_code is not None
+        self._callbacks[_ROOTS] = ids
+        self._install(self.root_code)
+
+    def _install(self, code: CodeType) -> None:
+        self._function.__globals__.update(self._callbacks)
+        self._function.__code__ = code
+        self.is_installed = True
+
+    def remove(self) -> None:
+        """Puts torch's own code back; calls under way still end through `exit`."""
+        if self.is_installed:
+            self._function.__code__ = self._original
+            self.is_installed = False
+
+
+def _observe(definition: ast.FunctionDef, entry: str) -> None:
+    definition.body = _wrapped(definition.body, entry)
+
+
+def _wrapped(body: list[ast.stmt], entry_expression: str) -> list[ast.stmt]:
+    """Puts a function body between entry and exit.
+
+    The names are looked up in torch.nn.modules.module's globals; `torch.compiler.is_compiling` guards nothing
+    here, since dynamo inlines a module's forward without going through this method.
+    """
+    frame = ast.parse(
+        f"""
+__memprof_token = {entry_expression}
+try:
+    pass
+except BaseException as __memprof_error:
+    {_EXIT}(__memprof_token, __memprof_error)
+    __memprof_token = None
+    raise
+finally:
+    if __memprof_token is not None:
+        {_EXIT}(__memprof_token, None)
+"""
+    )
+    attempt = frame.body[1]
+    assert isinstance(attempt, ast.Try)
+    attempt.body = body
+    first = body[0]
+    entry = frame.body[0]
+    for node in [
+        *ast.walk(entry),
+        *(n for part in (attempt.handlers, attempt.finalbody) for s in part for n in ast.walk(s)),
+    ]:
+        for name, value in (
+            ("lineno", first.lineno),
+            ("end_lineno", first.lineno),
+            ("col_offset", first.col_offset),
+            ("end_col_offset", first.col_offset),
+        ):
+            if hasattr(node, name):
+                setattr(node, name, value)
+    return [entry, attempt]

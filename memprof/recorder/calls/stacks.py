@@ -1,0 +1,100 @@
+"""Names the Python stack of the moment by a number, cheaply: stacks share their outer part as a chain."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import CodeType, FrameType
+
+from memprof.recorder.log import RawLog
+from memprof.recorder.steps.storing import COPYING, copies_state_dict, storing_phase
+from memprof.trace.files.spool import SAVING
+
+#: torch's activation checkpointing.
+CHECKPOINT_FILE = ("utils/checkpoint.py", "utils\\checkpoint.py")
+
+#: Where torch calls the functions that a job has written for autograd, with gradients off.
+_FUNCTION_FILE = ("autograd/function.py", "autograd\\function.py")
+
+_OWN = str(Path(__file__).parent.parent)
+
+
+class StackTable:
+    """Interns Python stacks as chains: the frames inside the innermost module call, then the stack of that call.
+
+    An operator's own part is then three or four frames deep, however deep the model is.
+
+    Attributes:
+        storing: Of each stack, the phase code where it saves or loads, else -1; the outermost such call counts.
+    """
+
+    def __init__(self, log: RawLog, boundary: CodeType | None, other: CodeType | None = None) -> None:
+        """Makes an empty table.
+
+        Args:
+            log: Where new stacks are written, as [parent number, frames innermost first].
+            boundary: Code of the function around every module call, where an inner part ends; None for whole stacks.
+            other: Another such code.
+        """
+        self._log = log
+        self._boundary, self._other = boundary, other or boundary
+        self._codes: dict[int, CodeType] = {}  # keeps the codes alive, so that an id names one code for good
+        self._numbers: dict[tuple[int, ...], int] = {}
+        self._has_checkpoint: list[bool] = []
+        self._in_function: list[bool] = []
+        self.storing: list[int] = []
+
+    def number(self, frame: FrameType | None, parent: int) -> int:
+        """Returns the number of the stack that starts at `frame` and, from the boundary outwards, is `parent`."""
+        key = []
+        boundary, other = self._boundary, self._other
+        here = frame
+        while here is not None:
+            code = here.f_code
+            if (code is boundary or code is other) and here is not frame:
+                key.append(parent)
+                break
+            key.append(id(code))
+            key.append(here.f_lasti)
+            here = here.f_back
+        found = self._numbers.get(tuple(key))
+        if found is None:
+            found = self._add(tuple(key), frame, parent if len(key) % 2 else -1)
+        return found
+
+    def has_checkpoint(self, number: int) -> bool:
+        """Tells whether a stack runs through torch.utils.checkpoint."""
+        return number >= 0 and self._has_checkpoint[number]
+
+    def is_in_function(self, number: int) -> bool:
+        """Tells whether a stack runs through an autograd function of the job's, or through torch.utils.checkpoint."""
+        return self._in_function[number] or self._has_checkpoint[number]
+
+    def _add(self, key: tuple[int, ...], frame: FrameType | None, parent: int) -> int:
+        frames = []
+        through_checkpoint = parent >= 0 and self._has_checkpoint[parent]
+        in_function = parent >= 0 and self._in_function[parent]
+        storing = -1
+        is_copying = False
+        here = frame
+        for _ in range(len(key) // 2):
+            assert here is not None
+            code = here.f_code
+            self._codes[id(code)] = code
+            if not code.co_filename.startswith(_OWN):  # a higher-order operator's functions are called from ours
+                frames.append(f"{code.co_filename}:{here.f_lineno or code.co_firstlineno}:{code.co_name}")
+            through_checkpoint = through_checkpoint or code.co_filename.endswith(CHECKPOINT_FILE)
+            in_function = in_function or code.co_filename.endswith(_FUNCTION_FILE)
+            is_copying = is_copying or code.co_name == COPYING
+            told = storing_phase(code)
+            storing = told if told >= 0 else storing
+            here = here.f_back
+        number = self._log.intern("stacks", key, [parent, frames])
+        self._numbers[key] = number
+        self._has_checkpoint.append(through_checkpoint)
+        self._in_function.append(in_function)
+        if parent >= 0 and self.storing[parent] >= 0:
+            storing = self.storing[parent]
+        elif storing < 0 and is_copying and copies_state_dict(frame):
+            storing = SAVING
+        self.storing.append(storing)
+        return number

@@ -1,0 +1,155 @@
+"""The device of a dry run: what the job is shown, what its kernels take, and what a recording is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from memprof.machines.card import Card
+from memprof.recorder.dry.device import cuda, face
+from memprof.recorder.dry.device.autocast import Casts
+from memprof.recorder.dry.device.calls import DeviceCalls
+from memprof.recorder.dry.device.cuda_kernels import DeviceKernels
+from memprof.recorder.dry.device.face import CUDA
+from memprof.recorder.dry.device.fused import FusedKernels
+from memprof.recorder.dry.device.losses import LOSSES
+from memprof.recorder.dry.device.memory import VirtualMemory
+from memprof.recorder.dry.device.recurrent import SHAPES as RECURRENT_SHAPES
+from memprof.recorder.dry.device.telling import Telling
+from memprof.recorder.dry.spans import dry_storage_span
+from memprof.replay.allocator.rules import settings_from_options
+
+if TYPE_CHECKING:
+    from memprof.recorder.dry.mode import DryMode
+    from memprof.recorder.log import RawLog
+
+_LISTS = (list, tuple)
+
+
+class VirtualDevice:
+    """A CUDA device that is not there.
+
+    Attributes:
+        card: What it is.
+        memory: Its memory.
+    """
+
+    def __init__(self, card: Card, options: dict[str, str]) -> None:
+        """Changes nothing yet.
+
+        Args:
+            card: What it is.
+            options: Options of its allocator, as in ``PYTORCH_ALLOC_CONF``.
+        """
+        self.card = card
+        room = card.capacity_bytes - card.context_bytes
+        self.memory = VirtualMemory(settings_from_options(options, capacity_bytes=room))
+        self._kernels = DeviceKernels(card.architecture, self.memory)
+        self._casts = Casts()
+        self._fused = FusedKernels()
+        self._calls: DeviceCalls | None = None
+
+    def install(self, mode: DryMode, count_left_out: Callable[[str], None]) -> None:
+        """Shows the job the device from now on."""
+        face.install()
+        cuda.install(self.card, self.memory, count_left_out)
+        self._casts.install()
+        self._fused.install()
+        self._calls = DeviceCalls(self.card.architecture, mode)
+        self._calls.install()
+
+    def leave(self) -> None:
+        """Shows a forked child no device: it loads data."""
+        stack = [torch._C._pop_torch_function_stack() for _ in range(torch._C._len_torch_function_stack())]
+        for mode in reversed(stack):
+            if mode is not self._calls:
+                torch._C._push_on_torch_function_stack(mode)
+
+    @staticmethod
+    def answer(tensor: Any) -> torch.device:
+        """Answers torch's C++ side where a tensor is."""
+        return face.answer_device(tensor)
+
+    @staticmethod
+    def placed(kwargs: dict[str, Any]) -> tuple[dict[str, Any], bool]:
+        """Returns an operator's keyword arguments as Python knows them, and whether they name the device."""
+        device = kwargs.get("device")
+        is_placed = device is not None and face.is_cuda(device)
+        return (face.up(kwargs) if is_placed else kwargs), is_placed
+
+    def shape_of(self, func: Any) -> Callable[..., Any] | None:
+        """Returns what tells the shapes that an operator returns, where torch does not know them."""
+        return RECURRENT_SHAPES.get(func) or LOSSES.get(func)
+
+    def after(self, func: Any, args: Any, result: Any) -> None:
+        """Gives an operator's results their blocks, and its kernel what it needs for itself."""
+        reads = any(face.is_on_device(value) for value in _flat(args))
+        if self._hold(result, reads=reads) or reads:
+            self._kernels.run(func, args, result)
+
+    def span(self, tensor: torch.Tensor) -> tuple[int, int]:
+        """Returns a tensor's address on the device and its own bytes; elsewhere a number that no other storage has."""
+        if face.is_on_device(tensor):
+            return self._storage_span(tensor)[0], tensor.nbytes
+        return dry_storage_span(tensor)[0], tensor.nbytes
+
+    def storage_span(self, tensor: torch.Tensor) -> tuple[int, int]:
+        """Returns address and bytes of a tensor's storage."""
+        return self._storage_span(tensor) if face.is_on_device(tensor) else dry_storage_span(tensor)
+
+    def owned_span(self, tensor: torch.Tensor) -> tuple[int, int]:
+        """Returns the same of storages on the device; (0, 0) elsewhere."""
+        return self._storage_span(tensor) if face.is_on_device(tensor) else (0, 0)
+
+    def telling(self, log: RawLog) -> Telling:
+        """Returns what tells a recording of the device."""
+        return Telling(log, self.memory, self.card)
+
+    def notes(self) -> list[str]:
+        """Says what a reader of the trace must know of the device."""
+        if not self.memory.was_used:
+            return [f"the job put nothing on the device that it was shown ({self.card.machine.name})"]
+        notes = [self.card.note(), *self._kernels.notes()]
+        if not self.memory.is_overfull and self.memory.allocator.retries:
+            times = self.memory.allocator.retries
+            notes.append(f"the device was full {times:,} times: the allocator gave back what it kept, which takes time")
+        return notes
+
+    def _storage_span(self, tensor: torch.Tensor) -> tuple[int, int]:
+        try:
+            return self.memory.span(tensor.untyped_storage())
+        except (NotImplementedError, RuntimeError):
+            return 0, 0  # sparse and opaque tensors
+
+    def _hold(self, result: Any, *, reads: bool) -> bool:
+        """Gives results on the device their blocks; returns whether there are any.
+
+        Args:
+            result: What an operator returned.
+            reads: Whether it was given a tensor on the device.
+        """
+        is_here = False
+        for tensor in (result,) if isinstance(result, torch.Tensor) else _flat(result):
+            if not isinstance(tensor, FakeTensor):
+                continue
+            if reads and tensor.fake_device.type == "meta":
+                tensor.fake_device = CUDA  # seeds, of which torch cannot say where they will be
+            if tensor.fake_device.type == "cuda" and tensor.layout is torch.strided:
+                is_here = True
+                self.memory.hold(tensor)
+        return is_here
+
+
+def _flat(values: Any) -> list[Any]:
+    if not isinstance(values, _LISTS):
+        return [values]
+    found: list[Any] = []
+    for value in values:
+        if isinstance(value, _LISTS):
+            found += _flat(value)
+        else:
+            found.append(value)
+    return found

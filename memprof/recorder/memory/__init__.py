@@ -1,0 +1,1 @@
+"""What memory is for, who holds it, and requests that failed."""

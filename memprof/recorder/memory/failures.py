@@ -1,0 +1,119 @@
+"""Writes what is known of failed requests for memory into the recording, and of the optimizers at that time."""
+
+from __future__ import annotations
+
+import mmap
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from memprof.machines.host_limits import HostLimit, nearest_limit
+from memprof.recorder.calls.module_registry import ModuleRegistry
+from memprof.recorder.log import RawLog
+from memprof.recorder.memory.live_objects import live_objects
+from memprof.recorder.memory.optimizer_facts import describe_optimizer
+from memprof.recorder.memory.out_of_memory import describe_failure, listen_to_allocator, place_of_failure
+from memprof.recorder.steps.rounds import OptimizerRounds
+from memprof.trace.files.spool import SpoolWriter
+
+#: Room to write all this in a process that may take no more memory (``ulimit -v``): mapped and never touched, so that
+#: it takes no memory before it is given back.
+_RESERVE_BYTES = 8 << 20
+
+
+class FailureLog:
+    """The streams ``out_of_memory`` and ``optimizers`` of one recording.
+
+    An error that was noted is known again by its place in memory and its message: the error itself is not kept.
+    """
+
+    def __init__(self, folder: Path, log: RawLog, registry: ModuleRegistry, rounds: OptimizerRounds) -> None:
+        """Shares the recorder's parts.
+
+        Args:
+            folder: Spool folder of this process.
+            log: Where records go.
+            registry: Knows modules.
+            rounds: Knows optimizers.
+        """
+        self._folder = folder
+        self._log = log
+        self._registry = registry
+        self._rounds = rounds
+        self._count = 0
+        self._last: tuple[int, str] | None = None
+        self._reserve: mmap.mmap | None = None
+        self._limit: HostLimit | None = None
+
+    def prepare(self) -> None:
+        """Sets room aside for the time when there is none."""
+        listen_to_allocator()
+        if self._reserve is None:
+            try:
+                self._reserve = mmap.mmap(-1, _RESERVE_BYTES)
+            except OSError:
+                return  # none left already
+
+    def give_back(self) -> None:
+        """Measures what is left without that room, and gives it back."""
+        if self._reserve is not None:
+            self._limit = nearest_limit()
+            self._reserve.close()
+            self._reserve = None
+
+    def release(self) -> None:
+        """Gives the room back for good: the recording is over."""
+        self.give_back()
+        self._limit = None
+
+    def _take_limit(self) -> HostLimit | None:
+        """Returns what was left before the room was given back, where that was for this failure, or what is now."""
+        self.give_back()
+        limit, self._limit = self._limit or nearest_limit(), None
+        return limit
+
+    def note(self, error: BaseException) -> None:
+        """Writes that the operator logged last got no memory."""
+        self._last = (id(error), str(error))
+        failure = describe_failure(error, self._take_limit())
+        self._write_failure({"op": self._log.op_count - 1, "is_operator": True, **failure})
+
+    def end_with(self, error: BaseException, step: int, last_op: int, *, is_open: bool) -> None:
+        """Writes that the job ends with an error, and the error itself unless an operator raised it.
+
+        Args:
+            error: The error.
+            step: The step under way, -1 where it is not known any more.
+            last_op: Number of the last operator logged in it, -1 where none was, or the step was not recorded.
+            is_open: The recording is open; else the end is added to its file.
+        """
+        if self._last != (id(error), str(error)):
+            place = place_of_failure(error)
+            failure = describe_failure(error, self._take_limit())
+            record = {"op": last_op, "is_operator": False, "step": step, **failure, **place}
+            record["module"] = self._registry.find(place["module"])
+            self._write_failure(record, is_open=is_open)
+        self._write("fatal", self._count - 1, is_open=is_open)
+
+    def note_optimizers(self) -> None:
+        """Writes what every optimizer of the job is by now, those included that have not updated yet."""
+        self._rounds.meet(live_objects(torch.optim.Optimizer))
+        with torch._C.DisableTorchFunction():  # else a mode of the job's, or a subclass, sees what is read here
+            records = [describe_optimizer(each, number, updates) for number, each, updates in self._rounds.numbered()]
+        if records:
+            self._log.record("optimizers", records)
+
+    def _write_failure(self, record: dict[str, Any], *, is_open: bool = True) -> None:
+        self._count += 1
+        self._write("out_of_memory", record, is_open=is_open)
+
+    def _write(self, stream: str, record: Any, *, is_open: bool) -> None:
+        if is_open:
+            self._log.record(stream, record)
+            return
+        writer = SpoolWriter(self._folder, is_new=False)
+        try:
+            writer.write_record(stream, record)
+        finally:
+            writer.close()

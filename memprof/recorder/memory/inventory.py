@@ -1,0 +1,176 @@
+"""Says what memory is for: parameters, buffers, gradients, optimizer state, inputs, and what Python held before."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from memprof.recorder.calls.module_registry import ModuleRegistry
+from memprof.recorder.log import RawLog
+from memprof.recorder.memory.live_objects import live_objects
+from memprof.trace.files.spool import ACTIVATION, BUFFER, GRADIENT, HELD, INPUT, OPTIMIZER_STATE, PARAMETER
+
+_NESTED = (list, tuple)
+_DEPTH = 6
+
+
+def storage_span(tensor: torch.Tensor) -> tuple[int, int]:
+    """Returns address and bytes of a tensor's storage; (0, 0) for tensors without one (sparse, meta, opaque, fake)."""
+    try:
+        storage = tensor.untyped_storage()
+        # A FakeTensor, met while compiling, says that it is elsewhere; its storage knows, and would warn when asked.
+        return (0, 0) if storage.device.type == "meta" else (storage.data_ptr(), storage.nbytes())
+    except (NotImplementedError, RuntimeError):
+        return 0, 0
+
+
+def owned_span(tensor: torch.Tensor) -> tuple[int, int]:
+    """Returns the span of a storage that torch's allocator owns; (0, 0) for memory of numpy, shared or mapped files.
+
+    Storages over foreign memory cannot be resized; that tells them apart.
+    """
+    try:
+        storage = tensor.untyped_storage()
+        if storage.device.type == "meta":
+            return 0, 0
+        is_foreign = not storage.resizable() or (storage.device.type == "cpu" and storage.is_shared())
+        return (0, 0) if is_foreign or not storage.nbytes() else (storage.data_ptr(), storage.nbytes())
+    except (NotImplementedError, RuntimeError):
+        return 0, 0
+
+
+def tensors_in(value: Any, depth: int = _DEPTH) -> Iterator[torch.Tensor]:
+    """Yields the tensors in nested lists, tuples, dictionaries and plain objects' fields (batches, model outputs)."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif depth and isinstance(value, _NESTED):
+        for item in value:
+            yield from tensors_in(item, depth - 1)
+    elif depth and isinstance(value, dict):
+        for item in value.values():
+            yield from tensors_in(item, depth - 1)
+    elif depth and hasattr(type(value), "__dataclass_fields__"):
+        for name in type(value).__dataclass_fields__:
+            yield from tensors_in(getattr(value, name, None), depth - 1)
+
+
+class Inventory:
+    """Writes facts about memory at chosen moments; a fact holds for the storage alive at its address then.
+
+    Attributes:
+        storage_span: Tells where a tensor's storage is, and its bytes.
+        owned_span: Tells the same of storages that torch's allocator owns.
+    """
+
+    def __init__(self, log: RawLog, registry: ModuleRegistry, tensor_number: Callable[[torch.Tensor], int]) -> None:
+        """Shares the recorder's log and names.
+
+        Args:
+            log: Where facts go.
+            registry: Names of modules and parameters.
+            tensor_number: Gives a tensor's shape and type their number.
+        """
+        self._log = log
+        self._registry = registry
+        self._tensor_number = tensor_number
+        self.storage_span, self.owned_span = storage_span, owned_span
+
+    def models(self) -> None:
+        """States every model's parameters, buffers and gradients."""
+        for root in self._registry.roots():
+            for module in root.modules():
+                number = self._registry.number(module)
+                for parameter in module._parameters.values():
+                    if parameter is not None:
+                        name, owner = self._registry.parameter(parameter)
+                        self._state(parameter, PARAMETER, name, owner if name else number)
+                        self._gradient(parameter, name, owner)
+                for key, buffer in module._buffers.items():
+                    if buffer is not None:
+                        self._state(buffer, BUFFER, key, number)
+
+    def model_gradients(self) -> None:
+        """States the gradients of every model's parameters."""
+        for root in self._registry.roots():
+            for parameter in root.parameters():
+                self._gradient(parameter, *self._registry.parameter(parameter))
+
+    def optimizer_state(self, optimizer: torch.optim.Optimizer) -> None:
+        """States an optimizer's state and the parameters it updates."""
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                name, owner = self._registry.parameter(parameter)
+                self._state(parameter, PARAMETER, name, owner)
+        for parameter, state in list(optimizer.state.items()):
+            name, owner = self._registry.parameter(parameter) if isinstance(parameter, torch.Tensor) else ("", -1)
+            self._state_values(state, name, owner)
+
+    def gradients(self, optimizer: torch.optim.Optimizer) -> None:
+        """States the gradients an optimizer is about to use."""
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                name, owner = self._registry.parameter(parameter)
+                self._gradient(parameter, name, owner)
+
+    def inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """States what a model is called with."""
+        for tensor in tensors_in([args, kwargs]):
+            self._state(tensor, INPUT, "", -1)
+
+    def held(self, remember: Callable[[torch.Tensor], None] | None) -> None:
+        """States every tensor Python holds, so that what was alive before the recording is known.
+
+        Args:
+            remember: Called with each tensor, where the event source does not hear of the end of older memory.
+        """
+        now = time.time_ns()
+        seen: set[int] = set()
+        for tensor in live_objects(torch.Tensor):
+            if isinstance(tensor, torch.nn.Parameter):
+                category = PARAMETER
+            else:
+                category = ACTIVATION if tensor.grad_fn is not None else HELD
+            self._state(tensor, category, "", -1)
+            address, size = self.owned_span(tensor)
+            if address and address not in seen:
+                seen.add(address)
+                self._log.alive.extend((now, address, size))
+                if remember is not None:
+                    remember(tensor)
+
+    def _state(self, tensor: torch.Tensor, category: int, name: str, module: int) -> None:
+        for inner in plain_tensors(tensor):
+            address, size = self.storage_span(inner)
+            if address:
+                text = self._log.intern("names", name) if name else -1
+                self._log.add_fact(address, size, category, text, module, self._tensor_number(inner))
+
+    def _state_values(self, state: Any, name: str, owner: int, key: str = "") -> None:
+        if isinstance(state, torch.Tensor):
+            self._state(state, OPTIMIZER_STATE, ".".join(part for part in (name, key) if part), owner)
+        elif isinstance(state, dict):
+            for inner_key, value in state.items():
+                self._state_values(value, name, owner, str(inner_key))
+        elif isinstance(state, _NESTED):
+            for value in state:
+                self._state_values(value, name, owner, key)
+
+    def _gradient(self, parameter: torch.Tensor, name: str, owner: int) -> None:
+        if parameter.is_leaf and parameter.grad is not None:  # asking a non-leaf for .grad prints a warning
+            self._state(parameter.grad, GRADIENT, name, owner)
+
+
+def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Yields the tensors that hold a tensor's memory: itself, or the parts of a wrapper subclass (DTensor, FP8)."""
+    flatten = getattr(type(tensor), "__tensor_flatten__", None)
+    if flatten is None:
+        yield tensor
+        return
+    names, _ = flatten(tensor)
+    for name in names:
+        inner = getattr(tensor, name)
+        if isinstance(inner, torch.Tensor):  # a DTensor names its DeviceMesh, too
+            yield from plain_tensors(inner)

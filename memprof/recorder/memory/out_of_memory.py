@@ -1,0 +1,200 @@
+"""Notes requests for memory that failed: how much was asked for, where, and what the allocator held.
+
+An error is looked at and let go: kept, it would keep its frames and their tensors, and a job that tries again with a
+smaller batch needs their memory.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from memprof.machines.host_limits import HostLimit, nearest_limit
+from memprof.recorder.steps.storing import storing_phase
+from memprof.trace.files.private_file import write_private
+from memprof.trace.files.spool import BACKWARD, FORWARD, LOADING, OPTIMIZER, SAVING
+from memprof.trace.secrets.masking import mask_text
+
+#: What errors of no type of their own say: torch's CPU allocator on Linux, on Windows and macOS, files mapped by data
+#: loaders, Apple's devices, and CUDA outside torch's allocator (c10/core/impl/alloc_cpu.cpp, ATen/MapAllocator.cpp).
+_PHRASES = (
+    "can't allocate memory: you tried to allocate",
+    "not enough memory: you tried to allocate",
+    "Cannot allocate memory",
+    "MPS backend out of memory",
+    "CUDA error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+)
+_ASKED = re.compile(r"(?:allocate|mmap) (\d+(?:\.\d+)?) ?(bytes?|[KMGTP]i?B)\b")
+_UNITS = {"b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40, "p": 1 << 50}
+_DEVICE_NUMBER = re.compile(r"\bGPU (\d+)\b")
+#: Words an error begins with, and torch's name of the device.
+_DEVICES = {"CUDA": "cuda", "HIP": "cuda", "XPU": "xpu", "MPS": "mps", "CUBLAS": "cuda", "CUDNN": "cuda"}
+_OWN = str(Path(__file__).parent.parent)
+_cuda: Any = torch.cuda  # not annotated in torch
+_MODULE_FILE = ("torch/nn/modules/module.py", "torch\\nn\\modules\\module.py")
+_OPTIMIZER_FOLDER = re.compile(r"torch[/\\]optim[/\\]")
+_BACKWARD_NAMES = ("_engine_run_backward", "backward")
+
+_has_observer = False
+#: What CUDA's allocator said of the request that failed last.
+_told: dict[str, int] = {}
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory could not be had."""
+    if isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and any(phrase in str(error) for phrase in _PHRASES)
+
+
+def find_out_of_memory(error: BaseException | None) -> BaseException | None:
+    """Finds such an error in one that ended the job: itself, what caused it, or what it was raised while handling."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        if is_out_of_memory(error):
+            return error
+        seen.add(id(error))
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return None
+
+
+def listen_to_allocator() -> None:
+    """Hears of CUDA's failed requests from its allocator, once CUDA is in use: it knows their size to the byte.
+
+    torch takes an observer for good; it notes four numbers and does nothing else.
+    """
+    global _has_observer  # noqa: PLW0603 - one observer a process
+    attach = getattr(torch._C, "_cuda_attach_out_of_memory_observer", None)
+    if not _has_observer and attach is not None and _cuda.is_initialized():
+        attach(_observe)
+        _has_observer = True
+
+
+def _observe(device: int, asked: int, total: int, free: int) -> None:
+    _told.update(device=device, asked=asked, total=total, free=free)
+
+
+def describe_failure(error: BaseException, limit: HostLimit | None) -> dict[str, Any]:
+    """Returns what is known of a failed request: its size, its device, and the state of that.
+
+    Sizes are None where nobody tells them. With CUDA the size asked for is that of the segment which the allocator
+    asked the driver for: the tensor's bytes, rounded up.
+
+    Args:
+        error: What was raised.
+        limit: The nearest limit on the process's memory, None where none is known.
+    """
+    text = str(error)
+    device = _device(error, text)
+    record: dict[str, Any] = {
+        "time_ns": time.time_ns(),
+        "device": device,
+        "requested_bytes": _asked_for(text),
+        "allocated_bytes": None,
+        "reserved_bytes": None,
+        "largest_free_bytes": None,
+        "free_bytes": None,
+        "total_bytes": None,
+        "message": mask_text(next(iter(text.strip().splitlines()), "")) or type(error).__name__,
+    }
+    if device == "cpu" and limit is not None:
+        record.update(free_bytes=limit.free_bytes, total_bytes=limit.total_bytes)
+    elif device.startswith("cuda") and _cuda.is_initialized():
+        record.update(_cuda_state(int(device.partition(":")[2])))
+    _told.clear()
+    return record
+
+
+def place_of_failure(error: BaseException) -> dict[str, Any]:
+    """Returns where an error was raised, by its traceback: the frames, the phase they tell, the innermost module.
+
+    For errors that no recorded operator raised. Frames are texts, innermost first; phase is a code of
+    ``trace.spool``, -1 where they tell none; module is the module itself, None outside any.
+    """
+    frames: list[str] = []
+    phase, module = -1, None
+    trace = error.__traceback__
+    while trace is not None:
+        frame, code = trace.tb_frame, trace.tb_frame.f_code
+        if not code.co_filename.startswith(_OWN):
+            frames.append(f"{code.co_filename}:{trace.tb_lineno}:{code.co_name}")
+            storing = storing_phase(code)
+            if phase in (SAVING, LOADING):
+                pass  # what it calls, methods of modules among it, belongs to it
+            elif storing >= 0:
+                phase, module = storing, None
+            elif code.co_filename.endswith(_MODULE_FILE):
+                phase = FORWARD
+                called = frame.f_locals.get("self")
+                module = called if isinstance(called, torch.nn.Module) else module
+            elif _OPTIMIZER_FOLDER.search(code.co_filename):
+                phase, module = OPTIMIZER, None
+            elif code.co_name in _BACKWARD_NAMES and "autograd" in code.co_filename:
+                phase, module = BACKWARD, None
+        trace = trace.tb_next
+    return {"frames": frames[::-1], "phase": phase, "module": module}
+
+
+def write_unrecorded(path: Path, error: BaseException) -> None:
+    """Writes what is known of a failed request in a process that was not recorded, for the parent to tell.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    place = place_of_failure(error)
+    module = place["module"]
+    place["module"] = "" if module is None else type(module).__name__
+    write_private(path, json.dumps({**describe_failure(error, nearest_limit()), **place}))
+
+
+def _asked_for(text: str) -> int | None:
+    """Reads the size out of a message: in bytes from torch's CPU allocator, rounded to two digits from others."""
+    found = _ASKED.search(text)
+    return None if found is None else round(float(found[1]) * _UNITS[found[2][0].lower()])
+
+
+def _device(error: BaseException, text: str) -> str:
+    kind = next((name for word, name in _DEVICES.items() if text.startswith(word)), "cpu")
+    if kind == "cpu" and isinstance(error, torch.cuda.OutOfMemoryError):
+        kind = "cuda"
+    if kind != "cuda":
+        return kind
+    number = _DEVICE_NUMBER.search(text)
+    if "device" in _told:
+        return f"cuda:{_told['device']}"
+    if number is not None:
+        return f"cuda:{number[1]}"
+    return f"cuda:{_cuda.current_device() if _cuda.is_initialized() else 0}"
+
+
+def _cuda_state(device: int) -> dict[str, Any]:
+    """Returns the state of CUDA's allocator and its device."""
+    state: dict[str, Any] = {}
+    try:
+        counts = _cuda.memory_stats(device)
+        state["allocated_bytes"] = counts.get("allocated_bytes.all.current")
+        state["reserved_bytes"] = counts.get("reserved_bytes.all.current")
+        state["largest_free_bytes"] = max(
+            (
+                block["size"]
+                for segment in _cuda.memory_snapshot()
+                if segment["device"] == device
+                for block in segment["blocks"]
+                if block["state"] == "inactive"
+            ),
+            default=0,
+        )
+        state["free_bytes"], state["total_bytes"] = _cuda.mem_get_info(device)
+    except RuntimeError:
+        # A device that failed in earnest answers no questions; what is known so far stands.
+        state.setdefault("allocated_bytes", None)
+    if _told.get("device") == device:
+        state.update(requested_bytes=_told["asked"], free_bytes=_told["free"], total_bytes=_told["total"])
+    return state

@@ -1,0 +1,127 @@
+"""Follows storages by weak references: their birth when an operator returns them, their death when they go.
+
+It stands in for the native events where those are missing, and follows, beside them, memory older than they are.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable
+
+import torch
+
+from memprof.recorder.log import RawLog
+from memprof.recorder.memory.inventory import owned_span
+from memprof.recorder.profiler.native import device_name
+from memprof.trace.files.spool import HEARD
+
+
+class _Reference(weakref.ref[torch.UntypedStorage]):
+    """A weak reference that remembers which storage it was."""
+
+    __slots__ = ("key",)
+    key: int
+
+
+class StorageWatch:
+    """Logs births and deaths of the storages it is shown.
+
+    It does not see memory that kernels take and give back within one operator.
+
+    Attributes:
+        only: Type of the device whose storages are followed; "" for all.
+        owned_span: Tells where a tensor's storage is, and its bytes.
+        name: What the source of these events is called in the recording.
+    """
+
+    name = "dispatch"
+    needs_outputs = True
+
+    def __init__(self, log: RawLog) -> None:
+        """Shares the recorder's log."""
+        self._log = log
+        self._alive: dict[int, tuple[_Reference, int, int, str]] = {}
+        self.only = ""
+        self.owned_span: Callable[[torch.Tensor], tuple[int, int]] = owned_span
+        self.is_running = False
+
+    def start(self) -> bool:
+        """Starts following."""
+        self.is_running = True
+        return True
+
+    def cut(self) -> None:
+        """Notes that all events up to now are logged; they are as they happen."""
+        self._log.events.extend((time.time_ns(), *HEARD))
+
+    def stop(self) -> None:
+        """Stops logging; storages are followed on, so that those that live are known when it starts again."""
+        if self.is_running:
+            self.cut()
+        self.is_running = False
+
+    def abandon(self) -> None:
+        """Stops for good, without logging: the recording is over, or this is a forked child."""
+        self.is_running = False
+        self._alive.clear()
+
+    def watch(self, tensor: torch.Tensor, moment_ns: int) -> None:
+        """Logs a tensor's storage as born at a moment unless it is known."""
+        if self.only and tensor.device.type != self.only:
+            return
+        device = "" if tensor.device.type == "cpu" else device_name(tensor.device)
+        address, size = self.owned_span(tensor)
+        known = self._follow(tensor, address, size, device)
+        if known == (address, size):
+            return
+        if known is not None:  # it was resized
+            self._add(moment_ns, known[0], -known[1], device)
+        self._add(moment_ns, address, size, device)
+
+    def resized(self, storage: torch.UntypedStorage) -> None:
+        """Logs that a storage it follows was given another size by no operator."""
+        known = self._alive.get(storage._cdata)
+        if known is None or known[2] == storage.nbytes():
+            return
+        reference, address, size, device = known
+        self._alive[storage._cdata] = (reference, address, storage.nbytes(), device)
+        if self.is_running:
+            now_ns = time.time_ns()
+            for change in (-size, storage.nbytes()):
+                if change:
+                    self._add(now_ns, address, change, device)
+
+    def remember(self, tensor: torch.Tensor) -> None:
+        """Follows the storage of a tensor that is there already: its death is logged, its birth is not."""
+        if not self.only or tensor.device.type == self.only:
+            device = "" if tensor.device.type == "cpu" else device_name(tensor.device)
+            self._follow(tensor, *self.owned_span(tensor), device)
+
+    def _follow(self, tensor: torch.Tensor, address: int, size: int, device: str) -> tuple[int, int] | None:
+        """Follows a tensor's storage; returns its address and size as known before, None where it is new."""
+        if not address:
+            return address, size
+        storage = tensor.untyped_storage()
+        key = storage._cdata  # unique among storages alive
+        known = self._alive.get(key)
+        if known is not None:
+            reference = known[0]
+        else:
+            reference = _Reference(storage, self._died)
+            reference.key = key
+        self._alive[key] = (reference, address, size, device)
+        return None if known is None else known[1:3]
+
+    def _add(self, moment_ns: int, address: int, change: int, device: str) -> None:
+        if device:
+            number = self._log.intern("devices", device)
+            self._log.device_events.extend((moment_ns, number, address, change, -1, -1))
+        else:
+            self._log.events.extend((moment_ns, address, change, -1))
+
+    def _died(self, reference: weakref.ref[torch.UntypedStorage]) -> None:
+        assert isinstance(reference, _Reference)
+        known = self._alive.pop(reference.key, None)
+        if known is not None and known[2] and self.is_running:
+            self._add(time.time_ns(), known[1], -known[2], known[3])

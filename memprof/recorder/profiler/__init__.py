@@ -1,0 +1,1 @@
+"""memprof's own sessions of torch's profiler, and the libraries below it."""

@@ -1,0 +1,135 @@
+"""Reads and sets what Kineto, the library behind torch's profiler, keeps for the whole process.
+
+Kineto has one trace at a time, whichever thread began it; torch's Python API shows sessions of the calling thread
+alone, and none that only warms up. Kineto's own state (`ActivityProfilerProxy::isActive`) is read through ctypes. So
+are its log level and the thread of its configuration loader: nothing in a job needs that thread, and a forked child
+that ends in order waits for it for ever, since threads do not cross a fork.
+
+Semi-private, therefore tested for: each entry is used only where the library has it and its objects look as known.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+from memprof.recorder.profiler.torch_library import find_variable, open_library
+
+_LIBRARIES = ("libtorch_cpu.so", "libtorch_cpu.dylib")
+_API = "_ZN9libkineto3apiEv"
+_PROXY_TABLE = "_ZTVN9libkineto21ActivityProfilerProxyE"
+_IS_ACTIVE = "_ZN9libkineto21ActivityProfilerProxy8isActiveEv"
+_SEVERITY = "_ZN9libkineto6Logger14severityLevel_E"
+_SUPPRESS = "suppressLibkinetoLogMessages"
+_LOADER = "_ZN9libkineto12ConfigLoader8instanceEv"
+_STOP_THREAD = "_ZN9libkineto12ConfigLoader10stopThreadEv"
+#: Words from the start of the library's interface to its profiler, from the start of a table of virtual functions to
+#: what objects point to, and from the start of the profiler to its controller, which is made with the first session.
+_PROFILER, _TABLE_START, _CONTROLLER = 1, 2, 3
+_WORD = ctypes.sizeof(ctypes.c_void_p)
+#: Above all that Kineto reports.
+_SILENT = 9
+#: Who sets one of these has Kineto take requests while the job runs, which its thread looks for.
+_REQUESTS = ("KINETO_USE_DAEMON", "KINETO_CONFIG")
+_LEVEL = "KINETO_LOG_LEVEL"
+_LEADING_NUMBER = re.compile(r"\s*[+-]?\d+")
+
+
+class Kineto:
+    """The library as it is loaded in this process."""
+
+    def __init__(self, library: Any) -> None:
+        """Finds its entries; any of them may be missing in a torch that is built in another way.
+
+        Args:
+            library: The library as ctypes opens it; None where there is none.
+        """
+        self._api = _function(library, _API, ctypes.c_void_p)
+        self._is_active = _function(library, _IS_ACTIVE, ctypes.c_bool, ctypes.c_void_p)
+        self._loader = _function(library, _LOADER, ctypes.c_void_p)
+        self._stop_thread = _function(library, _STOP_THREAD, None, ctypes.c_void_p)
+        self._severity = find_variable(library, _SEVERITY, ctypes.c_int)
+        self._suppress = _function(library, _SUPPRESS, None)
+        table = find_variable(library, _PROXY_TABLE, ctypes.c_void_p)
+        self._proxy_table = 0 if table is None else ctypes.addressof(table) + _TABLE_START * _WORD
+
+    @property
+    def can_tell(self) -> bool:
+        """Whether the library tells of traces under way."""
+        return bool(self._api and self._is_active and self._proxy_table)
+
+    @property
+    def is_initialized(self) -> bool:
+        """Whether a session of this process has set the library up; False where that cannot be told."""
+        return self._profiler() is not None
+
+    def is_active(self) -> bool:
+        """Whether a trace is warming up or under way, begun by whichever thread; False where that cannot be told."""
+        profiler = self._profiler()
+        return profiler is not None and bool(self._is_active(profiler))
+
+    def stop_thread(self) -> None:
+        """Ends the thread of the configuration loader, unless the job's environment has Kineto take requests."""
+        if self._loader and self._stop_thread and not any(os.environ.get(name) for name in _REQUESTS):
+            self._stop_thread(self._loader())
+
+    @contextmanager
+    def silence(self) -> Iterator[None]:
+        """Keeps Kineto from reporting on stderr meanwhile; afterwards its log level is what it would be."""
+        if self._severity is None:
+            os.environ.setdefault(_LEVEL, str(_SILENT))
+            yield
+            return
+        found, given = self._severity.value, os.environ.get(_LEVEL)
+        is_first = not self.is_initialized
+        try:
+            self._severity.value = _SILENT
+            if is_first:  # setting itself up, the library takes its level from the environment
+                os.environ[_LEVEL] = str(_SILENT)
+            yield
+        finally:
+            self._severity.value = found
+            if is_first:
+                self._set_level_as_given(given)
+
+    def _set_level_as_given(self, given: str | None) -> None:
+        """Does what the library and torch do with the environment's level when they set the library up."""
+        if given is not None:
+            os.environ[_LEVEL] = given
+            digits = _LEADING_NUMBER.match(given)
+            self._severity.value = int(digits[0]) if digits is not None else 0
+            return
+        del os.environ[_LEVEL]
+        if self._suppress is not None:
+            self._suppress()
+
+    def _profiler(self) -> Any:
+        """Returns the address of the profiler, None before the first session."""
+        if not self.can_tell:
+            return None
+        profiler = _word(self._api(), _PROFILER)
+        if not profiler or _word(profiler, 0) != self._proxy_table or not _word(profiler, _CONTROLLER):
+            return None
+        return profiler
+
+
+@cache
+def kineto() -> Kineto:
+    """Returns the library that this process has loaded with torch."""
+    return Kineto(open_library(_LIBRARIES))
+
+
+def _word(address: int, place: int) -> int:
+    return ctypes.c_void_p.from_address(address + place * _WORD).value or 0
+
+
+def _function(library: Any, name: str, result: Any, *arguments: Any) -> Any:
+    found = getattr(library, name, None)
+    if found is not None:
+        found.restype, found.argtypes = result, list(arguments)
+    return found

@@ -1,0 +1,107 @@
+"""Measures how fast a CUDA device is, at the end of the job that used it.
+
+A process of its own would have to wait for the device's memory, and would not see the device as the job did. So it is
+measured inside the job, as the last thing before its process ends: memprof's exit handler is registered before any of
+the job's, and therefore runs after them. By then no loss, no random number and no peak is read any more. No random
+numbers are drawn, and no more memory is taken than is free.
+
+Not measured: written against CUDA's documentation and tested against a stand-in, for want of a device.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from memprof.trace.files.private_file import write_private
+
+#: What is written in the process's folder of the spool; ``trace.assemble`` reads it.
+FILE_NAME = "speed.json"
+#: Bytes copied at a time, on the device and over the link.
+_DEVICE_BYTES, _HOST_BYTES = 256 * 2**20, 32 * 2**20
+#: Of the memory that is free, no more than this share is taken.
+_SHARE = 1 / 4
+#: Rows and columns of the matrices: enough for the full rate of the largest devices.
+_ROWS = 4096
+#: Each is run once to load its kernel, and so often more; the fastest run counts.
+_RUNS = 5
+
+
+def write_device_speed(folder: Path, torch: Any = torch) -> None:
+    """Measures the CUDA device that this process used, if it did, and writes it to its folder of the spool.
+
+    Args:
+        folder: The process's folder; nothing is measured where it has recorded nothing.
+        torch: The module, or what stands for it.
+    """
+    # Asked first: finding out whether there is a device costs time, and may set it up.
+    if not torch.cuda.is_initialized() or not folder.is_dir():
+        return
+    try:
+        speed = measure_cuda(torch)
+    except Exception as error:  # noqa: BLE001 - the job has ended in order: a device in trouble must not change that
+        speed = {"how": f"not measured: {type(error).__name__}: {error}".splitlines()[0]}
+    try:
+        write_private(folder / FILE_NAME, json.dumps(speed))
+    except OSError:
+        return  # a full disk: the recording itself is there, and says nothing of the speed
+
+
+def measure_cuda(torch: Any) -> dict[str, Any]:
+    """Measures the current device: memory, both directions of the link, and products in fp32 and bf16.
+
+    fp32 products run as the job has set them: with TF32 where it allows it.
+
+    Returns:
+        The fields of ``memprof.trace.manifest.Speed``; those for which too little memory is free are missing.
+    """
+    torch.cuda.synchronize()
+    free, _ = torch.cuda.mem_get_info()
+    # What the allocator has kept for later is free too.
+    free += torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+    room = int(free * _SHARE)
+    speed: dict[str, Any] = {}
+    with torch.no_grad():
+        size = min(_DEVICE_BYTES, room // 2)
+        if size >= 2**20:
+            source = torch.full((size,), 1, dtype=torch.uint8, device="cuda")
+            target = torch.empty_like(source)
+            speed["memory_bytes_per_us"] = 2 * size / _fastest_us(torch, lambda: target.copy_(source))
+            part = min(_HOST_BYTES, size)
+            host = torch.full((part,), 1, dtype=torch.uint8, device="cpu", pin_memory=True)
+            on_device = source[:part]
+            to_host = _fastest_us(torch, lambda: host.copy_(on_device, non_blocking=True))
+            from_host = _fastest_us(torch, lambda: on_device.copy_(host, non_blocking=True))
+            speed["to_host_bytes_per_us"] = part / to_host
+            speed["from_host_bytes_per_us"] = part / from_host
+            del source, target, on_device
+        for name, dtype, item in (("fp32", torch.float32, 4), ("bf16", torch.bfloat16, 2)):
+            if 3 * _ROWS**2 * item > room or (name == "bf16" and not torch.cuda.is_bf16_supported()):
+                continue
+            ones = torch.full((_ROWS, _ROWS), 1.0, dtype=dtype, device="cuda")
+            out = torch.empty_like(ones)
+            fastest = _fastest_us(torch, _product(torch, ones, out))
+            speed[f"{name}_flops_per_us"] = 2 * _ROWS**3 / fastest
+    speed["how"] = f"measured with torch on {torch.cuda.get_device_name()} at the end of the job"
+    return speed
+
+
+def _product(torch: Any, ones: Any, out: Any) -> Any:
+    return lambda: torch.matmul(ones, ones, out=out)
+
+
+def _fastest_us(torch: Any, run: Any) -> float:
+    """Returns the fastest of some runs by the device's own clock, in microseconds."""
+    run()
+    fastest = float("inf")
+    for _ in range(_RUNS):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        run()
+        end.record()
+        end.synchronize()
+        fastest = min(fastest, begin.elapsed_time(end) * 1e3)  # events tell milliseconds
+    return max(fastest, 1e-3)

@@ -1,0 +1,75 @@
+"""Measures what each operator costs in a step without the dispatch mode, with torch's C++ profiler."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._C import _profiler
+
+from memprof.recorder.device.kernels import device_time_ns
+from memprof.recorder.log import RawLog
+from memprof.recorder.profiler.sessions import ProfilerSession
+
+_cuda: Any = torch.cuda  # not annotated in torch
+
+
+class OperatorTimes:
+    """Times every operator of the thread that started it, and on a device the work that they start there."""
+
+    def __init__(self, log: RawLog) -> None:
+        """Shares the recorder's log."""
+        self._log = log
+        self._has_device = False
+        self._session = ProfilerSession()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it times."""
+        return self._session.is_running
+
+    def start(self) -> bool:
+        """Starts timing; returns False when the job's own profiler warms up or runs."""
+        self._has_device = has_device_activities()
+        wait_for_device()  # else work of the step before is counted
+        return self._session.start(_profiler.RecordScope.FUNCTION, profile_memory=False, with_device=self._has_device)
+
+    def stop(self) -> None:
+        """Stops, and logs the times, parents before children."""
+        if not self.is_running:
+            return
+        wait_for_device()  # Kineto hears of work when it ends
+        result = self._session.stop()
+        if result is None:
+            return
+        on_device = device_time_ns(result) if self._has_device else {}
+        times, kernels = self._log.times, self._log.kernels
+        intern = self._log.intern
+        first = self._log.time_count
+        row = 0
+        pending: list[tuple[Any, int]] = [(event, 0) for event in reversed(result.experimental_event_tree())]
+        while pending:
+            event, depth = pending.pop()
+            times.extend((intern("names", event.name), event.start_time_ns, event.duration_time_ns, depth))
+            if on_device and event.correlation_id in on_device:
+                # Once: what is inside it on the same operator's account has the same number.
+                kernels.extend((first + row, on_device.pop(event.correlation_id)))
+            row += 1
+            pending.extend((child, depth + 1) for child in reversed(event.children))
+        self._log.time_count += row
+
+    def abandon(self) -> None:
+        """Drops the session in a forked child."""
+        self._session.stop()
+
+
+def has_device_activities() -> bool:
+    """Whether a device is in use whose work Kineto can time."""
+    supported: Any = torch.profiler.supported_activities  # not annotated in torch
+    return bool(_cuda.is_initialized() and _profiler.ProfilerActivity.CUDA in supported())
+
+
+def wait_for_device() -> None:
+    """Waits until the CUDA device has done what it was given, where one is in use."""
+    if _cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
+        torch.cuda.synchronize()

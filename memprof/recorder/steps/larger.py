@@ -1,0 +1,195 @@
+"""Finds the steps after the window whose inputs are larger than those of every step recorded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import torch
+
+from memprof.recorder.calls.sliding import leaves_operators
+from memprof.recorder.memory.inventory import plain_tensors, tensors_in
+from memprof.trace.files.spool import MISSED_STEP
+
+#: Of the steps after the window, so many are recorded at most.
+_MOST_STEPS = 16
+#: Once half of them are, only steps that are larger by this share are: lengths may rise all along.
+_SHARE = 0.1
+#: Steps recorded in a row for one whose size was known only after it had begun to train.
+_IN_A_ROW = 4
+
+
+#: What most models are called with: of these, none has to be looked into.
+_PLAIN = frozenset({torch.Tensor, type(None), bool, int, float, str})
+
+
+class Move(Enum):
+    """What a call of a model asks of the recording."""
+
+    NONE = "none"
+    BEGIN = "begin"  # the step is to be recorded from here on
+    END = "end"  # the evaluation that is recorded has no larger batch here: that is enough of it
+
+
+@dataclass(frozen=True)
+class _Missed:
+    """A step with larger inputs that was not recorded.
+
+    Attributes:
+        step: Its number.
+        call: The model and whether it trained; None where the step's calls together were larger.
+        elements: Elements of the inputs.
+    """
+
+    step: int
+    call: tuple[int, bool] | None
+    elements: int
+
+
+class LargerSteps:
+    """Compares the inputs of models, call by call: training and evaluation apart, and training steps as a whole.
+
+    Sizes are numbers of elements; no tensor is kept.
+    """
+
+    def __init__(self) -> None:
+        """Has seen no step yet."""
+        self._recorded: dict[tuple[int, bool], int] = {}
+        self._recorded_total = 0
+        self._largest: dict[tuple[int, bool], int] = {}
+        self._total = 0
+        self._trained = -1  # the model called first with gradients on in this step
+        self._evaluated: tuple[int, bool] | None = None
+        self._is_spent = False
+        self._left = _MOST_STEPS
+        self._in_a_row = 0
+        self._missed: _Missed | None = None
+
+    def see(self, root: int, elements: int, *, trains: bool, is_recording: bool) -> Move:
+        """Notes that a model is called.
+
+        A step can be recorded from its first call of a model with gradients on, or from a call before that: by then
+        it has computed nothing that backward will need.
+
+        Args:
+            root: The model's number.
+            elements: Elements of what it is called with.
+            trains: Gradients are on.
+            is_recording: The step is being recorded.
+        """
+        call = (root, trains)
+        before = max(self._recorded.get(call, 0), self._largest.get(call, 0) if is_recording else 0)
+        may_begin = not (is_recording or self._trained >= 0 or self._is_spent)
+        self._largest[call] = max(self._largest.get(call, 0), elements)
+        if trains:
+            self._total += elements
+            self._trained = root if self._trained < 0 else self._trained
+            self._evaluated = None  # what is recorded belongs to this step: it is, to the end
+        elif is_recording and call == self._evaluated and elements <= before:
+            return Move.END
+        if may_begin and self._is_worth(elements, before):
+            self._evaluated = None if trains else call
+            return Move.BEGIN
+        return Move.NONE
+
+    def begins_step(self, root: int) -> bool:
+        """Whether a call begins another step, in a job without an optimizer: of the model that was called to train."""
+        return root == self._trained
+
+    def begin(self, root: int, *, trains: bool) -> None:
+        """Notes that the step is recorded from the call on that asked for it."""
+        self._left -= 1
+        self._largest = {(root, trains): self._largest[root, trains]}
+
+    @property
+    def wants_step(self) -> bool:
+        """Whether the step that begins now is to be recorded: one before it was larger, and was not."""
+        return self._in_a_row > 0 and self._left > 0
+
+    def begin_step(self) -> None:
+        """Notes that the step that begins now is recorded."""
+        self._in_a_row -= 1
+        self._left -= 1
+
+    def end_evaluation(self) -> None:
+        """Notes that the part of the step under way that was recorded is over, and the step goes on."""
+        self._merge()
+        self._is_spent, self._evaluated = True, None
+
+    def end_step(self, step: int, *, is_recorded: bool, is_over: bool) -> None:
+        """Notes that a step is over.
+
+        Args:
+            step: Its number.
+            is_recorded: It was recorded, to its end.
+            is_over: The window is over.
+        """
+        if is_recorded:
+            self._merge()
+            self._recorded_total = max(self._recorded_total, self._total)
+            if self._missed is not None and not self._is_larger(self._missed):
+                self._missed, self._in_a_row = None, 0
+        else:
+            for missed in self._larger_than_recorded(step):
+                if self._missed is None or missed.elements >= self._missed.elements:
+                    self._missed = missed
+                is_training = missed.call is None or missed.call[1]
+                if is_over and is_training and self._is_worth(missed.elements, self._known(missed)):
+                    self._in_a_row = _IN_A_ROW
+        self._largest.clear()
+        self._total = 0
+        self._trained, self._is_spent, self._evaluated = -1, False, None
+
+    def sentence(self) -> str:
+        """Returns what the reader must know of larger steps that are not in the recording; "" where there are none."""
+        missed = self._missed
+        if missed is None or not self._is_larger(missed):
+            return ""
+        does = "evaluated with" if missed.call is not None and not missed.call[1] else "had"
+        what = "recorded evaluation" if does == "evaluated with" else "recorded step"
+        sizes = f"{missed.elements:,} elements", f"{self._known(missed):,}"
+        return (
+            f"{MISSED_STEP}step {missed.step} {does} larger inputs ({sizes[0]}) than any {what} ({sizes[1]}): "
+            f"record it with --skip {missed.step} --steps 1"
+        )
+
+    def _is_worth(self, elements: int, known: int) -> bool:
+        share = 0.0 if self._left > _MOST_STEPS // 2 else _SHARE
+        return self._left > 0 and elements > known * (1 + share)
+
+    def _is_larger(self, missed: _Missed) -> bool:
+        return missed.elements > self._known(missed)
+
+    def _known(self, missed: _Missed) -> int:
+        return self._recorded_total if missed.call is None else self._recorded.get(missed.call, 0)
+
+    def _larger_than_recorded(self, step: int) -> list[_Missed]:
+        found = [
+            _Missed(step, call, elements)
+            for call, elements in self._largest.items()
+            if elements > self._recorded.get(call, 0)
+        ]
+        if self._total > self._recorded_total:
+            found.append(_Missed(step, None, self._total))
+        return found
+
+    def _merge(self) -> None:
+        for call, elements in self._largest.items():
+            self._recorded[call] = max(self._recorded.get(call, 0), elements)
+
+
+def elements_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """Returns the elements of all tensors that a model is called with, without asking an operator.
+
+    Tensors with rules of their own would ask one; of those that hold plain tensors, these are counted.
+    """
+    elements = 0
+    values = (*args, *kwargs.values()) if kwargs else args
+    if all(type(value) in _PLAIN for value in values):
+        return sum(value.numel() for value in values if type(value) is torch.Tensor)
+    for tensor in tensors_in([args, kwargs]):
+        for plain in plain_tensors(tensor):
+            if leaves_operators(type(plain)):
+                elements += int(plain.numel())
+    return elements

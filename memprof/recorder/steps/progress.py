@@ -1,0 +1,149 @@
+"""Knows where in a training step the job is: phase, micro-batch, module call."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from memprof.trace.files.spool import BACKWARD, EVALUATION, FORWARD, OPTIMIZER, OTHER
+
+
+@dataclass
+class OpenCall:
+    """A module call under way.
+
+    Attributes:
+        number: Number of the call.
+        module: Number of the module.
+        parent: Number of the call around it, -1 at the outermost.
+        first_op: Number the next operator had on entry.
+        enter_ns: When it began.
+        stack: Number of the Python stack that made the call.
+        is_recompute: The call repeats a forward inside backward.
+    """
+
+    number: int
+    module: int
+    parent: int
+    first_op: int
+    enter_ns: int
+    stack: int
+    is_recompute: bool
+
+
+@dataclass
+class Progress:
+    """The job's place in its step, kept by the observers.
+
+    A phase lasts: once a model has been called, what follows is forward until backward begins, so that the loss
+    computed outside any module belongs to it. In the same way, what follows the call of a trained model without
+    gradients is evaluation, for as long as gradients are off.
+    """
+
+    base: int = OTHER
+    micro_batch: int = 0
+    backward_rounds: int = 0
+    was_backward: bool = False
+    optimizer_depth: int = 0
+    optimizer_in_backward: bool = False
+    optimizer_calls_depth: int = 0
+    in_closure: bool = False
+    sequence: int = 0
+    saw_model: bool = False
+    is_evaluating: bool = False
+    is_eval_mode: bool = False
+    calls: list[OpenCall] = field(default_factory=list)
+
+    def begin_step(self) -> None:
+        """Starts counting micro-batches anew; nodes made since the last operator seen are not the next one's."""
+        self.micro_batch = 0
+        self.backward_rounds = 0
+        self.was_backward = False
+        self.base = OTHER
+        self._end_evaluation()
+        self.sequence = torch._C._autograd._get_sequence_nr()
+
+    def begin_model_call(self, trains: bool | None = None) -> None:
+        """Notes that a model, with gradients on, is called outside backward.
+
+        Args:
+            trains: Whether a model that the job trains is in training mode; None where it is no such model.
+        """
+        self.saw_model = True
+        self.leave_backward()
+        self.is_evaluating = False
+        if trains is not None:
+            self.is_eval_mode = not trains
+        if self.backward_rounds > self.micro_batch:
+            self.micro_batch = self.backward_rounds
+        self.base = FORWARD
+
+    def begin_evaluation(self) -> None:
+        """Notes that a model that the job trains is called outside backward, with gradients off."""
+        self.leave_backward()
+        self.is_evaluating = True
+
+    def _end_evaluation(self) -> None:
+        self.is_evaluating = self.is_eval_mode = False
+
+    def leave_backward(self) -> None:
+        """Notes that backward, if it ran, is over."""
+        if self.was_backward:
+            self.was_backward = False
+            self.backward_rounds += 1
+            self.base = OTHER
+
+    def begin_optimizer(self) -> None:
+        """Notes that an optimizer's step begins."""
+        if self.optimizer_depth == 0:
+            self._end_evaluation()
+            self.optimizer_in_backward = torch._C._current_graph_task_id() != -1
+            self.optimizer_calls_depth = len(self.calls)
+            self.in_closure = False
+            if not self.optimizer_in_backward:
+                self.leave_backward()
+        self.optimizer_depth += 1
+
+    def end_optimizer(self) -> None:
+        """Notes that an optimizer's step is over."""
+        self.optimizer_depth = max(0, self.optimizer_depth - 1)
+        if self.optimizer_depth == 0 and not self.optimizer_in_backward:
+            self.leave_backward()
+            self.base = OTHER
+
+    def phase(self, is_backward: bool, makes_node: bool) -> int:
+        """Returns the phase of an operator, the innermost of what is under way.
+
+        Args:
+            is_backward: A backward node is running it.
+            makes_node: Autograd made a node for it: a forward operator, whoever called it. A closure that an optimizer
+                calls runs forward from there until backward, as far as gradients are on.
+        """
+        if self.optimizer_depth:
+            if is_backward:
+                if self.optimizer_in_backward:
+                    return OPTIMIZER
+                self.was_backward = True
+                self.in_closure = False
+                return BACKWARD
+            if not self.optimizer_in_backward:
+                self.leave_backward()
+            if makes_node or len(self.calls) > self.optimizer_calls_depth:
+                self.in_closure = True
+            if self.in_closure and torch.is_grad_enabled():
+                return FORWARD
+            return OPTIMIZER
+        if is_backward:
+            self.was_backward = True
+            self._end_evaluation()
+            return BACKWARD
+        if self.was_backward:
+            self.leave_backward()
+        if self.is_evaluating and (self.calls or not torch.is_grad_enabled()):
+            return EVALUATION  # inside the call whatever its gradients: autocast casts weights with gradients on
+        if makes_node:
+            self.base = FORWARD
+        if self.is_evaluating:
+            self.is_evaluating = False
+        return self.base

@@ -1,0 +1,85 @@
+"""What a device's allocator counts beside allocated bytes: what was asked for, what is active, what is reserved."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from memprof.trace.assemble.devices.history import block_bytes, pending_bytes, rows_at
+from memprof.trace.assemble.memory.block_lives import Lives
+from memprof.trace.assemble.memory.native_events import Heard
+from memprof.trace.assemble.timeline import Timeline
+from memprof.trace.schema import NONE, Ints
+
+
+def requested_bytes(heard: Heard, lives: Lives) -> Ints:
+    """Returns the bytes that each life was asked for with; NONE where unknown. Shape (lives,)."""
+    requested = np.full(len(lives.born), NONE, dtype=np.int64)
+    is_born = lives.born != NONE
+    requested[is_born] = heard.requested[lives.born[is_born]]
+    row = rows_at(heard.alive_address, lives.address)
+    is_older = ~is_born & (row != NONE)
+    requested[is_older] = heard.alive_requested[row[is_older]]
+    return requested
+
+
+def reserved_peaks(heard: Heard, timeline: Timeline) -> Ints:
+    """Returns the most bytes reserved while each row ran; NONE where the allocator has or tells none. Shape (rows,).
+
+    A row that takes and gives back nothing runs with what was reserved before; rows ahead of the first event with what
+    the first found.
+    """
+    rows = len(timeline.raw_op)
+    is_told = heard.reserved != NONE
+    if not is_told.any():
+        return np.full(rows, NONE, dtype=np.int64)
+    peak = np.full(rows, NONE, dtype=np.int64)
+    inside = np.flatnonzero(is_told & (timeline.event_op != NONE))
+    np.maximum.at(peak, timeline.event_op[inside], heard.reserved[inside])
+    latest = _latest(heard.reserved[inside], timeline.event_op[inside], rows)
+    first = int(heard.reserved[is_told][0])
+    before = np.where(latest == NONE, first, latest)
+    return np.maximum(peak, np.concatenate(([first], before[:-1])))
+
+
+def active_peaks(heard: Heard, timeline: Timeline, allocated: Ints) -> Ints:
+    """Returns the most bytes in use, or freed and awaiting another stream, while each row ran. Shape (rows,).
+
+    Args:
+        heard: The device's events.
+        timeline: Rows and events.
+        allocated: The most bytes allocated while each row ran. Shape (rows,).
+    """
+    history = heard.history
+    if not len(history):
+        return allocated
+    event = heard.event_of_entry
+    taken = np.where(event == NONE, NONE, np.abs(heard.size_bytes)[np.maximum(event, 0)])
+    pending = pending_bytes(history, block_bytes(history, taken))
+    if not pending.any():
+        return allocated
+    # What waits while a row takes its blocks; where it takes none, what waited before.
+    rows = np.full(len(history), NONE, dtype=np.int64)
+    rows[event != NONE] = timeline.event_op[event[event != NONE]]
+    told = np.flatnonzero(rows != NONE)
+    latest = _latest(pending[told], np.maximum.accumulate(rows[told]), len(allocated))
+    waiting = np.concatenate(([0], np.maximum(latest, 0)[:-1]))
+    peak = allocated + waiting
+    takings = told[history.is_taking[told]]
+    after = _allocated_after(heard)[event[takings]] + pending[takings]
+    own = np.full(len(allocated), NONE, dtype=np.int64)
+    np.maximum.at(own, rows[takings], after)
+    return np.where(own == NONE, peak, np.maximum(own, allocated))
+
+
+def _allocated_after(heard: Heard) -> Ints:
+    """Returns the allocated bytes after each event: the allocator's own count, or the sum where it told none."""
+    summed = int(heard.alive_bytes.sum()) + np.cumsum(heard.size_bytes)
+    return np.where(heard.total < 0, summed, heard.total)
+
+
+def _latest(values: Ints, rows: Ints, count: int) -> Ints:
+    """Returns the last value told up to each row; NONE before the first. Rows must not fall."""
+    told = np.full(count, NONE, dtype=np.int64)
+    told[rows] = values
+    place = np.maximum.accumulate(np.where(told == NONE, NONE, np.arange(count)))
+    return np.where(place == NONE, NONE, told[place])

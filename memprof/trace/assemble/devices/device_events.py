@@ -1,0 +1,70 @@
+"""Makes the table of the allocator's events: those heard, or on a device its own history."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from memprof.trace.assemble.memory.native_events import Heard
+from memprof.trace.assemble.recording import Recording
+from memprof.trace.assemble.timeline import Timeline
+from memprof.trace.schema import ACTIONS, NONE, AllocatorEvents, Ints
+
+
+def allocator_events(recording: Recording) -> AllocatorEvents:
+    """Makes the table of the allocator's events.
+
+    Sizes are those asked for, where they are known. On a device, what was in use before comes first, without an index.
+    """
+    heard, timeline = recording.heard, recording.timeline
+    return _history(heard, timeline) if len(heard.history) else _heard(heard, timeline)
+
+
+def _heard(heard: Heard, timeline: Timeline) -> AllocatorEvents:
+    total = len(timeline.event_bytes)
+    size = np.abs(timeline.event_bytes)
+    return AllocatorEvents.of(
+        index=np.arange(total),
+        time_us=timeline.event_time_ns / 1000,
+        device=np.full(total, heard.device, dtype=np.object_),
+        action=np.where(timeline.event_bytes > 0, "alloc", "free").astype(np.object_),
+        address=timeline.event_address,
+        size_bytes=np.where(heard.requested == NONE, size, heard.requested),
+        op_id=timeline.event_op,
+    )
+
+
+def _history(heard: Heard, timeline: Timeline) -> AllocatorEvents:
+    history = heard.history
+    before = history.alive
+    older = len(before["address"])
+    count = older + len(history)
+    return AllocatorEvents.of(
+        index=np.concatenate((np.full(older, NONE), np.arange(len(history)))),
+        time_us=np.concatenate((np.full(older, np.nan), history.time_us.astype(np.float64))),
+        device=np.full(count, heard.device, dtype=np.object_),
+        action=np.array(["alloc"] * older + [ACTIONS[code] for code in history.action.tolist()], dtype=np.object_),
+        address=np.concatenate((before["address"], history.address)),
+        size_bytes=np.concatenate((before["requested_bytes"], history.size_bytes)),
+        stream=np.concatenate((before["stream"], history.stream)),
+        pool=np.array(["" if pool == 0 else str(pool) for pool in (0,) * older + tuple(history.pool.tolist())], object),
+        op_id=np.concatenate((np.full(older, NONE), _rows(heard, timeline))),
+    )
+
+
+def _rows(heard: Heard, timeline: Timeline) -> Ints:
+    """Returns the row each entry belongs to: of the event that reports it, else of the one before it.
+
+    A segment is taken for the event behind.
+    """
+    event = heard.event_of_entry
+    count = len(event)
+    row = np.full(count, NONE, dtype=np.int64)
+    row[event != NONE] = timeline.event_op[event[event != NONE]]
+    place = np.arange(count)
+    before = np.maximum.accumulate(np.where(event != NONE, place, NONE))
+    behind = count - 1 - np.maximum.accumulate(np.where(event[::-1] != NONE, place, NONE))[::-1]
+    has_behind = behind < count
+    source = np.where(heard.history.is_growth & has_behind, np.minimum(behind, count - 1), before)
+    is_open = (event == NONE) & (source != NONE)
+    row[is_open] = row[source[is_open]]
+    return row

@@ -1,0 +1,226 @@
+"""A device allocator's own history in a recording: what was asked for, what awaits another stream, segments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from memprof.trace.assemble import texts
+from memprof.trace.assemble.steps import Epoch
+from memprof.trace.files.spool import Spool
+from memprof.trace.schema import ACTIONS, NONE, Bools, Ints, Segments
+
+_CODES = {name: code for code, name in enumerate(ACTIONS)}
+_TAKEN = (_CODES["alloc"],)
+_GIVEN_BACK = (_CODES["free"], _CODES["free_requested"])
+_GROWS = (_CODES["segment_alloc"], _CODES["segment_map"])
+_SHRINKS = (_CODES["segment_free"], _CODES["segment_unmap"])
+#: What CUDA's allocator rounds sizes up to (c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize).
+_ROUNDING_BYTES = 512
+
+
+@dataclass(frozen=True, eq=False)
+class History:
+    """Entries of one device in the allocator's order; each of shape ``(entries,)``.
+
+    Attributes:
+        time_us: When, in whole microseconds.
+        action: A position in ``schema.ACTIONS``.
+        address: Where; of ``oom`` entries the bytes that were free.
+        size_bytes: Bytes asked for.
+        stream: Stream.
+        pool: Number of the memory pool, 0 for the default one.
+        reserved: Bytes reserved after each; NONE where no end state tells.
+        alive: Blocks in use before the first, by column of the spool's ``device_alive``.
+    """
+
+    time_us: Ints
+    action: Ints
+    address: Ints
+    size_bytes: Ints
+    stream: Ints
+    pool: Ints
+    reserved: Ints
+    alive: dict[str, Ints]
+
+    def __len__(self) -> int:
+        """Returns the number of entries."""
+        return len(self.action)
+
+    @property
+    def is_taking(self) -> Bools:
+        """Which entries take a block."""
+        return np.isin(self.action, _TAKEN)
+
+    @property
+    def is_giving_back(self) -> Bools:
+        """Which entries give one back; other streams may still use it."""
+        return np.isin(self.action, _GIVEN_BACK)
+
+    @property
+    def is_growth(self) -> Bools:
+        """Which entries take a segment from the device, which is right before what it is taken for."""
+        return np.isin(self.action, _GROWS)
+
+
+_EMPTY = np.zeros(0, dtype=np.int64)
+NO_HISTORY = History(
+    _EMPTY,
+    _EMPTY,
+    _EMPTY,
+    _EMPTY,
+    _EMPTY,
+    _EMPTY,
+    _EMPTY,
+    dict.fromkeys(("time_ns", "device", "address", "size_bytes", "requested_bytes", "stream", "is_pending"), _EMPTY),
+)
+
+
+def read_history(spool: Spool, epoch: Epoch, device: int, alive: dict[str, Ints]) -> History:
+    """Reads the entries of a device in an epoch.
+
+    Args:
+        spool: The raw recording.
+        epoch: The part of it that is told.
+        device: Number of the device.
+        alive: Its blocks in use before the first entry.
+    """
+    columns = spool.columns("history")
+    moment = columns["time_us"] * 1000
+    is_kept = (columns["device"] == device) & (moment + 999 >= epoch.start_ns) & (moment < epoch.end_ns)
+    kept = {name: values[is_kept] for name, values in columns.items()}
+    growth = np.where(np.isin(kept["action"], _GROWS), kept["size_bytes"], 0)
+    growth -= np.where(np.isin(kept["action"], _SHRINKS), kept["size_bytes"], 0)
+    end = _reserved_at_end(spool, epoch, device)
+    after = np.cumsum(growth)
+    reserved = np.full(len(growth), NONE) if end == NONE or not len(growth) else after + (end - after[-1])
+    return History(
+        time_us=kept["time_us"],
+        action=kept["action"],
+        address=kept["address"],
+        size_bytes=kept["size_bytes"],
+        stream=kept["stream"],
+        pool=kept["pool"],
+        reserved=reserved.astype(np.int64),
+        alive=alive,
+    )
+
+
+def block_bytes(history: History, taken_bytes: Ints | None = None) -> Ints:
+    """Returns the bytes of the block each entry is about. Shape (entries,).
+
+    Args:
+        history: The entries.
+        taken_bytes: The block of each entry that takes one, where that was heard; NONE elsewhere. Shape (entries,).
+            Others are rounded up; such a block may be larger, where cutting it to size was not worth it.
+    """
+    size = -(-history.size_bytes // _ROUNDING_BYTES) * _ROUNDING_BYTES
+    if taken_bytes is not None:
+        size = np.where(taken_bytes == NONE, size, taken_bytes)
+    taking = _taking_of(history)
+    size = np.where(taking == NONE, size, size[np.maximum(taking, 0)])
+    older = np.flatnonzero(taking == NONE)
+    row = rows_at(history.alive["address"], history.address[older])
+    size[older[row != NONE]] = history.alive["size_bytes"][row[row != NONE]]
+    return size
+
+
+def pending_bytes(history: History, size: Ints) -> Ints:
+    """Returns the bytes that are freed and await another stream after each entry. Shape (entries,).
+
+    Args:
+        history: The entries.
+        size: The block of each, as ``block_bytes`` returns it.
+    """
+    is_requested = history.action == _CODES["free_requested"]
+    is_completed = history.action == _CODES["free_completed"]
+    before = int(history.alive["size_bytes"][history.alive["is_pending"] == 1].sum())
+    pending: Ints = before + np.cumsum(np.where(is_requested, size, 0) - np.where(is_completed, size, 0))
+    return pending
+
+
+def _taking_of(history: History) -> Ints:
+    """Returns the entry that took the block each entry is about; NONE for blocks in use before. Shape (entries,)."""
+    count = len(history)
+    order = np.lexsort((np.arange(count), history.address))
+    is_first = np.ones(count, dtype=np.bool_)
+    is_first[1:] = history.address[order][1:] != history.address[order][:-1]
+    latest = np.maximum.accumulate(np.where(history.is_taking[order], np.arange(count), NONE))
+    begins = np.maximum.accumulate(np.where(is_first, np.arange(count), 0))
+    taking = np.full(count, NONE, dtype=np.int64)
+    taking[order] = np.where(latest >= begins, order[np.maximum(latest, 0)], NONE) if count else latest
+    return taking
+
+
+def rows_at(address: Ints, asked: Ints) -> Ints:
+    """Finds the first row with each of some addresses; NONE where there is none. Shape (asked,).
+
+    Args:
+        address: Addresses of the rows, in any order. Shape (rows,).
+        asked: Addresses asked about. Shape (asked,).
+    """
+    if not len(address):
+        return np.full(len(asked), NONE, dtype=np.int64)
+    order = np.argsort(address, kind="stable")
+    known = address[order]
+    place = np.minimum(np.searchsorted(known, asked), len(known) - 1)
+    return np.where(known[place] == asked, order[place], NONE)
+
+
+def last_at(address: Ints, time_us: Ints, asked_address: Ints, asked_ns: Ints) -> Ints:
+    """Finds the last row at each address no later than a moment.
+
+    Args:
+        address: Addresses of the rows. Shape (rows,).
+        time_us: Their moments, in whole microseconds.
+        asked_address: Addresses asked about. Shape (asked,).
+        asked_ns: The moments, in nanoseconds.
+
+    Returns:
+        Rows; NONE where there is none. Shape (asked,).
+    """
+    nothing = np.full(len(asked_address), NONE, dtype=np.int64)
+    if not len(address) or not len(asked_address):
+        return nothing
+    order = np.lexsort((np.arange(len(address)), time_us, address))
+    known, code = np.unique(address, return_inverse=True)
+    start = min(int(time_us.min()), int(asked_ns.min()) // 1000)
+    span = max(int(time_us.max()), int(asked_ns.max()) // 1000) - start + 2
+    keys = (code * span + (time_us - start))[order]
+    place = np.minimum(np.searchsorted(known, asked_address), len(known) - 1)
+    row = np.searchsorted(keys, place * span + (asked_ns // 1000 - start), side="right") - 1
+    found = order[np.maximum(row, 0)]
+    is_found = (row >= 0) & (known[place] == asked_address) & (address[found] == asked_address)
+    return np.where(is_found, found, NONE)
+
+
+def segment_table(spool: Spool, epoch: Epoch, device: str) -> Segments:
+    """Makes the table of a device's segments as they stood at the end of an epoch; empty where nobody told."""
+    raw = [one for one in _segments_at_end(spool, epoch) if f"cuda:{one['device']}" == device]
+    return Segments.of(
+        device=[device] * len(raw),
+        address=[one["address"] for one in raw],
+        total_size_bytes=[one["total_size"] for one in raw],
+        allocated_size_bytes=[one["allocated_size"] for one in raw],
+        active_size_bytes=[one["active_size"] for one in raw],
+        requested_size_bytes=[one["requested_size"] for one in raw],
+        stream=[one["stream"] for one in raw],
+        segment_type=[one["type"] for one in raw],
+        segment_pool=["" if one["pool"] == [0, 0] else ",".join(map(str, one["pool"])) for one in raw],
+        is_expandable=[one["is_expandable"] for one in raw],
+    )
+
+
+def _reserved_at_end(spool: Spool, epoch: Epoch, device: int) -> int:
+    segments = _segments_at_end(spool, epoch)
+    if not segments:
+        return NONE
+    name = texts.listed(spool, "devices")[device]
+    return sum(int(one["total_size"]) for one in segments if f"cuda:{one['device']}" == name)
+
+
+def _segments_at_end(spool: Spool, epoch: Epoch) -> list[dict[str, Any]]:
+    told = [one for one in spool.records.get("segments", []) if epoch.start_ns <= one["time_ns"] < epoch.end_ns]
+    return list(told[-1]["segments"]) if told else []

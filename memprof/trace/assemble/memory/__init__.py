@@ -1,0 +1,1 @@
+"""From allocation events to storages: what was alive when, and what for."""

@@ -1,0 +1,153 @@
+"""Makes the table of failed requests for memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from memprof.phases import PHASES
+from memprof.trace.assemble import texts
+from memprof.trace.assemble.recording import Recording
+from memprof.trace.files.spool import Spool
+from memprof.trace.schema import NONE, Ints, Ops, OutOfMemory, Stacks, Storages
+
+_SIZES = (
+    "requested_bytes",
+    "allocated_bytes",
+    "reserved_bytes",
+    "largest_free_bytes",
+    "free_bytes",
+    "total_bytes",
+)
+
+
+def failure_records(spool: Spool) -> list[dict[str, Any]]:
+    """Returns the raw records of failed requests."""
+    return list(spool.records.get("out_of_memory", []))
+
+
+def failure_table(
+    recording: Recording, ops: Ops, stacks: Stacks, exit_record: Mapping[str, Any] | None
+) -> tuple[OutOfMemory, Stacks]:
+    """Makes the table, and adds the stacks of requests that no recorded operator made.
+
+    A request made by an operator has that operator as its own: it is recorded although it failed.
+
+    Args:
+        recording: The raw recording.
+        ops: The operator table.
+        stacks: The stacks of the operators.
+        exit_record: What the parent wrote when the job had ended; None while it runs.
+    """
+    records = failure_records(recording.spool)
+    frames = [str(text) for text in stacks.frames]
+    rows = [_row(recording, ops, record, frames) for record in records]
+    is_caught = [not is_fatal(recording.spool, number, recording.names, exit_record) for number in range(len(records))]
+    sizes = {name: [NONE if record[name] is None else record[name] for record in records] for name in _SIZES}
+    counted = _counted(recording, [record["time_ns"] for record in records])
+    sizes["allocated_bytes"] = [
+        known if known != NONE or record["device"] != "cpu" or record["op"] < 0 else count
+        for known, count, record in zip(sizes["allocated_bytes"], counted, records, strict=True)
+    ]
+    table = OutOfMemory.of(
+        time_us=[record["time_ns"] / 1000 for record in records],
+        device=texts.as_texts([record["device"] for record in records]),
+        step=[row["step"] for row in rows],
+        op_id=[row["op_id"] for row in rows],
+        name=texts.as_texts([row["name"] for row in rows]),
+        phase=texts.as_texts([row["phase"] for row in rows]),
+        module_id=[row["module_id"] for row in rows],
+        stack_id=[row["stack_id"] for row in rows],
+        **sizes,
+        is_caught=is_caught,
+        message=texts.as_texts([record["message"] for record in records]),
+    )
+    return table, Stacks.of(stack_id=np.arange(len(frames)), frames=texts.as_texts(frames))
+
+
+def kept_for_backward(storages: Storages, failures: OutOfMemory, ops: Ops) -> Storages:
+    """Calls activation what forward had made by the time memory ran out, and backward had not come to.
+
+    What is read in backward is told by backward; where that never ran, or ended halfway, what is alive of forward is
+    taken to wait for it.
+
+    Args:
+        storages: The storages.
+        failures: The failed requests.
+        ops: The operators.
+    """
+    category = storages.category.copy()
+    made_in_forward = np.append((ops.phase == "forward") & ~ops.is_recompute, False)[storages.created_op_id]
+    for op_id in failures.op_id[failures.op_id != NONE].tolist():
+        is_alive = (storages.created_op_id < op_id) & ((storages.freed_op_id == NONE) | (storages.freed_op_id >= op_id))
+        same_step = np.append(ops.step, NONE)[storages.created_op_id] == ops.step[op_id]
+        category[made_in_forward & is_alive & same_step & (category == "temporary")] = "activation"
+    return storages.replace(category=category)
+
+
+def is_fatal(spool: Spool, number: int, names: Sequence[str], exit_record: Mapping[str, Any] | None) -> bool:
+    """Tells whether a failed request ended the job.
+
+    Python says so where it printed the traceback. A job that ends in an order of its own (its own handler, a
+    launcher that reports for it) ended with the last failure when it ran no operator since and did not end well.
+
+    Args:
+        spool: The raw recording.
+        number: Number of the failure.
+        names: The recording's names.
+        exit_record: What the parent wrote when the job had ended; None while it runs.
+    """
+    if spool.records.get("fatal"):
+        return number in spool.records["fatal"]
+    records = failure_records(spool)
+    ended_badly = exit_record is not None and exit_record.get("returncode") != 0
+    if not ended_badly or number != len(records) - 1:
+        return False
+    since = spool.columns("operators")["name"][records[number]["op"] + 1 :]
+    # An optimizer's step ends the range that it drew around itself, error or not.
+    return all(names[name].startswith("profiler.") for name in since.tolist())
+
+
+def _row(recording: Recording, ops: Ops, record: dict[str, Any], frames: list[str]) -> dict[str, Any]:
+    """Returns what a failure has of the operator that asked, or of the traceback where none did."""
+    raw = record["op"] - recording.epoch.first_op
+    is_told = 0 <= raw < recording.raw_count
+    op_id = int(recording.row_of_raw[raw]) if is_told else NONE
+    if record["is_operator"]:
+        if not is_told:
+            return _of_raw(recording, record["op"])
+        columns = {name: getattr(ops, name)[op_id] for name in ("step", "name", "phase", "module_id", "stack_id")}
+        return {**columns, "op_id": op_id}
+    stack = "\n".join(record["frames"])
+    if stack and stack not in frames:
+        frames.append(stack)
+    return {
+        "step": record["step"],
+        "op_id": op_id,
+        "name": "",
+        "phase": PHASES[record["phase"]] if record["phase"] >= 0 else "",
+        "module_id": record["module"],
+        "stack_id": frames.index(stack) if stack else NONE,
+    }
+
+
+def _of_raw(recording: Recording, op: int) -> dict[str, Any]:
+    """Returns the same of an operator in a part of the recording that is not told."""
+    raw = {name: int(values[op]) for name, values in recording.spool.columns("operators").items()}
+    return {
+        "step": NONE,
+        "op_id": NONE,
+        "name": recording.names[raw["name"]],
+        "phase": PHASES[raw["phase"]],
+        "module_id": raw["module"],
+        "stack_id": NONE,
+    }
+
+
+def _counted(recording: Recording, times_ns: list[int]) -> list[int]:
+    """Returns the CPU allocator's own count at each moment; NONE where it told none."""
+    totals: Ints = recording.heard.total
+    places = recording.timeline.position(np.array(times_ns, dtype=np.int64)) - 1
+    return [int(totals[place]) if place >= 0 and totals[place] >= 0 else NONE for place in places.tolist()]

@@ -1,0 +1,66 @@
+"""Ends lives whose end was not heard, where the allocator's count tells of it: blocks that another thread gave back.
+
+A collective's own thread drops the last reference to a buffer that the training thread took.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import numpy as np
+
+from memprof.trace.assemble.memory.block_lives import Lives
+from memprof.trace.assemble.timeline import NEVER, Timeline
+from memprof.trace.schema import NONE, Ints
+
+#: A difference is looked for among the sums of so many lives at most, and among so many of them.
+_SUM_OF, _AMONG = 3, 24
+#: Smaller blocks end as they did: what they are cannot be told by their size.
+_LEAST_BYTES = 1024
+
+
+def end_unheard(timeline: Timeline, lives: Lives, totals: Ints) -> Lives:
+    """Ends lives where the allocator's count falls by their size without an event.
+
+    Args:
+        timeline: Rows and events.
+        lives: Lives of blocks.
+        totals: The allocator's count after each event. Shape (events,), at least one.
+    """
+    change = np.zeros(len(totals), dtype=np.int64)
+    change[1:] = np.diff(totals) - timeline.event_bytes[1:]
+    fallen = np.flatnonzero(change <= -_LEAST_BYTES)
+    died = lives.died.copy()
+    last = np.minimum(died, len(totals) - 1)
+    is_open = (died == NEVER) | (timeline.event_bytes[last] > 0)  # it ends where its address was taken again
+    is_open &= (lives.born != NONE) & (lives.size_bytes >= _LEAST_BYTES)
+    rows = np.flatnonzero(is_open)
+    if not len(fallen) or not len(rows):
+        return lives
+    for event in fallen.tolist():
+        alive = rows[(lives.born[rows] < event) & (died[rows] >= event)]
+        alive = alive[np.argsort(-lives.born[alive], kind="stable")][:_AMONG]
+        found = _sum_to(lives.size_bytes[alive].tolist(), -int(change[event]))
+        if found:
+            died[alive[found]] = event
+            rows = np.setdiff1d(rows, alive[found])
+    return dataclasses.replace(lives, died=died)
+
+
+def told_ends(timeline: Timeline, lives: Lives) -> Ints:
+    """Returns the bytes, negative, of the lives that end at an event of another block's. Shape (events,)."""
+    ended = np.zeros(len(timeline.event_bytes), dtype=np.int64)
+    rows = np.flatnonzero(lives.died != NEVER)
+    rows = rows[timeline.event_address[lives.died[rows]] != lives.address[rows]]
+    np.subtract.at(ended, lives.died[rows], lives.size_bytes[rows])
+    return ended
+
+
+def _sum_to(sizes: list[int], amount: int) -> list[int]:
+    """Returns places of the fewest sizes that sum to an amount; none where there are none."""
+    for count in range(1, _SUM_OF + 1):
+        for places in itertools.combinations(range(len(sizes)), count):
+            if sum(sizes[place] for place in places) == amount:
+                return list(places)
+    return []

@@ -1,0 +1,210 @@
+"""What was heard of the memory of one device: takings and givings back in order, and what was in use before."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from memprof.trace.assemble import texts
+from memprof.trace.assemble.devices.history import NO_HISTORY, History, block_bytes, last_at, read_history
+from memprof.trace.assemble.memory.events import own_events
+from memprof.trace.assemble.steps import Epoch
+from memprof.trace.files.spool import DRY_RUN, Spool
+from memprof.trace.schema import NONE, Ints
+
+#: The processor, whose memory is heard on a stream of its own.
+CPU = "cpu"
+#: Half of what a moment in whole microseconds may be early by.
+_HALF_US = 500
+
+
+@dataclass(frozen=True, eq=False)
+class Heard:
+    """Events of one device, by time; each of shape ``(events,)``.
+
+    Attributes:
+        device: The device, such as ``cpu`` or ``cuda:0``.
+        time_ns: When.
+        address: Where.
+        size_bytes: Bytes of the block, negative where it was given back.
+        total: The allocator's own count of allocated bytes afterwards; -1 where it tells none.
+        reserved: Its count of reserved bytes; NONE where it tells or has none.
+        requested: Bytes asked for; NONE where unknown.
+        alive_address: Blocks in use before the first event. Shape (alive,).
+        alive_bytes: Their bytes.
+        alive_requested: Bytes asked for; NONE where unknown.
+        history: The allocator's own history; without rows where it keeps none.
+    """
+
+    device: str
+    time_ns: Ints
+    address: Ints
+    size_bytes: Ints
+    total: Ints
+    reserved: Ints
+    requested: Ints
+    alive_address: Ints
+    alive_bytes: Ints
+    alive_requested: Ints
+    history: History
+
+    @cached_property
+    def event_of_entry(self) -> Ints:
+        """The event that reports what each entry of the history says; NONE where none does. Shape (entries,).
+
+        The allocator writes an entry just before it reports: the entry is the last of its kind at that address by then.
+        """
+        history = self.history
+        event = np.full(len(history), NONE, dtype=np.int64)
+        for is_kind, is_side in (
+            (history.is_taking, self.size_bytes > 0),
+            (history.is_giving_back, self.size_bytes < 0),
+        ):
+            entries, events = np.flatnonzero(is_kind), np.flatnonzero(is_side)
+            found = last_at(
+                history.address[entries], history.time_us[entries], self.address[events], self.time_ns[events]
+            )
+            is_found = found != NONE
+            event[entries[found[is_found]]] = events[is_found]
+        return event
+
+
+def devices_of(spool: Spool, epoch: Epoch) -> list[str]:
+    """Returns the devices whose memory was heard of in an epoch, that with most bytes first; the processor where none.
+
+    A job that trains on a device has its batches on the processor, too: what matters is the device.
+    """
+    names: list[str] = texts.listed(spool, "devices")
+    size = np.zeros(len(names), dtype=np.int64)
+    is_heard = np.zeros(len(names), dtype=np.bool_)
+    for stream in ("device_events", "device_alive"):
+        rows = within(spool.columns(stream), epoch)
+        is_heard[rows["device"]] = True
+        np.add.at(size, rows["device"], np.maximum(rows["size_bytes"], 0))
+    history = spool.columns("history")
+    is_heard[history["device"]] = True
+    order = np.argsort(-size, kind="stable")
+    return [names[number] for number in order.tolist() if is_heard[number]] or [CPU]
+
+
+def hear(spool: Spool, epoch: Epoch, device: str) -> Heard:
+    """Returns the events of a device.
+
+    Of a device they come from the allocator's reports to the profiler where the epoch has them, else from the
+    allocator's own history, else from weak references.
+
+    Args:
+        spool: The raw recording.
+        epoch: The part of it that is told.
+        device: The device.
+    """
+    if device == CPU:
+        return _on_cpu(spool, epoch)
+    number = texts.listed(spool, "devices").index(device)
+    events = _of_device(within(spool.columns("device_events"), epoch), number)
+    alive = _alive_before(_of_device(within(spool.columns("device_alive"), epoch), number), events)
+    history = read_history(spool, epoch, number, alive)
+    if epoch.source not in ("native", DRY_RUN) and len(history):
+        return _from_history(device, history, alive)
+    in_use = alive["is_pending"] == 0
+    address = alive["address"][in_use]
+    is_own = own_events(events["time_ns"], events["address"], events["size_bytes"], events["total"], address)
+    events = {name: values[is_own] for name, values in events.items()}
+    order = np.argsort(events["time_ns"], kind="stable")
+    events = {name: values[order] for name, values in events.items()}
+    return Heard(
+        device=device,
+        time_ns=events["time_ns"],
+        address=events["address"],
+        size_bytes=events["size_bytes"],
+        total=events["total"],
+        reserved=events["reserved"],
+        requested=_requested(events, history),
+        alive_address=address,
+        alive_bytes=alive["size_bytes"][in_use],
+        alive_requested=alive["requested_bytes"][in_use],
+        history=history,
+    )
+
+
+def within(columns: dict[str, Ints], epoch: Epoch) -> dict[str, Ints]:
+    """Cuts the columns of a stream with times to an epoch."""
+    moment = columns["enter_ns"] if "enter_ns" in columns else columns["time_ns"]
+    is_inside = (moment >= epoch.start_ns) & (moment < epoch.end_ns)
+    return {name: values[is_inside] for name, values in columns.items()}
+
+
+def _on_cpu(spool: Spool, epoch: Epoch) -> Heard:
+    events, alive = within(spool.columns("events"), epoch), within(spool.columns("alive"), epoch)
+    is_own = own_events(events["time_ns"], events["address"], events["size_bytes"], events["total"], alive["address"])
+    is_own &= events["size_bytes"] != 0  # else a mark: everything up to here was heard
+    order = np.flatnonzero(is_own)
+    order = order[np.argsort(events["time_ns"][order], kind="stable")]
+    unknown = np.full(len(order), NONE, dtype=np.int64)
+    # Tensors on a device are held by Python, too, but their memory is not the processor's.
+    is_here = ~np.isin(alive["address"], spool.columns("device_alive")["address"])
+    return Heard(
+        device=CPU,
+        time_ns=events["time_ns"][order],
+        address=events["address"][order],
+        size_bytes=events["size_bytes"][order],
+        total=events["total"][order],
+        reserved=unknown,
+        requested=unknown,
+        alive_address=alive["address"][is_here],
+        alive_bytes=alive["size_bytes"][is_here],
+        alive_requested=np.full(int(is_here.sum()), NONE, dtype=np.int64),
+        history=NO_HISTORY,
+    )
+
+
+def _of_device(columns: dict[str, Ints], number: int) -> dict[str, Ints]:
+    is_its = columns["device"] == number
+    return {name: values[is_its] for name, values in columns.items()}
+
+
+def _alive_before(alive: dict[str, Ints], events: dict[str, Ints]) -> dict[str, Ints]:
+    """Leaves out of the blocks stated in use those that were heard being taken: the device may be new in the epoch."""
+    if not len(alive["address"]):
+        return alive
+    stated_ns = alive["time_ns"][0]
+    taken = events["address"][(events["size_bytes"] > 0) & (events["time_ns"] < stated_ns)]
+    is_kept = (alive["time_ns"] == stated_ns) & ~np.isin(alive["address"], taken)
+    return {name: values[is_kept] for name, values in alive.items()}
+
+
+def _requested(events: dict[str, Ints], history: History) -> Ints:
+    """Returns what each taking asked for: the allocator writes it down just before it reports the block."""
+    requested = np.full(len(events["time_ns"]), NONE, dtype=np.int64)
+    takings = np.flatnonzero(events["size_bytes"] > 0)
+    entries = np.flatnonzero(history.is_taking)
+    found = last_at(
+        history.address[entries], history.time_us[entries], events["address"][takings], events["time_ns"][takings]
+    )
+    is_found = found != NONE
+    requested[takings[is_found]] = history.size_bytes[entries[found[is_found]]]
+    return requested
+
+
+def _from_history(device: str, history: History, alive: dict[str, Ints]) -> Heard:
+    """Makes events of the allocator's history alone; blocks are as large as rounding makes them."""
+    rows = np.flatnonzero(history.is_taking | history.is_giving_back)
+    size = block_bytes(history)[rows]
+    in_use = alive["is_pending"] == 0
+    taking = history.is_taking[rows]
+    return Heard(
+        device=device,
+        # Entries tie, and their moments are cut to microseconds: order is theirs.
+        time_ns=np.maximum.accumulate(history.time_us[rows] * 1000 + _HALF_US) if len(rows) else rows,
+        address=history.address[rows],
+        size_bytes=np.where(taking, size, -size),
+        total=np.full(len(rows), -1, dtype=np.int64),
+        reserved=history.reserved[rows],
+        requested=np.where(taking, history.size_bytes[rows], NONE),
+        alive_address=alive["address"][in_use],
+        alive_bytes=alive["size_bytes"][in_use],
+        alive_requested=alive["requested_bytes"][in_use],
+        history=history,
+    )

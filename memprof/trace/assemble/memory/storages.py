@@ -1,0 +1,356 @@
+"""Makes the storage and use tables of a recording, and follows the allocator's counter."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from memprof.trace.assemble import texts
+from memprof.trace.assemble.devices.device_counters import active_peaks, requested_bytes, reserved_peaks
+from memprof.trace.assemble.devices.workspaces import name_workspaces
+from memprof.trace.assemble.memory.artefacts import Mergers, find_mergers, merge_lives, wrapped_twice
+from memprof.trace.assemble.memory.block_lives import Counter, Lives, count, pair
+from memprof.trace.assemble.memory.categories import Facts, Lifetimes, categorize
+from memprof.trace.assemble.memory.elsewhere import NAME, Elsewhere, account
+from memprof.trace.assemble.memory.foreign import Foreign, find_foreign
+from memprof.trace.assemble.memory.missed_frees import end_unheard
+from memprof.trace.assemble.memory.native_events import CPU
+from memprof.trace.assemble.recording import Recording
+from memprof.trace.assemble.timeline import NEVER
+from memprof.trace.assemble.times import Partners
+from memprof.trace.files.spool import BACKWARD, DRY_RUN, FLAG_RECOMPUTE, FLAG_VIEW, READ, WRITE
+from memprof.trace.schema import (
+    NONE,
+    ROLES,
+    Bools,
+    Ints,
+    Memory,
+    Modules,
+    Ops,
+    Storages,
+    Texts,
+    Uses,
+)
+
+#: Autograd's own accumulation of gradients, where no timed step tells whether it runs in place.
+_ACCUMULATION = "aten.add.Tensor"
+
+
+@dataclass(frozen=True)
+class _Touches:
+    """Operators and the memory they touch. Shape (touches,) each."""
+
+    raw_op: Ints
+    address: Ints
+    size_bytes: Ints
+    role: Ints
+    tensor: Ints
+    life: Ints
+
+
+@dataclass(frozen=True)
+class MemoryTables:
+    """What a recording says of memory.
+
+    Attributes:
+        storages: Lives of storages.
+        uses: Who touches them.
+        counter: The allocator's counter.
+        notes: What a reader must know of them.
+    """
+
+    storages: Storages
+    uses: Uses
+    counter: Counter
+    notes: tuple[str, ...]
+
+
+def memory_tables(recording: Recording, modules: Modules, ops: Ops, partners: dict[int, Partners]) -> MemoryTables:
+    """Makes the tables of storages and uses.
+
+    Args:
+        recording: The raw recording.
+        modules: The module table.
+        ops: The operator table.
+        partners: What the timed step says of the operators, by step.
+    """
+    timeline = recording.timeline
+    heard = recording.heard
+    lives = pair(timeline, heard.alive_address, heard.alive_bytes)
+    if _has_totals(recording):
+        lives = end_unheard(timeline, lives, heard.total)
+    touches = _touches(recording, lives)
+    elsewhere = _elsewhere(recording, lives)
+    is_repeated = wrapped_twice(timeline, lives, _own_start(recording))
+    lives, become, is_void = merge_lives(timeline, lives, _mergers(recording, lives, touches, partners))
+    is_void[lives.born[is_repeated]] = True
+    is_void[lives.died[is_repeated]] = True
+    start_bytes = int(lives.size_bytes[lives.born == NONE].sum()) + elsewhere.start_bytes
+    counter = count(timeline, lives, start_bytes, is_void, elsewhere.change, elsewhere.relief)
+
+    # Storages: lives longer than one operator, then foreign memory, then what nobody held.
+    event_op = timeline.event_op
+    born = np.full(len(lives.born), NONE, dtype=np.int64)
+    died = np.full(len(lives.born), NONE, dtype=np.int64)
+    born[lives.born != NONE] = event_op[lives.born[lives.born != NONE]]
+    has_died = lives.died != NEVER
+    died[has_died] = event_op[lives.died[has_died]]
+    is_merged = become != np.arange(len(become))
+    is_short = counter.is_temporary | is_repeated
+    kept = np.flatnonzero(~is_short & ~is_merged & ~(has_died & (died == NONE)))
+    storage_of_life = np.full(len(lives.born) + 1, NONE, dtype=np.int64)
+    storage_of_life[kept] = np.arange(len(kept))
+    storage_of_life[:-1] = storage_of_life[become]
+
+    storage = storage_of_life[touches.life]
+    is_temporary = np.append(is_short, False)[touches.life]
+    foreign = find_foreign(
+        touches.raw_op,
+        touches.address,
+        touches.size_bytes,
+        touches.role == WRITE,
+        (storage == NONE) & ~is_temporary,
+        len(kept),
+    )
+    storage = np.where(storage == NONE, foreign.storage, storage)
+    facts = _facts(recording, lives, storage_of_life, foreign)
+
+    sizes = lives.size_bytes[kept]
+    created = np.concatenate([born[kept], recording.rows_of(foreign.first), elsewhere.created])
+    freed = np.concatenate([died[kept], recording.rows_of(foreign.last), elsewhere.freed])
+    asked = requested_bytes(heard, lives)[kept]
+    requested = np.concatenate([np.where(asked == NONE, sizes, asked), foreign.size_bytes, elsewhere.size_bytes])
+    allocated = np.concatenate([sizes, np.zeros_like(foreign.size_bytes), elsewhere.size_bytes])
+
+    uses = _unique_uses(recording.row_of_raw[touches.raw_op], storage, touches.role)
+    lifetimes = Lifetimes.of(created, uses, ops)
+    category = categorize(facts, lifetimes)
+    tensor, module, name = _attributes(facts, touches, storage, created, ops)
+    names = texts.look_up(recording.names, name)
+    is_elsewhere = np.arange(len(created)) >= len(kept) + len(foreign.size_bytes)
+    names[is_elsewhere] = NAME
+    category[is_elsewhere] = "unknown"
+    module[is_elsewhere] = NONE
+    is_own = np.arange(len(created)) < len(kept)
+    device = texts.look_up(recording.tensors.device, tensor)
+    device[is_own | is_elsewhere | (device == "")] = heard.device
+    if heard.device != CPU:
+        name_workspaces(is_own, category, names, created, freed, uses.storage_id, ops)
+    order = np.argsort(created, kind="stable")
+    place = np.empty(len(order), dtype=np.int64)
+    place[order] = np.arange(len(order))
+    storages = Storages.of(
+        storage_id=np.arange(len(order)),
+        category=category[order],
+        name=_qualified(names, category, module, modules)[order],
+        module_id=module[order],
+        device=device[order],
+        requested_bytes=requested[order],
+        allocated_bytes=allocated[order],
+        created_op_id=created[order],
+        freed_op_id=freed[order],
+        shape=texts.look_up(recording.tensors.shape, tensor)[order],
+        dtype=texts.look_up(recording.tensors.dtype, tensor)[order],
+    )
+    return MemoryTables(storages, uses.replace(storage_id=place[uses.storage_id]), counter, _notes(elsewhere))
+
+
+def workspace_bytes(storages: Storages, counter: Counter) -> Ints:
+    """Returns what each row held beyond what was alive before it and what it made. Shape (rows,)."""
+    born = np.zeros(len(counter.peak), dtype=np.int64)
+    is_made = storages.created_op_id != NONE
+    np.add.at(born, storages.created_op_id[is_made], storages.allocated_bytes[is_made])
+    return counter.peak - counter.before - born
+
+
+def memory_samples(recording: Recording, counter: Counter) -> Memory:
+    """Makes the table of counters."""
+    samples = recording.in_epoch("rss")
+    raw = samples["op"] - recording.epoch.first_op
+    is_inside = (raw >= 0) & (raw < recording.raw_count)
+    rss = np.full(recording.rows, NONE, dtype=np.int64)
+    rss[recording.row_of_raw[raw[is_inside]]] = samples["rss_bytes"][is_inside]
+    return Memory.of(
+        op_id=np.arange(recording.rows),
+        time_us=recording.timeline.start_ns / 1000,
+        device=np.full(recording.rows, recording.heard.device, dtype=np.object_),
+        allocated_bytes=counter.peak,
+        active_bytes=active_peaks(recording.heard, recording.timeline, counter.peak),
+        reserved_bytes=reserved_peaks(recording.heard, recording.timeline),
+        host_rss_bytes=rss,
+    )
+
+
+def _touches(recording: Recording, lives: Lives) -> _Touches:
+    columns = recording.spool.columns("touches")
+    op = columns["op"] - recording.epoch.first_op
+    is_inside = (op >= 0) & (op < recording.raw_count) & (columns["address"] != 0)
+    op = op[is_inside]
+    address, role = columns["address"][is_inside], columns["role"][is_inside]
+    moment = np.where(role == WRITE, recording.raw["end_ns"][op], recording.raw["start_ns"][op])
+    life = lives.find(address, recording.timeline.position(moment))
+    return _Touches(op, address, columns["size_bytes"][is_inside], role, columns["tensor"][is_inside], life)
+
+
+def _mergers(recording: Recording, lives: Lives, touches: _Touches, partners: dict[int, Partners]) -> Mergers:
+    """Finds operators that run in place without the recorder: as the timed step says, or as autograd does."""
+    raw = recording.raw
+    names = texts.look_up(recording.names, raw["name"])
+    in_backward = (raw["phase"] == BACKWARD) & ((raw["flags"] & FLAG_RECOMPUTE) == 0)
+    candidates = np.flatnonzero(in_backward & (names == _ACCUMULATION))
+    runs_in_place = np.zeros(recording.raw_count, dtype=np.bool_)
+    runs_in_place[candidates] = _is_sum_of_gradients(recording, lives, touches, candidates)
+    if recording.epoch.source == DRY_RUN:
+        runs_in_place[candidates] &= ~_was_viewed(recording, touches, candidates)
+    for step, found in partners.items():
+        inside = np.flatnonzero(recording.raw_step == step)
+        is_told = ~np.isnan(found.duration_us)
+        runs_in_place[inside[is_told]] = found.runs_in_place[is_told]
+    candidates = np.flatnonzero(runs_in_place)
+    input_life = _first_life(touches, candidates, READ)
+    output_life = _first_life(touches, candidates, WRITE)
+    return find_mergers(recording.timeline, lives, recording.row_of_raw[candidates], input_life, output_life)
+
+
+def _is_sum_of_gradients(recording: Recording, lives: Lives, touches: _Touches, raw_op: Ints) -> Bools:
+    """Tells the engine's sums of gradients from sums within a backward formula.
+
+    The engine's first term was made under another node, and its result is used under another node.
+    """
+    node = recording.raw["node_sequence"]
+    first = _first_life(touches, raw_op, READ)
+    is_known = first != NONE
+    is_known[is_known] = lives.born[first[is_known]] != NONE
+    row = recording.timeline.event_op[lives.born[first[is_known]]]
+    maker = np.full(len(raw_op), NONE, dtype=np.int64)
+    maker[is_known] = np.where(row >= 0, recording.timeline.raw_op[np.maximum(row, 0)], NONE)
+    is_sum: Bools = (maker != NONE) & (node[np.maximum(maker, 0)] != node[raw_op])
+    result = _first_life(touches, raw_op, WRITE)
+    order = np.lexsort((touches.raw_op, touches.life))
+    lives_sorted, ops_sorted = touches.life[order], touches.raw_op[order]
+    for i in np.flatnonzero(is_sum & (result != NONE)).tolist():
+        begin, end = np.searchsorted(lives_sorted, [result[i], result[i] + 1])
+        later = ops_sorted[begin:end]
+        later = later[later > raw_op[i]]
+        is_sum[i] = not len(later) or node[later[0]] != node[raw_op[i]]
+    return is_sum
+
+
+def _was_viewed(recording: Recording, touches: _Touches, raw_op: Ints) -> Bools:
+    """Tells where the first term of a sum was looked at through a view, which autograd then keeps: it adds anew.
+
+    No timed step of a dry run can tell.
+    """
+    first = _first_life(touches, raw_op, READ)
+    is_view = (recording.raw["flags"][touches.raw_op] & FLAG_VIEW) != 0
+    viewing = np.flatnonzero(is_view & (touches.role == READ) & (touches.life != NONE))
+    order = np.lexsort((touches.raw_op[viewing], touches.life[viewing]))
+    life, op = touches.life[viewing][order], touches.raw_op[viewing][order]
+    place = np.searchsorted(life, first)
+    inside = np.minimum(place, max(len(life) - 1, 0))
+    if not len(life):
+        return np.zeros(len(raw_op), dtype=np.bool_)
+    found: Bools = (first != NONE) & (life[inside] == first) & (op[inside] < raw_op)
+    return found
+
+
+def _first_life(touches: _Touches, raw_ops: Ints, role: int) -> Ints:
+    """Returns the life that each operator touches first in a role; NONE where there is none."""
+    rows = np.flatnonzero(touches.role == role)
+    ops, first = np.unique(touches.raw_op[rows], return_index=True)
+    if not len(ops):
+        return np.full(len(raw_ops), NONE, dtype=np.int64)
+    place = np.minimum(np.searchsorted(ops, raw_ops), len(ops) - 1)
+    return np.where(ops[place] == raw_ops, touches.life[rows[first[place]]], NONE)
+
+
+def _own_start(recording: Recording) -> Ints:
+    """Returns when each row's operator itself started; for memory between operators, when that began."""
+    return np.where(recording.is_real, recording.raw["start_ns"][recording.before], recording.timeline.start_ns)
+
+
+def _elsewhere(recording: Recording, lives: Lives) -> Elsewhere:
+    totals = recording.heard.total
+    if not _has_totals(recording):
+        return Elsewhere.nothing(len(totals), recording.rows)
+    return account(recording.timeline, lives, totals)
+
+
+def _has_totals(recording: Recording) -> bool:
+    """Whether the allocator told its own count with every event, and all that it counts is known."""
+    totals = recording.heard.total
+    # On a device everything in use is known from its allocator, whenever the recorder came.
+    is_incomplete = recording.is_late and recording.heard.device == CPU
+    return recording.epoch.source == "native" and not is_incomplete and len(totals) > 0 and bool(totals[0] >= 0)
+
+
+def _notes(elsewhere: Elsewhere) -> tuple[str, ...]:
+    notes = []
+    if elsewhere.missing_bytes:
+        notes.append(
+            f"{elsewhere.missing_bytes:,} bytes that Python held at the beginning are not in the allocator's count"
+        )
+    taken = int(elsewhere.size_bytes[elsewhere.created != NONE].sum())
+    if taken:
+        notes.append(f"other threads took {taken:,} bytes while the job was recorded; they are in category unknown")
+    return tuple(notes)
+
+
+def _facts(recording: Recording, lives: Lives, storage_of_life: Ints, foreign: Foreign) -> Facts:
+    columns = recording.in_epoch("facts")
+    position = recording.timeline.position(columns["time_ns"])
+    storage = storage_of_life[lives.find(columns["address"], position)]
+    storage = np.where(storage == NONE, foreign.of_address(columns["address"]), storage)
+    is_told = storage != NONE
+    tensor = columns["tensor"][is_told]
+    return Facts(
+        storage=storage[is_told],
+        category=columns["category"][is_told],
+        name=columns["name"][is_told],
+        module=columns["module"][is_told],
+        tensor=tensor,
+        family=recording.tensors.families()[tensor],
+    )
+
+
+def _attributes(facts: Facts, touches: _Touches, storage: Ints, created: Ints, ops: Ops) -> tuple[Ints, Ints, Ints]:
+    """Returns tensor, module and name of each storage: what was stated first, else what its maker says."""
+    tensor, module, name = (np.full(len(created), NONE, dtype=np.int64) for _ in range(3))
+    is_written = (touches.role == WRITE) & (storage != NONE)
+    tensor[storage[is_written][::-1]] = touches.tensor[is_written][::-1]
+    is_unseen = tensor[facts.storage] == NONE
+    tensor[facts.storage[is_unseen][::-1]] = facts.tensor[is_unseen][::-1]
+    is_made = created != NONE
+    module[is_made] = ops.module_id[created[is_made]]
+    for column, stated in ((name, facts.name), (module, facts.module)):
+        is_stated = stated != NONE
+        column[facts.storage[is_stated][::-1]] = stated[is_stated][::-1]
+    return tensor, module, name
+
+
+def _qualified(names: Texts, category: Texts, module: Ints, modules: Modules) -> Texts:
+    """Completes names: a buffer's with its module, and those of a model that is not the only one with its root's."""
+    owners = np.append(modules.name, "")[module]
+    roots = _root_names(modules)
+    result = names.copy()
+    for i in np.flatnonzero((names != "") & (module != NONE)):
+        prefix = owners[i] if category[i] == "buffer" else roots[module[i]]
+        if prefix:
+            result[i] = f"{prefix}.{names[i]}"
+    return result
+
+
+def _root_names(modules: Modules) -> list[str]:
+    """Returns the name of each module's root; parents come before their children."""
+    roots: list[str] = []
+    for name, parent in zip(modules.name.tolist(), modules.parent_id.tolist(), strict=True):
+        roots.append(name if parent == NONE else roots[parent])
+    return roots
+
+
+def _unique_uses(op: Ints, storage: Ints, role: Ints) -> Uses:
+    """Drops repeated uses: an operator that takes a storage twice uses it once in each role."""
+    is_known = storage != NONE
+    keys = np.unique(np.stack([op[is_known], storage[is_known], role[is_known]], axis=1), axis=0)
+    return Uses.of(op_id=keys[:, 0], storage_id=keys[:, 1], role=np.array(ROLES, dtype=np.object_)[keys[:, 2]])

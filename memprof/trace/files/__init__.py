@@ -1,0 +1,1 @@
+"""Recordings as files and folders: written whole, read within bounds."""

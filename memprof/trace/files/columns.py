@@ -1,0 +1,325 @@
+"""One table as the bytes of a Parquet file, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from memprof.trace.files.parquet_pages import unpacked_bytes
+from memprof.trace.schema import Column, Table, Texts
+from memprof.units import format_bytes
+
+T = TypeVar("T", bound=Table)
+
+#: A table may take so many times the bytes it has in the file, and this much more: some four times what the tables of
+#: real recordings take, and far below what a few kilobytes of run-length encoded Parquet can be made to claim.
+GROWTH = 64
+SLACK_BYTES = 192 << 20
+#: Columns of a table, far above those of any version.
+_MOST_COLUMNS = 1_000
+
+#: Durations are rounded to 2**-10 us: finer than any clock, and the low bytes become zero. (A decimal place would
+#: leave them full.) Moments are Unix time, whose float64 has no more than a quarter of a microsecond.
+_STEPS_PER_US = 1024.0
+
+_ARROW_TYPES: dict[str, pa.DataType] = {
+    "id": pa.int64(),
+    "int": pa.int64(),
+    "float": pa.float64(),
+    "bool": pa.bool_(),
+    "text": pa.string(),
+}
+
+
+class CorruptTableError(Exception):
+    """Bytes that are no such table; whoever knows the file makes a sentence of it."""
+
+
+#: What reading damaged or hostile Parquet raises.
+_DAMAGE = (pa.ArrowException, OSError, ValueError, KeyError, OverflowError)
+
+
+def encode_table(table: Table) -> bytes:
+    """Writes a table as Parquet with zstd and page checksums; missing values become null.
+
+    The same table gives the same bytes.
+    """
+    columns = table.columns()
+    arrays = {column.name: _to_arrow(column, getattr(table, column.name)) for column in columns}
+    sink = pa.BufferOutputStream()
+    pq.write_table(
+        pa.table(arrays),
+        sink,
+        compression="zstd",
+        compression_level=9,
+        # pyarrow's stubs know only True and False; its documentation has the list of names.
+        use_dictionary=[column.name for column in columns if column.kind == "text"],  # type: ignore[arg-type]
+        column_encoding={
+            column.name: _encoding(column, getattr(table, column.name)) for column in columns if column.kind != "text"
+        },
+        write_page_checksum=True,
+        write_statistics=False,
+        store_schema=False,
+    )
+    return sink.getvalue().to_pybytes()
+
+
+#: Looks at the columns of a table before they are used.
+Check = Callable[[Mapping[str, Any]], None]
+
+
+def bytes_in_memory(kind: type[Table], rows: int) -> int:
+    """Returns what a table of so many rows takes in memory, without its distinct texts."""
+    return rows * sum(1 if column.kind == "bool" else 8 for column in kind.columns())
+
+
+def decode_table(
+    kind: type[T],
+    data: bytes,
+    limit_bytes: int | None = None,
+    *,
+    rows: int | None = None,
+    check: Check = lambda columns: None,
+) -> T:
+    """Reads a table from Parquet bytes.
+
+    Columns this version does not know are left out; those the file lacks are filled with their missing value.
+
+    Args:
+        kind: The table to read.
+        data: What ``encode_table`` wrote, by this version or another.
+        limit_bytes: Most bytes the table may take in memory; by the size of ``data`` where left out.
+        rows: Rows it has to have; any number where left out.
+        check: Looks at the columns, texts as ``Coded``; raises what is wrong.
+
+    Raises:
+        CorruptTableError: The bytes are damaged, of other types than the table's, or claim more than the limit.
+    """
+    try:
+        columns = dict(_read_columns(kind.columns(), data, limit_bytes, rows))
+        check(columns)
+        return kind.of(
+            **{
+                name: values.distinct[values.codes] if isinstance(values, Coded) else values
+                for name, values in columns.items()
+            }
+        )
+    except _DAMAGE as error:
+        raise CorruptTableError(f"its table {kind.table_name!r} cannot be read ({_one_line(error)})") from error
+
+
+@dataclass(frozen=True, eq=False)
+class Coded:
+    """A column of texts without an object for each row.
+
+    Attributes:
+        codes: Which of the distinct texts each row holds.
+        distinct: The distinct texts, "" for what is missing among them.
+    """
+
+    codes: npt.NDArray[np.int32]
+    distinct: Texts
+
+    @staticmethod
+    def of(texts: Texts) -> Coded:
+        """Codes texts."""
+        known: dict[str, int] = {}
+        codes = np.fromiter((known.setdefault(text, len(known)) for text in texts.tolist()), np.int32, len(texts))
+        distinct: Texts = np.empty(len(known), dtype=object)
+        distinct[:] = list(known)
+        return Coded(codes, distinct)
+
+    def __len__(self) -> int:
+        """Returns the number of rows."""
+        return len(self.codes)
+
+    def __getitem__(self, rows: Any) -> Any:
+        """Returns the texts of some rows."""
+        return self.distinct[self.codes[rows]]
+
+
+def decode_columns(
+    kind: type[Table],
+    data: bytes,
+    names: Sequence[str],
+    *,
+    limit_bytes: int | None = None,
+    rows: int | None = None,
+    check: Check = lambda columns: None,
+) -> dict[str, Any]:
+    """Reads some columns of a table, for tables that are too large to hold whole.
+
+    Args:
+        kind: The table to read.
+        data: What ``encode_table`` wrote, by this version or another.
+        names: Columns to read.
+        limit_bytes: Most bytes they may take in memory; by the size of ``data`` where left out.
+        rows: Rows it has to have; any number where left out.
+        check: As in ``decode_table``.
+
+    Returns:
+        The columns by name: numbers as numpy arrays, texts as ``Coded``.
+
+    Raises:
+        CorruptTableError: The bytes are damaged, or of other types than the table's.
+    """
+    try:
+        wanted = [column for column in kind.columns() if column.name in names]
+        columns = dict(_read_columns(wanted, data, limit_bytes, rows))
+        check(columns)
+        return columns
+    except _DAMAGE as error:
+        raise CorruptTableError(f"its table {kind.table_name!r} cannot be read ({_one_line(error)})") from error
+    finally:
+        pa.default_memory_pool().release_unused()  # Arrow would keep what it read the column into
+
+
+def _to_arrow(column: Column, values: Any) -> pa.Array[Any]:
+    kind = _ARROW_TYPES[column.kind]
+    if column.kind == "text":
+        try:
+            return pa.array(values, type=kind, mask=values == "")
+        except UnicodeEncodeError:  # a file name that is no valid UTF-8 reaches a stack as lone surrogates
+            return _to_arrow(column, np.array([_encodable(text) for text in values], dtype=object))
+    if column.kind == "float":
+        with np.errstate(over="ignore"):
+            rounded = np.round(values * _STEPS_PER_US) / _STEPS_PER_US
+        return pa.array(np.where(np.isfinite(rounded), rounded, values), type=kind, mask=np.isnan(values))
+    mask = None if column.missing is None else values == column.missing
+    return pa.array(values, type=kind, mask=mask)
+
+
+def _encodable(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def _encoding(column: Column, values: Any) -> str:
+    """Chooses the encoding that was smallest after zstd on recordings of real jobs.
+
+    Ids that rise, and operators' ids, which move on from step to step, are small differences. All other whole
+    numbers come again in every step, and zstd finds repeats in plain values only. Only the low bytes of a time are
+    noise, so its bytes are kept apart.
+    """
+    if column.kind == "float":
+        return "BYTE_STREAM_SPLIT"
+    known = values[values != column.missing]
+    is_rising = column.kind == "id" and bool(np.all(known[1:] >= known[:-1]))
+    return "DELTA_BINARY_PACKED" if is_rising or column.name.endswith("op_id") else "PLAIN"
+
+
+def _read_columns(
+    columns: Sequence[Column], data: bytes, limit_bytes: int | None, expected: int | None
+) -> Iterator[tuple[str, Any]]:
+    """Reads columns one after the other; whoever takes them has all of them as claimed."""
+    owned = _owned_by_arrow(data)
+    metadata = pq.read_metadata(pa.BufferReader(owned))
+    rows = metadata.num_rows
+    if expected is not None and rows != expected:
+        raise ValueError("it does not have the rows its manifest tells")
+    _check_claims(
+        metadata, data, len(columns), SLACK_BYTES + GROWTH * len(data) if limit_bytes is None else limit_bytes
+    )
+    present = set(metadata.schema.to_arrow_schema().names)
+    file = pq.ParquetFile(
+        pa.BufferReader(owned),
+        metadata=metadata,
+        read_dictionary=[column.name for column in columns if column.kind == "text" and column.name in present],
+        page_checksum_verification=True,
+    )
+    read = file.read(columns=[column.name for column in columns if column.name in present])
+    if read.num_columns and read.num_rows != rows:
+        raise ValueError(f"it claims {rows} rows and holds {read.num_rows}")
+    for column in columns:
+        if column.name not in present:
+            is_text = column.kind == "text"
+            yield column.name, _none(rows) if is_text else np.full(rows, _missing(column), dtype=column.dtype)
+        elif column.kind == "text":
+            yield column.name, _coded(column, read.column(column.name))
+        else:
+            whole: Any = read.column(column.name).cast(_ARROW_TYPES[column.kind]).combine_chunks()
+            yield column.name, _as_numpy(whole, column.dtype, _missing(column))
+
+
+def _check_claims(metadata: Any, data: bytes, columns: int, limit_bytes: int) -> None:
+    """Refuses what would take more memory than so much data stands for, before any of it is unpacked.
+
+    Raises:
+        ValueError: It claims too much, or contradicts itself.
+    """
+    rows = metadata.num_rows
+    if metadata.num_columns > _MOST_COLUMNS:
+        raise ValueError(f"it has {metadata.num_columns:,} columns")
+    groups = [metadata.row_group(group) for group in range(metadata.num_row_groups)]
+    if rows < 0 or sum(group.num_rows for group in groups) != rows or any(group.num_rows < 0 for group in groups):
+        raise ValueError("its parts do not have the rows it claims")
+    if rows * 8 * columns > limit_bytes:
+        raise ValueError(f"it claims {rows} rows in {format_bytes(len(data))}")
+    unpacked = unpacked_bytes(data)
+    if rows * 8 * columns + unpacked > limit_bytes:
+        raise ValueError(f"it unpacks from {format_bytes(len(data))} to {format_bytes(unpacked)}")
+
+
+def _none(rows: int) -> Coded:
+    """Returns a column of texts that are all missing."""
+    distinct: Texts = np.array([""], dtype=object)
+    return Coded(np.zeros(rows, dtype=np.int32), distinct)
+
+
+def _owned_by_arrow(data: bytes) -> Any:
+    """Copies bytes into memory of Arrow's own.
+
+    A thread of Arrow's is the last to let go of what it read, maybe when the process is ending already. Letting go of
+    a Python object then would abort it ("terminate called without an active exception").
+    """
+    owned: Any = pa.allocate_buffer(len(data))  # its stub does not know that numpy can look into it
+    np.frombuffer(owned, dtype=np.uint8)[:] = np.frombuffer(data, dtype=np.uint8)
+    return owned
+
+
+def _coded(column: Column, values: pa.ChunkedArray[Any]) -> Coded:
+    if not (pa.types.is_dictionary(values.type) and pa.types.is_string(values.type.value_type)):
+        raise ValueError(f"column {column.name!r} holds {values.type}, not text")
+    joined: Any = values.unify_dictionaries().combine_chunks()
+    distinct: Texts = np.empty(len(joined.dictionary) + 1, dtype=object)
+    distinct[:-1] = joined.dictionary.to_pylist()
+    distinct[-1] = ""
+    return Coded(_as_numpy(joined.indices.cast(pa.int32()), np.int32, len(distinct) - 1), distinct)
+
+
+def _as_numpy(values: pa.Array[Any], dtype: Any, missing: Any) -> Any:
+    """Returns an Arrow array of numbers or booleans as numpy, nulls replaced.
+
+    Straight from its buffers: Arrow's own ``to_numpy`` and ``fill_null`` import pandas, which takes half a second.
+    """
+    validity, data = values.buffers()
+    inside = slice(values.offset, values.offset + len(values))
+    if data is None:
+        result = np.empty(0, dtype=dtype)
+    elif np.dtype(dtype) == np.bool_:
+        result = _bits(data)[inside].astype(np.bool_)
+    else:
+        result = np.frombuffer(memoryview(data), dtype=dtype)[inside]
+    if validity is not None and values.null_count:
+        result = np.where(_bits(validity)[inside] == 0, np.asarray(missing, dtype=dtype), result)
+    return result
+
+
+def _bits(buffer: pa.Buffer) -> Any:
+    return np.unpackbits(np.frombuffer(memoryview(buffer), dtype=np.uint8), bitorder="little")
+
+
+def _missing(column: Column) -> Any:
+    if column.missing is not None:
+        return column.missing
+    return False if column.kind == "bool" else 0
+
+
+def _one_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0].rstrip(".") if lines else type(error).__name__

@@ -1,0 +1,318 @@
+"""The .memprof file: manifests and Parquet tables, a folder for each rank, in one uncompressed zip."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from memprof.errors import BadInputError
+from memprof.trace.consistency import BrokenPromiseError, Checker
+from memprof.trace.files.archive import Archive, damaged, foreign, write_archive
+from memprof.trace.files.columns import (
+    GROWTH,
+    SLACK_BYTES,
+    Coded,
+    CorruptTableError,
+    bytes_in_memory,
+    decode_columns,
+    decode_table,
+    encode_table,
+)
+from memprof.trace.files.reading import parse_json
+from memprof.trace.manifest import Manifest
+from memprof.trace.rank_summary import join_summaries, summarise_rank
+from memprof.trace.schema import RANK_TABLES, SCHEMA_VERSION, TABLES, Ints, Steps, Table
+from memprof.units import format_bytes
+from memprof.version import __version__
+
+T = TypeVar("T", bound=Table)
+
+_MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True)
+class FileRank:
+    """One rank of a .memprof file, its tables still unread.
+
+    Attributes:
+        archive: The file.
+        manifest: The rank's manifest.
+        rows: Rows of each table the file holds, by the table's entry in the zip.
+        folder: The rank's folder in the zip.
+    """
+
+    archive: Archive
+    manifest: Manifest
+    rows: Mapping[str, int]
+    folder: str
+
+    @functools.cached_property
+    def checker(self) -> Checker:
+        """Checks what is read of the rank."""
+        return Checker(self.rows_of, self._step_numbers)
+
+    @functools.cached_property
+    def limit_bytes(self) -> int:
+        """Most bytes that one of its tables may take in memory."""
+        return _limit(self.archive, self.folder)
+
+    def rows_of(self, kind: type[Table]) -> int:
+        """Returns the rows of one of its tables."""
+        return self.rows.get(_entry_name(self.folder, kind), 0)
+
+    def _step_numbers(self) -> Ints:
+        numbers: Ints = self.read_columns(Steps, ("step",))["step"]
+        return numbers
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return self.archive.path
+
+    @property
+    def number(self) -> int:
+        """The rank's number in the file, which another file of the same trace may have too."""
+        return int(self.folder.removeprefix("rank"))
+
+    def read(self, kind: type[T]) -> T:
+        """Reads one table; one the file does not hold has no rows.
+
+        Raises:
+            BadInputError: The file is gone, or the table is damaged.
+        """
+        name = _entry_name(self.folder, kind)
+        return _read_table(self.archive, self.rows, kind, name, self.checker, self.limit_bytes)
+
+    def read_columns(self, kind: type[Table], names: Sequence[str]) -> dict[str, Any]:
+        """Reads some columns of one table; texts are coded.
+
+        Raises:
+            BadInputError: The file is gone, or the table is damaged.
+        """
+        name = _entry_name(self.folder, kind)
+        if name not in self.rows:
+            return columns_of(kind.empty(), names)
+        check = functools.partial(self.checker.check, kind)
+        with _sentences(self.archive, name):
+            return decode_columns(
+                kind, self.archive.read(name), names, limit_bytes=self.limit_bytes, rows=self.rows[name], check=check
+            )
+
+
+@dataclass(frozen=True)
+class MemoryRank:
+    """One process whose tables are in memory already."""
+
+    manifest: Manifest
+    tables: Mapping[type[Table], Table]
+
+    def read(self, kind: type[T], /) -> T:
+        """Returns the table; one that is not there has no rows."""
+        return cast(T, self.tables[kind]) if kind in self.tables else kind.empty()
+
+    def read_columns(self, kind: type[Table], names: Sequence[str]) -> dict[str, Any]:
+        """Returns some columns of a table; texts are coded."""
+        return columns_of(self.read(kind), names)
+
+
+def columns_of(table: Table, names: Sequence[str]) -> dict[str, Any]:
+    """Returns some columns of a table in memory as ``read_columns`` does."""
+    return {
+        column.name: Coded.of(getattr(table, column.name)) if column.kind == "text" else getattr(table, column.name)
+        for column in table.columns()
+        if column.name in names
+    }
+
+
+@dataclass(frozen=True)
+class Container:
+    """A .memprof file, its tables still unread.
+
+    Attributes:
+        archive: The file.
+        ranks: Its ranks, lowest first.
+        rows: Rows of each table the file holds, by the table's entry in the zip.
+        version: The memprof that wrote it.
+    """
+
+    archive: Archive
+    ranks: tuple[FileRank, ...]
+    rows: Mapping[str, int]
+    version: str
+
+    @property
+    def is_summed_up(self) -> bool:
+        """Whether the file tells its ranks apart by itself; that of one process alone, or an older one, does not."""
+        return _entry_name("", RANK_TABLES[0]) in self.rows
+
+    def read(self, kind: type[T]) -> T:
+        """Reads one of ``RANK_TABLES``, with the ranks as they are numbered in the file.
+
+        Raises:
+            BadInputError: The file is gone, or the table is damaged.
+        """
+        checker = Checker(lambda kind: 0, tuple)
+        return _read_table(self.archive, self.rows, kind, _entry_name("", kind), checker, _limit(self.archive, ""))
+
+
+def write_trace(path: str | Path, ranks: Iterable[tuple[Manifest, Mapping[type[Table], Table]]]) -> None:
+    """Writes a trace whole or not at all; the same input gives the same bytes.
+
+    Ranks are taken one at a time, and none is kept once it is written.
+
+    Args:
+        path: The .memprof file to write or replace.
+        ranks: Manifest and tables of each rank; no two the same rank. Tables left out have no rows.
+
+    Raises:
+        OutputError: The disk is full or read-only, the folder is missing ...
+    """
+    write_archive(Path(path), _entries(ranks))
+
+
+def read_container(path: Path) -> Container:
+    """Reads the manifests of a .memprof file.
+
+    Args:
+        path: The file.
+
+    Raises:
+        BadInputError: The file is missing, empty, cut short, damaged, foreign or of a newer schema.
+    """
+    archive = Archive.open(path)
+    try:
+        top = _read_json(path, _MANIFEST, archive.read(_MANIFEST))
+    except KeyError as error:
+        raise foreign(path, "it is a zip without a manifest.json") from error
+    _check_version(path, top)
+    numbers, rows = top.get("ranks"), top.get("tables")
+    if not _are_counts(numbers) or not isinstance(rows, dict) or not _are_counts(list(rows.values())):
+        raise foreign(path, "its manifest.json lists no ranks and tables")
+    if not numbers:
+        raise BadInputError(f"{path} holds no recorded process.")
+    _check_size(archive, "", rows)
+    return Container(archive, tuple(_read_ranks(archive, numbers, rows)), rows, str(top.get("memprof_version", "")))
+
+
+def _entries(ranks: Iterable[tuple[Manifest, Mapping[type[Table], Table]]]) -> Iterator[tuple[str, bytes]]:
+    numbers: list[int] = []
+    summaries: list[Mapping[type[Table], Table]] = []
+    rows: dict[str, int] = {}
+    is_of_many = False
+    for manifest, tables in ranks:
+        numbers.append(manifest.rank)
+        is_of_many |= manifest.world_size > 1
+        folder = f"rank{manifest.rank}"
+        written = dataclasses.replace(manifest, schema_version=SCHEMA_VERSION)
+        yield f"{folder}/{_MANIFEST}", _json_bytes(written.to_json())
+        for kind in TABLES:
+            if kind in tables and len(tables[kind]):
+                rows[_entry_name(folder, kind)] = len(tables[kind])
+                yield _entry_name(folder, kind), encode_table(tables[kind])
+        summaries.append(summarise_rank(manifest, MemoryRank(manifest, tables)))
+    if is_of_many or len(numbers) > 1:
+        for kind, table in join_summaries(summaries).items():
+            rows[_entry_name("", kind)] = len(table)
+            yield _entry_name("", kind), encode_table(table)
+    top = {
+        "schema_version": SCHEMA_VERSION,
+        "memprof_version": __version__,
+        "ranks": sorted(numbers),
+        # Told here, under a checksum, so that a table whose entry is lost is missed.
+        "tables": rows,
+    }
+    yield _MANIFEST, _json_bytes(top)
+
+
+def _read_table(
+    archive: Archive, rows: Mapping[str, int], kind: type[T], name: str, checker: Checker, limit_bytes: int
+) -> T:
+    if name not in rows:
+        return kind.empty()
+    check = functools.partial(checker.check, kind)
+    with _sentences(archive, name):
+        return decode_table(kind, archive.read(name), limit_bytes, rows=rows[name], check=check)
+
+
+@contextmanager
+def _sentences(archive: Archive, name: str) -> Iterator[None]:
+    """Makes a sentence of what is wrong with a table."""
+    try:
+        yield
+    except KeyError as error:
+        raise damaged(archive.path, f"its entry {name!r} is missing") from error
+    except (CorruptTableError, BrokenPromiseError) as error:
+        raise damaged(archive.path, str(error)) from error
+
+
+def _check_size(archive: Archive, folder: str, rows: Mapping[str, int]) -> None:
+    """Refuses a rank whose tables would take far more memory than its part of the file stands for."""
+    names = _names(folder)
+    claimed = sum(bytes_in_memory(kind, rows[name]) for name, kind in names.items() if name in rows)
+    if claimed > _limit(archive, folder):
+        raise damaged(
+            archive.path, f"its tables claim {format_bytes(claimed)} of memory, which no recording of its size does"
+        )
+
+
+def _limit(archive: Archive, folder: str) -> int:
+    stored = sum(archive.entries[name].file_size for name in _names(folder) if name in archive.entries)
+    return SLACK_BYTES + GROWTH * stored
+
+
+def _names(folder: str) -> dict[str, type[Table]]:
+    return {_entry_name(folder, kind): kind for kind in (TABLES if folder else RANK_TABLES)}
+
+
+def _read_ranks(archive: Archive, numbers: Iterable[int], rows: Mapping[str, int]) -> Iterator[FileRank]:
+    path, ordered = archive.path, sorted(set(numbers))
+    names = [f"rank{number}/{_MANIFEST}" for number in ordered]
+    for number, name in zip(ordered, names, strict=True):
+        if name not in archive.entries:
+            raise damaged(path, f"the manifest of rank {number} is missing")
+    for number, name, content in zip(ordered, names, archive.read_all(names), strict=True):
+        try:
+            manifest = Manifest.from_json(_read_json(path, name, content))
+        except TypeError as error:
+            raise damaged(path, f"in the manifest of rank {number}, {error}") from error
+        _check_size(archive, f"rank{number}", rows)
+        yield FileRank(archive, dataclasses.replace(manifest, rank=number), rows, folder=f"rank{number}")
+
+
+def _read_json(path: Path, name: str, data: bytes) -> dict[str, Any]:
+    try:
+        record = parse_json(data, strict=False)
+    except ValueError as error:
+        raise foreign(path, f"its {name} is no JSON") from error
+    if not isinstance(record, dict):
+        raise foreign(path, f"its {name} is no JSON object")
+    return record
+
+
+def _check_version(path: Path, top: Mapping[str, Any]) -> None:
+    version = top.get("schema_version")
+    if type(version) is not int or version < 1:
+        raise foreign(path, "its manifest.json tells no schema version")
+    if version > SCHEMA_VERSION:
+        raise BadInputError(
+            f"{path} was written by memprof {top.get('memprof_version', 'of a later version')} with trace schema "
+            f"{version}; this is memprof {__version__}, which reads schemas up to {SCHEMA_VERSION}: upgrade memprof."
+        )
+
+
+def _are_counts(values: Any) -> bool:
+    return isinstance(values, list) and all(type(value) is int and value >= 0 for value in values)
+
+
+def _entry_name(folder: str, kind: type[Table]) -> str:
+    return f"{folder}/{kind.table_name}.parquet" if folder else f"{kind.table_name}.parquet"
+
+
+def _json_bytes(record: Mapping[str, Any]) -> bytes:
+    return (json.dumps(record, indent=1, ensure_ascii=True) + "\n").encode()

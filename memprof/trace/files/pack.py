@@ -1,0 +1,365 @@
+"""Turns the spool folder a job leaves behind into a trace."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from memprof.errors import BadInputError, MemprofError, OutputError
+from memprof.trace.consistency import BrokenPromiseError, check_tables
+from memprof.trace.files.container import write_trace
+from memprof.trace.files.reading import parse_json, read_bytes
+from memprof.trace.files.spool import peek_spool
+from memprof.trace.files.trim import drop_warm_up
+from memprof.trace.manifest import Manifest, number_ranks
+from memprof.trace.schema import NONE, AllocatorEvents, HostMemory, Ops, Steps, Table
+from memprof.units import format_bytes
+
+Tables = dict[type[Table], Table]
+
+#: What making tables of rows and records raises that contradict one another.
+_NONSENSE = (ArithmeticError, AttributeError, LookupError, MemoryError, TypeError, ValueError, BrokenPromiseError)
+
+#: Makes tables of one process's folder, given launch.json and exit.json: of each device it used, none where nothing
+#: was recorded.
+Assembler = Callable[[Path, dict[str, Any], dict[str, Any] | None], Sequence[tuple[Manifest, Tables]]]
+
+
+@dataclass(frozen=True)
+class PackResult:
+    """What was packed.
+
+    Attributes:
+        path: The trace written.
+        ranks: The ranks in it.
+        steps_recorded: Recorded steps of the first rank, the warm-up left out.
+        events: Allocator events of all ranks.
+        message: One line for the user.
+        remark: What did not go well, part of the message too: a rank that could not be packed, a spool that stays.
+    """
+
+    path: Path
+    ranks: tuple[int, ...]
+    steps_recorded: int
+    events: int
+    message: str
+    remark: str = ""
+
+
+def is_spool_folder(folder: Path) -> bool:
+    """Returns whether a folder is the spool of a recording."""
+    return (folder / "launch.json").is_file() or any(folder.glob("process-*/"))
+
+
+def read_spool_folder(folder: str | Path, assemble: Assembler | None = None) -> list[tuple[Manifest, Tables]]:
+    """Reads the recording of every process of a job, whether or not the job ended well.
+
+    Args:
+        folder: The spool folder.
+        assemble: Makes the tables of one process; ``memprof.trace.assemble`` where left out.
+
+    Returns:
+        Manifest and tables of each recorded process, by rank and start, ranks unique, warm-up left out.
+
+    Raises:
+        BadInputError: No process of the job was recorded; the sentence says what became of the job.
+    """
+    spool = _Spool.open(Path(folder), assemble, keep=True)
+    packed = list(spool.ranks())
+    if not packed:
+        raise BadInputError(_nothing_recorded(spool))
+    return packed
+
+
+def pack_spool(folder: str | Path, output: str | Path, assemble: Assembler | None = None) -> PackResult:
+    """Packs a spool folder into a .memprof file and removes it.
+
+    Args:
+        folder: The spool folder.
+        output: The file to write or replace.
+        assemble: As in ``read_spool_folder``.
+
+    Raises:
+        BadInputError: No process of the job was recorded.
+        MemprofError: The file cannot be written; the spool folder stays.
+    """
+    folder, output = Path(folder), Path(output)
+    spool = _Spool.open(folder, assemble)
+    tally = _Tally()
+    try:
+        write_trace(output, tally.counted(spool))
+    except OutputError as error:
+        raise MemprofError(
+            f"{output} cannot be written ({error.reason}); the recording is safe in {folder}, which opens "
+            f"like a trace: memprof report {folder}"
+        ) from error
+    remark = ""
+    if tally.faults:
+        remark = _describe_faults(tally.faults, folder)
+    else:
+        try:
+            shutil.rmtree(folder)
+        except OSError as error:
+            remark = f"Its spool {folder} could not be removed: {error.strerror or error}."
+    return PackResult(
+        path=output,
+        ranks=tuple(manifest.rank for manifest in tally.manifests),
+        steps_recorded=tally.steps_recorded,
+        events=tally.rows[AllocatorEvents],
+        message=f"{_message(output, tally)} {remark}".rstrip(),
+        remark=remark,
+    )
+
+
+@dataclass(frozen=True)
+class _Spool:
+    """A spool folder, and the rank that each of its processes is.
+
+    Attributes:
+        folder: The spool folder.
+        launch: What the parent wrote when it started the job.
+        ended: What it wrote at its end; None while it runs.
+        assemble: Makes the tables of one process.
+        processes: Folder, rank and further notes of each process that recorded something, by rank.
+        pids: Their process ids.
+    """
+
+    folder: Path
+    launch: dict[str, Any]
+    ended: dict[str, Any] | None
+    assemble: Assembler
+    processes: tuple[tuple[Path, int, tuple[str, ...]], ...]
+    pids: tuple[int, ...]
+
+    @staticmethod
+    def open(folder: Path, assemble: Assembler | None, *, keep: bool = False) -> _Spool:
+        """Reads whose recordings a spool folder holds.
+
+        Args:
+            folder: The spool folder.
+            assemble: As in ``read_spool_folder``.
+            keep: Assemble no process twice, for a caller that holds all of them anyway.
+        """
+        launch = _read_json(folder / "launch.json") or {}
+        ended = _read_json(folder / "exit.json")
+        if assemble is None:
+            # Here because assembling is of no use to whoever opens a finished trace.
+            from memprof.trace.assemble import assemble_devices
+
+            assemble = assemble_devices
+        if keep:
+            assemble = _remembering(_guarded(assemble))
+        found = _starts(folder) or _assembled(folder, launch, ended, assemble)
+        found.sort(key=lambda one: (one[1].rank, one[1].created_us, one[1].pid))
+        manifests = number_ranks([manifest for _, manifest in found])
+        return _Spool(
+            folder,
+            launch,
+            ended,
+            assemble,
+            tuple((path, one.rank, one.notes) for (path, _), one in zip(found, manifests, strict=True)),
+            tuple(manifest.pid for manifest in manifests),
+        )
+
+    def ranks(self, faults: dict[int, str] | None = None) -> Iterator[tuple[Manifest, Tables]]:
+        """Assembles the processes one after the other.
+
+        Args:
+            faults: Where to note why a rank cannot be assembled; where left out, that is raised.
+        """
+        host = _read_host_memory(self.folder / "host.jsonl") if self.processes else HostMemory.empty()
+        is_child = ~np.isin(host.pid, self.pids)
+        # Until a process trains, the parent cannot know that it will.
+        host = host.replace(role=np.where(is_child, host.role, "trainer").astype(object))
+        is_first = True
+        following = max((rank for _, rank, _ in self.processes), default=0) + 1
+        for path, rank, notes in self.processes:
+            try:
+                assembled = self.assemble(path, self.launch, self.ended)
+            except Exception as error:
+                if faults is None:
+                    raise
+                # What the other ranks recorded must not be lost over it; the raw recording is kept.
+                faults[rank] = f"{type(error).__name__}: {error}".rstrip(": ")
+                continue
+            for place, (manifest, tables) in enumerate(assembled):
+                # Data loader workers and other children are counted once, with the first rank.
+                is_shown = ((host.pid == manifest.pid) & (place == 0)) | (is_child & is_first)
+                is_first = False
+                fresh = tuple(note for note in notes if note not in manifest.notes)
+                # A process's further devices come behind all processes.
+                number, following = (following, following + 1) if place else (rank, following)
+                named = dataclasses.replace(manifest, rank=number, notes=(*manifest.notes, *fresh))
+                yield named, {**drop_warm_up(tables), HostMemory: host.take(is_shown)}
+
+
+def _starts(folder: Path) -> list[tuple[Path, Manifest]]:
+    """Reads who recorded off the starts of the recordings; none where these do not tell every rank from the others."""
+    found = []
+    for path in sorted(folder.glob("process-*/")):
+        start, has_operators = peek_spool(path)
+        if start is not None and has_operators:
+            try:
+                found.append((path, Manifest(rank=start["rank"], created_us=start["time_ns"] / 1000, pid=start["pid"])))
+            except (KeyError, TypeError):
+                return []  # it is damaged, and assembling says how
+    return found if len({manifest.rank for _, manifest in found}) == len(found) else []
+
+
+def _assembled(
+    folder: Path, launch: dict[str, Any], ended: dict[str, Any] | None, assemble: Assembler
+) -> list[tuple[Path, Manifest]]:
+    """Assembles every process to see who recorded, and forgets its tables."""
+    assembled = ((path, assemble(path, launch, ended)) for path in sorted(folder.glob("process-*/")))
+    return [(path, devices[0][0]) for path, devices in assembled if devices]
+
+
+def _guarded(assemble: Assembler) -> Assembler:
+    """Makes a sentence of what a damaged raw recording leads to: its rows and records refer to one another freely."""
+
+    def guarded(path: Path, launch: dict[str, Any], ended: dict[str, Any] | None) -> Sequence[tuple[Manifest, Tables]]:
+        try:
+            assembled = assemble(path, launch, ended)
+            for _, tables in assembled:
+                check_tables(tables)
+        except _NONSENSE as error:
+            detail = str(error).strip().partition("\n")[0][:200] or type(error).__name__
+            raise BadInputError(
+                f"the raw recording in {path} is damaged: its rows contradict one another "
+                f"({type(error).__name__}: {detail})."
+            ) from error
+        return assembled
+
+    return guarded
+
+
+def _remembering(assemble: Assembler) -> Assembler:
+    known: dict[Path, Sequence[tuple[Manifest, Tables]]] = {}
+
+    def remembered(
+        path: Path, launch: dict[str, Any], ended: dict[str, Any] | None
+    ) -> Sequence[tuple[Manifest, Tables]]:
+        if path not in known:
+            known[path] = assemble(path, launch, ended)
+        return known[path]
+
+    return remembered
+
+
+class _Tally:
+    """Counts what passes through, and keeps none of it."""
+
+    def __init__(self) -> None:
+        self.manifests: list[Manifest] = []
+        self.steps_recorded = 0
+        self.rows: dict[type[Table], int] = {Ops: 0, AllocatorEvents: 0}
+        self.faults: dict[int, str] = {}
+
+    def counted(self, spool: _Spool) -> Iterator[tuple[Manifest, Tables]]:
+        """Hands the ranks on.
+
+        Raises:
+            BadInputError: There is none.
+            MemprofError: None could be assembled.
+        """
+        for manifest, tables in spool.ranks(self.faults):
+            if not self.manifests:
+                self.steps_recorded = _recorded_steps(tables)
+            self.manifests.append(manifest)
+            for kind in self.rows:
+                self.rows[kind] += len(tables[kind]) if kind in tables else 0
+            yield manifest, tables
+        if self.faults and not self.manifests:
+            raise MemprofError(
+                f"the recording could not be packed ({next(iter(self.faults.values()))}). It is safe in {spool.folder}."
+            )
+        if not self.manifests:
+            raise BadInputError(_nothing_recorded(spool))
+
+
+def _describe_faults(faults: Mapping[int, str], folder: Path) -> str:
+    first = next(iter(faults))
+    others = f", nor could {len(faults) - 1:,} more" if len(faults) > 1 else ""
+    return f"Rank {first} could not be packed ({faults[first]}){others}: the raw recordings stay in {folder}."
+
+
+def _message(output: Path, tally: _Tally) -> str:
+    capture = tally.manifests[0].capture
+    what = [_count(tally.steps_recorded, "step"), _count(tally.rows[Ops], "operator")]
+    what.append(_count(tally.rows[AllocatorEvents], "allocator event"))
+    if len(tally.manifests) > 1:
+        what.append(_count(len(tally.manifests), "process", "processes"))
+    message = f"{output}: {', '.join(what)} in {format_bytes(output.stat().st_size)}."
+    if not capture.is_complete:
+        place = f" in {capture.ends_at}" if capture.ends_at else ""
+        reason = f": {capture.reason}" if capture.reason else ""
+        message += f" The recording ends early{place}{reason}."
+    return message
+
+
+def _count(number: int, one: str, many: str = "") -> str:
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+def _recorded_steps(tables: Mapping[type[Table], Table]) -> int:
+    steps = tables.get(Steps)
+    return int((steps.kind == "recorded").sum()) if isinstance(steps, Steps) else 0
+
+
+def _nothing_recorded(spool: _Spool) -> str:
+    folder, launch, ended = spool.folder, spool.launch, spool.ended
+    command = " ".join(str(part) for part in launch.get("command", ())) or "the job"
+    if ended is None:
+        became = "is still running, or memprof was killed with it"
+    elif ended.get("returncode", 0) < 0:
+        became = f"was ended by signal {-ended['returncode']}"
+    else:
+        became = f"ended with status {ended.get('returncode', 0)}"
+    return f"{folder} holds no recording: {command} {became}, and none of its processes ran a training step with torch."
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    """Reads one of the parent's files; None where it was not written."""
+    try:
+        record = parse_json(read_bytes(path), strict=False)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise BadInputError(f"{path} cannot be read: {error.strerror or error}.") from error
+    except ValueError as error:
+        raise BadInputError(f"{path} is damaged: it is no JSON.") from error
+    if not isinstance(record, dict):
+        raise BadInputError(f"{path} is damaged: it is no JSON object.")
+    return record
+
+
+def _read_host_memory(path: Path) -> HostMemory:
+    """Reads the parent's samples; a line cut short by a kill is left out."""
+    if not path.is_file():
+        return HostMemory.empty()
+    samples = []
+    for line in path.read_bytes().splitlines():
+        try:
+            sample = json.loads(line)
+            samples.append(
+                (
+                    float(sample["time_us"]),
+                    int(sample["pid"]),
+                    str(sample["role"]),
+                    int(sample["rss_bytes"]),
+                    NONE if sample.get("private_bytes") is None else int(sample["private_bytes"]),
+                )
+            )
+        except (ValueError, KeyError, TypeError):
+            continue
+    if not samples:
+        return HostMemory.empty()
+    names = [column.name for column in dataclasses.fields(HostMemory)]
+    return HostMemory.of(**dict(zip(names, zip(*samples, strict=True), strict=True)))

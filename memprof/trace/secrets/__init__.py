@@ -1,0 +1,1 @@
+"""Secrets in command lines and sentences: found and masked."""
