@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,9 +54,10 @@ class Policy(ABC):
             PolicyError: The text makes no sense; the sentence says what would.
         """
 
-    @abstractmethod
     def transform(self, step: Step) -> Step:
-        """Rewrites a recorded step into the one that would have happened.
+        """Predicts: rewrites a recorded step into the one that would have happened under the policy.
+
+        Calls ``transform(step, policy)`` of the policy's own ``transform.py``.
 
         Args:
             step: The step, recorded or transformed by the policies before; left as it is.
@@ -63,14 +65,21 @@ class Policy(ABC):
         Raises:
             PolicyError: The policy does not fit the step; the sentence says why.
         """
+        rewritten: Step = self._module("transform").transform(step, self)
+        return rewritten
 
     def transform_at_most(self, step: Step) -> Step:
         """Rewrites a step like ``transform``, with what a recording does not tell taken at its most.
 
+        Calls ``transform(step, policy, at_most=True)`` where the policy ``guesses``.
+
         Raises:
             PolicyError: The policy does not fit the step.
         """
-        return self.transform(step)
+        if not self.guesses:
+            return self.transform(step)
+        rewritten: Step = self._module("transform").transform(step, self, at_most=True)
+        return rewritten
 
     def errors(self, steps: Sequence[Step]) -> tuple[float, float]:
         """Returns ``errors_seen`` for a job, by its operators, where they run and how its steps differ.
@@ -95,9 +104,10 @@ class Policy(ABC):
         """The most allocated bytes, where the policy holds the job below them while it runs; None where it does not."""
         return None
 
-    @abstractmethod
     def apply(self, job: Job) -> None:
         """Makes it happen in real training, before the job's first step.
+
+        Calls ``apply(job, policy)`` of the policy's own ``apply.py``.
 
         Args:
             job: The model and the optimizers to change; what is done is undone through it.
@@ -105,17 +115,30 @@ class Policy(ABC):
         Raises:
             PolicyError: The policy does not fit the job; nothing has been changed.
         """
+        self._module("apply").apply(job, self)
 
     def environment(self) -> dict[str, str]:
         """Returns the environment variables a job needs from its start."""
         return {}
 
-    def start(self) -> None:  # noqa: B027 - most policies have nothing to do so early
-        """Does what must happen in the job's process before the job's own code runs; apply takes over from it.
+    @property
+    def starts_early(self) -> bool:
+        """Whether something must happen in the job's process before the job's own code runs."""
+        return False
 
-        Only for jobs that are started under a plan: where a plan is applied by hand, it is never called.
+    def start(self) -> None:
+        """Does what must happen in the job's process before the job's own code runs; ``apply`` takes over from it.
+
+        Calls ``start(policy)`` of the policy's own ``apply.py`` where the policy ``starts_early``. Only for jobs that
+        are started under a plan: where a plan is applied by hand, it is never called.
         """
+        if self.starts_early:
+            self._module("apply").start(self)
 
     @abstractmethod
     def describe(self) -> str:
         """Says in a few words what it does, for a table: ``checkpoint layers.*``."""
+
+    def _module(self, name: str) -> Any:
+        """Imports a module of the policy's own folder; only ``apply`` needs torch."""
+        return importlib.import_module(f"{type(self).__module__.rpartition('.')[0]}.{name}")

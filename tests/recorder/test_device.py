@@ -18,8 +18,8 @@ from memprof.recorder.device.kernels import device_time_ns
 from memprof.recorder.device.sampling import Devices
 from memprof.recorder.device.snapshot import block_rows, history_rows, largest_free_block, segment_records
 from memprof.recorder.profiler.sources import MemorySources
-from memprof.trace.importers.facts import read_facts
 from memprof.trace.importers.safe_pickle import load_plain
+from memprof.trace.importers.snapshot import read_snapshot
 from memprof.trace.importers.sniff import read_input
 from memprof.trace.schema import ACTIONS
 from tests.recorder.conftest import Logged
@@ -35,7 +35,7 @@ def test_snapshots_of_others_are_read_in_full(path: Path) -> None:
     loaded: Any = load_plain(read_input(path)[1])
     segments = loaded if isinstance(loaded, list) else loaded["segments"]
     traces = [] if isinstance(loaded, list) else loaded.get("device_traces", [])
-    for facts in read_facts(path):
+    for facts in (device.facts for device in read_snapshot(path).devices):
         number = int(facts.device.partition(":")[2])
         pools: dict[tuple[int, int], int] = {}
         rows = list(history_rows(traces[number] if number < len(traces) else [], number, pools))

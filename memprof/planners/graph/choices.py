@@ -9,7 +9,8 @@ from __future__ import annotations
 from memprof.planners.base import Found, Task
 from memprof.planners.graph.bounds import needed_bytes
 from memprof.planners.graph.moves import Moves
-from memprof.planners.graph.schedule import Replay, as_recorded, replay
+from memprof.planners.graph.replay import Replay
+from memprof.planners.graph.schedule import as_recorded, replay
 from memprof.trace.schema import Ints
 from memprof.units import format_bytes
 

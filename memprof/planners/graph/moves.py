@@ -17,7 +17,7 @@ from memprof.errors import InvariantError
 from memprof.trace.schema import NONE, Floats, Ints
 
 if TYPE_CHECKING:
-    from memprof.planners.graph.schedule import Replay
+    from memprof.planners.graph.replay import Replay
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,7 +14,8 @@ from memprof.planners.graph.choices import Choices
 from memprof.planners.graph.demand import Demand
 from memprof.planners.graph.graph import Graph
 from memprof.planners.graph.recomputation import Remaking, idle_between
-from memprof.planners.graph.schedule import Replay, as_recorded, replay
+from memprof.planners.graph.replay import Replay
+from memprof.planners.graph.schedule import as_recorded, replay
 from memprof.trace.schema import Bools, Ints
 from memprof.units import format_bytes
 

@@ -24,12 +24,12 @@ from memprof.policies.runtime.replaced import cell_of_body, replace, until_gone
 _SCALER = torch.amp.GradScaler
 
 
-def start_accumulate(policy: Accumulate) -> None:
-    """Splits batches from the job's start; `apply_accumulate` does the rest once the model is known."""
+def start(policy: Accumulate) -> None:
+    """Splits batches from the job's start; `apply` does the rest once the model is known."""
     split_from_start(policy.micro_batches)
 
 
-def apply_accumulate(job: Job, policy: Accumulate) -> None:
+def apply(job: Job, policy: Accumulate) -> None:
     """Splits batches, weighs gradients, and holds back what ends a step.
 
     Raises:

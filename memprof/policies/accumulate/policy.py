@@ -11,7 +11,6 @@ from memprof.policies.base import Policy
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from memprof.policies.runtime.job import Job
     from memprof.trace.step import Step
 
 
@@ -75,23 +74,10 @@ class Accumulate(Policy):
             ) from None
         return cls(micro_batches=number)
 
-    def transform(self, step: Step) -> Step:
-        """Repeats forward and backward on a part of the batch, before one update; see Policy.transform."""
-        from memprof.policies.accumulate.transform import transform_accumulate
-
-        return transform_accumulate(step, self)
-
-    def start(self) -> None:
-        """Splits the very first batch too, which a loop takes before it calls its model; see Policy.start."""
-        from memprof.policies.accumulate.apply import start_accumulate
-
-        start_accumulate(self)
-
-    def apply(self, job: Job) -> None:
-        """Splits what DataLoaders hand out and holds updates back; see Policy.apply."""
-        from memprof.policies.accumulate.apply import apply_accumulate
-
-        apply_accumulate(job, self)
+    @property
+    def starts_early(self) -> bool:
+        """The very first batch is split too, which a loop takes before it calls its model."""
+        return True
 
     def describe(self) -> str:
         """Says how many parts a batch has."""

@@ -21,7 +21,7 @@ _HELD = ("torch/optim/", "torch/amp/grad_scaler.py", ":_clip_grads_with_norm_", 
 _FETCHES = ("torch/utils/data/",)
 
 
-def transform_accumulate(step: Step, policy: Accumulate) -> Step:
+def transform(step: Step, policy: Accumulate) -> Step:
     """Repeats forward and backward on each part of the batch, before one update.
 
     The first micro-batch leaves its gradients where the recorded step had them; each later one makes its gradients as

@@ -8,7 +8,7 @@ from memprof.policies.allocator.policy import OLD_VARIABLE, VARIABLE, Allocator,
 from memprof.policies.runtime.job import Job
 
 
-def apply_allocator(job: Job, policy: Allocator) -> None:
+def apply(job: Job, policy: Allocator) -> None:
     """Changes nothing, and says where the environment lacks an option or the device has no such allocator.
 
     Torch reads the variable when its allocator is first used; to change it in a running job would change it for

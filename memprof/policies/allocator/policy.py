@@ -12,8 +12,7 @@ from memprof.errors import PolicyError
 from memprof.policies.base import Policy
 
 if TYPE_CHECKING:
-    from memprof.policies.runtime.job import Job
-    from memprof.trace.step import Step
+    pass
 
 #: What torch 2.9 and newer read on every device, and what it read before. Torch 2.11 to 2.13 look at the old name
 #: first (c10/cuda/CUDAAllocatorConfig.h), so where that is set, the new one alone would do nothing.
@@ -101,18 +100,6 @@ class Allocator(Policy):
             except (KeyError, ValueError):
                 raise PolicyError(f"--allocator cannot read {value!r} as the value of {key}.") from None
         return cls(**settings)  # type: ignore[arg-type]  # each value was read by its key's own type
-
-    def transform(self, step: Step) -> Step:
-        """Returns the step with its reserved bytes under the options; see Policy.transform."""
-        from memprof.policies.allocator.transform import transform_allocator
-
-        return transform_allocator(step, self)
-
-    def apply(self, job: Job) -> None:
-        """Makes sure that the job was started with the options; see Policy.apply."""
-        from memprof.policies.allocator.apply import apply_allocator
-
-        apply_allocator(job, self)
 
     def options(self) -> dict[str, str]:
         """Returns the options that are set, by torch's names and in torch's way of writing."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from memprof.policies.allocator.policy import Allocator
 
 
-def transform_allocator(step: Step, policy: Allocator) -> Step:
+def transform(step: Step, policy: Allocator) -> Step:
     """Returns the step with the blocks and the reserved bytes that the options give; on CPU, the step.
 
     The step's requests are replayed through the model of the caching allocator. ``roundup_power2_divisions`` makes

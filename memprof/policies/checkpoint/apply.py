@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from memprof.policies.checkpoint.policy import Checkpoint
 
 
-def apply_checkpoint(job: Job, policy: Checkpoint) -> None:
+def apply(job: Job, policy: Checkpoint) -> None:
     """Wraps the forwards of the chosen modules, or of the segments of one nn.Sequential.
 
     Raises:

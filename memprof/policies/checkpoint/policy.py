@@ -12,8 +12,7 @@ from memprof.policies.checkpoint.kinds import check_kinds
 from memprof.policies.plan.patterns import condensed
 
 if TYPE_CHECKING:
-    from memprof.policies.runtime.job import Job
-    from memprof.trace.step import Step
+    pass
 
 
 @dataclass(frozen=True)
@@ -85,26 +84,6 @@ class Checkpoint(Policy):
             raise PolicyError(f"segments is a whole number from 1, such as segments=4, not {settings['segments']!r}.")
         keep = tuple(kind for kind in settings["keep"].split(",") if kind)
         return cls(modules=tuple(modules), segments=int(settings["segments"] or 0), keep=keep)
-
-    def transform(self, step: Step) -> Step:
-        """Rewrites a step into the one with the chosen regions run again; see ``transform.py``.
-
-        Raises:
-            PolicyError: The regions cannot be run again, or there are none.
-        """
-        from memprof.policies.checkpoint.transform import transform_checkpoint
-
-        return transform_checkpoint(step, self)
-
-    def apply(self, job: Job) -> None:
-        """Wraps the chosen forwards; see ``apply.py``.
-
-        Raises:
-            PolicyError: The job has no such modules.
-        """
-        from memprof.policies.checkpoint.apply import apply_checkpoint
-
-        apply_checkpoint(job, self)
 
     def describe(self) -> str:
         """Says what it does: ``checkpoint layers.* (keep matmul)``."""

@@ -26,7 +26,7 @@ SAVED_TENSOR_US = 18.0
 SELECTIVE_OPERATOR_US = 15.0
 
 
-def transform_checkpoint(step: Step, policy: Checkpoint) -> Step:
+def transform(step: Step, policy: Checkpoint) -> Step:
     """Rewrites a step.
 
     Raises:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from memprof.policies.runtime.job import Job
 
 
-def apply_compile(job: Job, policy: Compile) -> None:
+def apply(job: Job, policy: Compile) -> None:
     """Compiles the chosen modules; each is compiled when it is first called.
 
     Raises:

@@ -10,8 +10,7 @@ from memprof.policies.base import Policy
 from memprof.policies.plan.patterns import condensed
 
 if TYPE_CHECKING:
-    from memprof.policies.runtime.job import Job
-    from memprof.trace.step import Step
+    pass
 
 
 @dataclass(frozen=True)
@@ -65,18 +64,6 @@ class Compile(Policy):
             ) from None
         modules = tuple(part.strip() for part in patterns.split(",") if part.strip())
         return cls(tuple("" if part == "." else part for part in modules) or ("",), share)
-
-    def transform(self, step: Step) -> Step:
-        """Returns the measured step."""
-        from memprof.policies.compile.transform import transform_compile
-
-        return transform_compile(step, self)
-
-    def apply(self, job: Job) -> None:
-        """Compiles the modules in place."""
-        from memprof.policies.compile.apply import apply_compile
-
-        apply_compile(job, self)
 
     def describe(self) -> str:
         """Says what it does: ``compile layers.* at 0.5``."""

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from memprof.policies.compile.policy import Compile
 
 
-def transform_compile(step: Step, policy: Compile) -> Step:
+def transform(step: Step, policy: Compile) -> Step:
     """Returns the fullest step of the measured run.
 
     Nothing is calculated: what a compiler fuses, keeps and computes again is its own affair, and the peak does not

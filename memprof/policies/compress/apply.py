@@ -68,7 +68,7 @@ class _Compressor:
         pass
 
 
-def apply_compress(job: Job, policy: Compress) -> None:
+def apply(job: Job, policy: Compress) -> None:
     """Installs the policy.
 
     Raises:

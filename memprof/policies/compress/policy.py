@@ -11,8 +11,7 @@ from memprof.policies.plan.patterns import condensed
 from memprof.units import format_bytes
 
 if TYPE_CHECKING:
-    from memprof.policies.runtime.job import Job
-    from memprof.trace.step import Step
+    pass
 
 #: Elements that share a scale.
 BLOCK = 256
@@ -67,18 +66,6 @@ class Compress(Policy):
         if not parts:
             raise PolicyError(f"compress needs patterns of module names; write --compress {cls.flag_example}.")
         return cls(modules=parts)
-
-    def transform(self, step: Step) -> Step:
-        """Puts 8 bits in the place of what is saved, between packing and unpacking."""
-        from memprof.policies.compress.transform import transform_compress
-
-        return transform_compress(step, self)
-
-    def apply(self, job: Job) -> None:
-        """Installs hooks around the chosen modules' forward."""
-        from memprof.policies.compress.apply import apply_compress
-
-        apply_compress(job, self)
 
     def describe(self) -> str:
         """Names what is packed."""

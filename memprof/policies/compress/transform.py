@@ -31,7 +31,7 @@ _ELEMENTWISE = ("add", "add_", "mul", "mul_", "div", "div_", "sub", "clone", "co
 _BYTES_PER_US = 4e3
 
 
-def transform_compress(step: Step, policy: Compress) -> Step:
+def transform(step: Step, policy: Compress) -> Step:
     """Rewrites a step as the policy would have changed it.
 
     Raises:

@@ -39,7 +39,7 @@ _PARAMETERS = (
 )
 
 
-def apply_loss(job: Job, policy: ChunkedLoss) -> None:
+def apply(job: Job, policy: ChunkedLoss) -> None:
     """Replaces torch.nn.functional.cross_entropy, and makes the chosen head's output lazy.
 
     Raises:

@@ -12,7 +12,7 @@ from memprof.trace.step import Step
 
 if TYPE_CHECKING:
     from memprof.policies.loss.policy import ChunkedLoss
-    from memprof.policies.loss.transform import CrossEntropy, Head
+    from memprof.policies.loss.recorded import CrossEntropy, Head
 
 _LOW = ("float16", "bfloat16")
 

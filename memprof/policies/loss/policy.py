@@ -9,8 +9,7 @@ from memprof.errors import PolicyError
 from memprof.policies.base import Policy
 
 if TYPE_CHECKING:
-    from memprof.policies.runtime.job import Job
-    from memprof.trace.step import Step
+    pass
 
 
 @dataclass(frozen=True)
@@ -61,18 +60,6 @@ class ChunkedLoss(Policy):
                 f"The loss policy cannot read {text!r}; write a number of chunks, such as 8, or 8,lm_head."
             ) from None
         return cls(chunks=chunks, head=head.strip())
-
-    def transform(self, step: Step) -> Step:
-        """Rewrites the step's large cross-entropies."""
-        from memprof.policies.loss.transform import transform_loss
-
-        return transform_loss(step, self)
-
-    def apply(self, job: Job) -> None:
-        """Replaces cross-entropy while the plan is applied."""
-        from memprof.policies.loss.apply import apply_loss
-
-        apply_loss(job, self)
 
     def describe(self) -> str:
         """Says what it does: ``loss in 8 chunks with head``."""

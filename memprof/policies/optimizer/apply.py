@@ -23,7 +23,7 @@ _FLAGS = {
 }
 
 
-def apply_optimizer(job: Job, policy: OptimizerPolicy) -> None:
+def apply(job: Job, policy: OptimizerPolicy) -> None:
     """Changes every optimizer of the job.
 
     Raises:

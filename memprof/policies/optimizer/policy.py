@@ -11,7 +11,6 @@ from memprof.policies.base import Policy
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from memprof.policies.runtime.job import Job
     from memprof.trace.step import Step
 
 STATES = ("8bit", "host")
@@ -82,18 +81,6 @@ class OptimizerPolicy(Policy):
     def errors(self, steps: Sequence[Step]) -> tuple[float, float]:
         """Returns what was seen: with the state in 8 bits more than with another loop."""
         return self.errors_seen if self.state else (0.002, 0.002)
-
-    def transform(self, step: Step) -> Step:
-        """Rewrites the step's updates."""
-        from memprof.policies.optimizer.transform import transform_optimizer
-
-        return transform_optimizer(step, self)
-
-    def apply(self, job: Job) -> None:
-        """Changes the job's optimizers."""
-        from memprof.policies.optimizer.apply import apply_optimizer
-
-        apply_optimizer(job, self)
 
     def describe(self) -> str:
         """Says what it does: ``optimizer in-backward, foreach``."""

@@ -40,7 +40,7 @@ _EIGHT_BIT_STATE = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer"
 _SWAPS = ("memprof.swap_in", "memprof.swap_out")
 
 
-def transform_optimizer(step: Step, policy: OptimizerPolicy) -> Step:
+def transform(step: Step, policy: OptimizerPolicy) -> Step:
     """Rewrites the updates of a step.
 
     Raises:

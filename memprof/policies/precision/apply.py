@@ -28,7 +28,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 Forward = Callable[..., Any]
 
 
-def apply_precision(job: Job, policy: Precision) -> None:
+def apply(job: Job, policy: Precision) -> None:
     """Runs the root module in the shorter type from now on; what it returns is in float32 as before.
 
     Raises:

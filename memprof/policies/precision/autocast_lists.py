@@ -18,6 +18,8 @@ from memprof.trace.schema import NONE
 if TYPE_CHECKING:
     from memprof.trace.schema import Bools, Ints, Texts
 
+#: What the trace calls the types of autocast.
+SHORT_TYPES = {"bf16": "bfloat16", "fp16": "float16"}
 #: Takes everything else as it is: the result has the widest type among what is read.
 WIDEST = 0
 #: Makes no memory of its own: what it returns has the type of what it reads.

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from memprof.policies.precision.autocast_lists import plain_names
-from memprof.policies.precision.misfits import SHORT_TYPES
+from memprof.policies.precision.autocast_lists import SHORT_TYPES, plain_names
 
 if TYPE_CHECKING:
-    from memprof.policies.precision.policy import Precision
     from memprof.trace.step import Step
 
 #: Shares below and above the prediction, of steps that run some operators; each adds to what holds for all.
@@ -29,17 +27,17 @@ ON_GPU = (0.03, 0.03)
 UNTRIED = (0.10, 0.10)
 
 
-def errors_of(step: Step, policy: Precision) -> tuple[float, float]:
+def errors_of(step: Step, dtype: str) -> tuple[float, float]:
     """Returns by how much a measured peak may be below and above the predicted one.
 
     Args:
         step: The step as recorded.
-        policy: The policy.
+        dtype: The short type: bf16 or fp16.
     """
     if step.is_on_device():
         return ON_GPU
     names = set(plain_names(step.ops.name).tolist())
     known = [shares for kinds, shares in ON_CPU.items() if not kinds or not names.isdisjoint(kinds)]
-    if policy.dtype == "fp16" and SHORT_TYPES["fp16"] in step.short_types:
+    if dtype == "fp16" and SHORT_TYPES["fp16"] in step.short_types:
         known.append(UNTRIED)
     return sum(below for below, _ in known), sum(above for _, above in known)

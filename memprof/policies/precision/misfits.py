@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memprof.errors import PolicyError
-from memprof.policies.precision.autocast_lists import is_one_of
+from memprof.policies.precision.autocast_lists import SHORT_TYPES, is_one_of
 from memprof.trace.schema import NONE
 
 if TYPE_CHECKING:
@@ -23,8 +23,6 @@ ONE_TYPE = ("index_add", "index_add_", "index_put_", "index_copy_", "scatter_add
 _OPERANDS = ("read", "write")
 #: Modules with recurrent layers.
 RECURRENT = ("LSTM", "GRU", "RNN")
-#: What the trace calls the types of autocast.
-SHORT_TYPES = {"bf16": "bfloat16", "fp16": "float16"}
 
 
 def refuse_own_autocast(step: Step, policy: Precision) -> None:

@@ -11,7 +11,6 @@ from memprof.policies.base import Policy
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from memprof.policies.runtime.job import Job
     from memprof.trace.step import Step
 
 #: The short forms, and the settings each stands for.
@@ -69,34 +68,16 @@ class Precision(Policy):
         dtype, weights = FLAGS[text]
         return cls(dtype=dtype, weights=weights)
 
-    def transform(self, step: Step) -> Step:
-        """Rewrites a step into the one that would have happened in the shorter type."""
-        from memprof.policies.precision.transform import transform_precision
-
-        return transform_precision(step, self)
-
     @property
     def guesses(self) -> bool:
         """A job may cast by itself, which leaves no trace in a float32 recording."""
         return True
 
-    def transform_at_most(self, step: Step) -> Step:
-        """Takes the job to cast to float32 itself what such jobs do now and then: a recording tells nothing of it."""
-        from memprof.policies.precision.transform import transform_precision
-
-        return transform_precision(step, self, has_own_casts=True)
-
     def errors(self, steps: Sequence[Step]) -> tuple[float, float]:
         """Returns what was seen, by the kernels that the step runs."""
         from memprof.policies.precision.errors_seen import errors_of
 
-        return errors_of(steps[0], self)
-
-    def apply(self, job: Job) -> None:
-        """Runs the root module in the shorter type from now on."""
-        from memprof.policies.precision.apply import apply_precision
-
-        apply_precision(job, self)
+        return errors_of(steps[0], self.dtype)
 
     def describe(self) -> str:
         """Says what it does: ``precision bf16``."""

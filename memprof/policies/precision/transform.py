@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memprof.policies.precision.autocast_lists import is_one_of
+from memprof.policies.precision.autocast_lists import SHORT_TYPES, is_one_of
 from memprof.policies.precision.backward import cast_gradients, made_whole, short_gradients
 from memprof.policies.precision.casts import Casts, cast_inputs, cast_reads
 from memprof.policies.precision.ends import Nodes
 from memprof.policies.precision.flow import LASTING, Types, follow_types
 from memprof.policies.precision.misfits import (
-    SHORT_TYPES,
     refuse_mixed_types,
     refuse_own_autocast,
     refuse_recurrent,
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from memprof.trace.step import Step
 
 
-def transform_precision(step: Step, policy: Precision, *, has_own_casts: bool = False) -> Step:
+def transform(step: Step, policy: Precision, *, at_most: bool = False) -> Step:
     """Rewrites a recorded float32 step into the one that runs in a shorter type.
 
     Forward is followed operator by operator along autocast's lists; what is saved, the gradients and the temporaries
@@ -40,13 +39,13 @@ def transform_precision(step: Step, policy: Precision, *, has_own_casts: bool = 
     Args:
         step: The recorded step.
         policy: The policy.
-        has_own_casts: Whether the job is taken to cast to float32 itself what such jobs cast now and then.
+        at_most: Whether the job is taken to cast to float32 itself what such jobs cast now and then.
 
     Raises:
         PolicyError: The step has no model in float32, or one that a shorter type does not fit.
     """
     refuse_own_autocast(step, policy)
-    types = follow_types(step, is_pure=policy.is_pure, has_own_casts=has_own_casts)
+    types = follow_types(step, is_pure=policy.is_pure, has_own_casts=at_most)
     refuse_mixed_types(step, types)
     refuse_recurrent(step, types, policy)
     refuse_sparse(step, types)

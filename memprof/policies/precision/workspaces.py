@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memprof.policies.precision.autocast_lists import WIDEST, is_one_of
-from memprof.policies.precision.misfits import SHORT_TYPES
+from memprof.policies.precision.autocast_lists import SHORT_TYPES, WIDEST, is_one_of
 from memprof.trace.files.columns import Coded
 from memprof.trace.schema import NONE, Bools, Ints
 

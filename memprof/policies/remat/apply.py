@@ -85,12 +85,12 @@ class Runtime:
 _runtime: Runtime | None = None
 
 
-def begin_counting() -> None:
+def start(policy: Remat) -> None:
     """Has the allocator count before the job makes its first tensor."""
     ProcessorCounter.begin_early()
 
 
-def apply_remat(job: Job, policy: Remat) -> None:
+def apply(job: Job, policy: Remat) -> None:
     """Installs the policy; several models of one process share a budget.
 
     Raises:

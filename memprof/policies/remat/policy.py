@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from memprof.errors import PolicyError, UsageError
@@ -10,14 +10,10 @@ from memprof.policies.base import Policy
 from memprof.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
-    from memprof.policies.runtime.job import Job
-    from memprof.trace.step import Step
+    pass
 
 HEURISTICS = ("eq-class", "msps")
 SWAPS = ("", "host", "disk")
-
-#: Share of the budget by which the least that the runtime can hold was seen above what its prediction holds.
-ROOM = 0.05
 
 
 @dataclass(frozen=True)
@@ -105,35 +101,15 @@ class Remat(Policy):
             raise PolicyError(f"remat needs a budget; write --remat {cls.flag_example}.")
         return cls(budget=size.strip(), swap=to.strip())
 
-    def transform(self, step: Step) -> Step:
-        """Drops and makes again what the runtime would."""
-        from memprof.policies.remat.transform import transform_remat
-
-        return transform_remat(step, self)
-
     @property
     def guesses(self) -> bool:
         """The runtime needs some room above what it keeps, and how much is not known."""
         return True
 
-    def transform_at_most(self, step: Step) -> Step:
-        """Holds somewhat less: where that cannot be, the runtime might have to end the job."""
-        from memprof.policies.remat.transform import transform_remat
-
-        tighter = replace(self, budget=str(int(self.budget_bytes * (1 - ROOM)))) if self.budget else self
-        return transform_remat(step, tighter)
-
-    def start(self) -> None:
-        """Begins to count allocated bytes before the job makes its first tensor."""
-        from memprof.policies.remat.apply import begin_counting
-
-        begin_counting()
-
-    def apply(self, job: Job) -> None:
-        """Installs the runtime in the job's process."""
-        from memprof.policies.remat.apply import apply_remat
-
-        apply_remat(job, self)
+    @property
+    def starts_early(self) -> bool:
+        """Allocated bytes are counted from before the job makes its first tensor."""
+        return True
 
     def describe(self) -> str:
         """Names the budget, or what is made again."""

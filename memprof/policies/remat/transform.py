@@ -22,14 +22,21 @@ _MARGIN_BYTES = 16 * 1024
 #: What the runtime costs for each operator that it sees, and for each tensor that autograd saves: measured as what an
 #: ample budget adds to a step of the six jobs of tests/policies, on two cores of a virtual machine with torch 2.13.
 OPERATOR_US, SAVED_US = 20.0, 12.0
+#: Share of the budget by which the least that the runtime can hold was seen above what its prediction holds.
+ROOM = 0.05
 #: What policies that replace what is saved insert.
 _OTHERS = ("memprof.swap_out", "memprof.compress")
 #: Why they cannot stand in one plan.
 OVERLAP = "Two policies (remat, and swap or compress) would replace what is saved; leave one of them out of the plan."
 
 
-def transform_remat(step: Step, policy: Remat) -> Step:
+def transform(step: Step, policy: Remat, *, at_most: bool = False) -> Step:
     """Rewrites a step as the policy would have changed it.
+
+    Args:
+        step: The step.
+        policy: The budget, and what is recomputed whatever the budget.
+        at_most: Within somewhat less (ROOM): where that cannot be, the runtime might have to end the job.
 
     Raises:
         PolicyError: The budget is smaller than what an operator needs at once, or swap or compress were there before.
@@ -38,7 +45,8 @@ def transform_remat(step: Step, policy: Remat) -> Step:
         raise PolicyError(OVERLAP)
     units = units_of(step)
     at_once = _named(step, units, policy.recompute)
-    budget = max(policy.budget_bytes - _MARGIN_BYTES, 1) if policy.budget else 0
+    allowed = 1 - ROOM if at_most else 1.0
+    budget = max(int(policy.budget_bytes * allowed) - _MARGIN_BYTES, 1) if policy.budget else 0
     course = Simulation(step, units, budget, policy.heuristic, at_once).run()
     draft = Draft(step)
     _rewrite(draft, step, units, course)

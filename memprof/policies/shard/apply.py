@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _DISTRIBUTED = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "FSDPModule", "DTensor")
 
 
-def start_shard(policy: Shard) -> None:
+def start(policy: Shard) -> None:
     """Leaves the process its rank's device, and its DataLoaders their part of the data.
 
     Raises:
@@ -36,7 +36,7 @@ def start_shard(policy: Shard) -> None:
     feed_from_start(_feed(policy))
 
 
-def apply_shard(job: Job, policy: Shard) -> None:
+def apply(job: Job, policy: Shard) -> None:
     """Divides the job; of a single rank there is nothing to divide.
 
     Raises:

@@ -9,8 +9,7 @@ from memprof.errors import PolicyError
 from memprof.policies.base import Policy
 
 if TYPE_CHECKING:
-    from memprof.policies.runtime.job import Job
-    from memprof.trace.step import Step
+    pass
 
 #: What a rank may train on.
 BATCHES = ("keep", "split")
@@ -97,24 +96,10 @@ class Shard(Policy):
                 "or --shard fsdp --world-size 8."
             ) from None
 
-    def transform(self, step: Step) -> Step:
-        """Rewrites the step into that of one rank; see Policy.transform."""
-        from memprof.policies.shard.transform import transform_shard
-
-        return transform_shard(step, self)
-
-    def start(self) -> None:
-        """Leaves the process its rank's device and data; see Policy.start."""
-        if self.world_size > 1:
-            from memprof.policies.shard.apply import start_shard
-
-            start_shard(self)
-
-    def apply(self, job: Job) -> None:
-        """Divides the job over the ranks that torchrun has started; see Policy.apply."""
-        from memprof.policies.shard.apply import apply_shard
-
-        apply_shard(job, self)
+    @property
+    def starts_early(self) -> bool:
+        """The process is given its rank's device and data."""
+        return self.world_size > 1
 
     def describe(self) -> str:
         """Says what is divided over how many ranks."""

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from memprof.policies.shard.policy import Shard
 
 
-def transform_shard(step: Step, policy: Shard) -> Step:
+def transform(step: Step, policy: Shard) -> Step:
     """Divides what the stage divides, adds the collectives, and lets them run beside the computation.
 
     In stages 0 and 1 each gradient moves into a bucket when it is complete, and the buckets are sent while backward

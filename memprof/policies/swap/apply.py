@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from memprof.policies.swap.policy import Swap
 
 
-def apply_swap(job: Job, policy: Swap) -> None:
+def apply(job: Job, policy: Swap) -> None:
     """Installs the policy.
 
     Raises:

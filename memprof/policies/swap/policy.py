@@ -11,8 +11,7 @@ from memprof.policies.plan.patterns import condensed
 from memprof.units import format_bytes
 
 if TYPE_CHECKING:
-    from memprof.policies.runtime.job import Job
-    from memprof.trace.step import Step
+    pass
 
 WHAT = ("activations", "optimizer", "parameters")
 TO = ("host", "disk")
@@ -98,28 +97,10 @@ class Swap(Policy):
             return cls(modules=parts[1:] or everything, what=parts[0], to=place)
         return cls(modules=parts, to=place)
 
-    def transform(self, step: Step) -> Step:
-        """Lets storages leave at the end of the copy out and occupy memory from the start of the copy back."""
-        from memprof.policies.swap.transform import transform_swap
-
-        return transform_swap(step, self)
-
     @property
     def guesses(self) -> bool:
         """Variables may hold activations that were moved; optimizer state and parameters have owners that are known."""
         return self.what == "activations"
-
-    def transform_at_most(self, step: Step) -> Step:
-        """Takes variables of the model's code to hold what they may hold: a recording does not tell for how long."""
-        from memprof.policies.swap.transform import transform_swap
-
-        return transform_swap(step, self, at_most=True)
-
-    def apply(self, job: Job) -> None:
-        """Installs hooks around the chosen modules' forward, or around the optimizers' updates."""
-        from memprof.policies.swap.apply import apply_swap
-
-        apply_swap(job, self)
 
     def describe(self) -> str:
         """Names what is moved and where to."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from memprof.policies.swap.policy import Swap
 
 
-def transform_swap(step: Step, policy: Swap, *, at_most: bool = False) -> Step:
+def transform(step: Step, policy: Swap, *, at_most: bool = False) -> Step:
     """Rewrites a step as the policy would have changed it.
 
     Args:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from memprof.replay.allocator.blocks import FREE, UNMAPPED, Block, Pool
 
 if TYPE_CHECKING:
-    from memprof.replay.allocator.model import CachingAllocator
+    from memprof.replay.allocator.state import AllocatorState
 
 
 def find_growth(pool: Pool, size: int) -> Block | None:
@@ -33,7 +33,7 @@ def find_growth(pool: Pool, size: int) -> Block | None:
     return None
 
 
-def map_pages(allocator: CachingAllocator, block: Block, size: int) -> bool:
+def map_pages(allocator: AllocatorState, block: Block, size: int) -> bool:
     """Gives memory to the first pages of an unmapped block and joins it with its free neighbours.
 
     Returns:
@@ -58,7 +58,7 @@ def map_pages(allocator: CachingAllocator, block: Block, size: int) -> bool:
     return True
 
 
-def release_pages(allocator: CachingAllocator, block: Block) -> None:
+def release_pages(allocator: AllocatorState, block: Block) -> None:
     """Takes the memory of the whole pages inside a free block; a segment that has none left goes too."""
     pool, segment = block.segment.pool, block.segment
     base, page = segment.address, pool.page_bytes
@@ -86,7 +86,7 @@ def release_pages(allocator: CachingAllocator, block: Block) -> None:
         del allocator.segments[segment.address]
 
 
-def join_neighbours(allocator: CachingAllocator, block: Block) -> None:
+def join_neighbours(allocator: AllocatorState, block: Block) -> None:
     """Joins a free block, not yet among the free ones of its pool, with those beside it."""
     pool = block.segment.pool
     previous, following = block.previous, block.next
@@ -98,7 +98,7 @@ def join_neighbours(allocator: CachingAllocator, block: Block) -> None:
         allocator.absorb_behind(block, following)
 
 
-def _join_unmapped(allocator: CachingAllocator, block: Block) -> None:
+def _join_unmapped(allocator: AllocatorState, block: Block) -> None:
     pool = block.segment.pool
     previous, following = block.previous, block.next
     if previous is not None and previous.state == UNMAPPED:

@@ -8,10 +8,10 @@ from memprof.replay.allocator.blocks import Block, Pool
 from memprof.replay.allocator.expandable import release_pages
 
 if TYPE_CHECKING:
-    from memprof.replay.allocator.model import CachingAllocator
+    from memprof.replay.allocator.state import AllocatorState
 
 
-def release_cached(allocator: CachingAllocator) -> None:
+def release_cached(allocator: AllocatorState) -> None:
     """Gives back every segment that is wholly free; large ones first, each pool's smallest first.
 
     Private pools keep theirs: a captured graph may be replayed.
@@ -29,7 +29,7 @@ def release_cached(allocator: CachingAllocator) -> None:
             release_pages(allocator, block)
 
 
-def release_oversized(allocator: CachingAllocator, pool: Pool, size: int) -> bool:
+def release_oversized(allocator: AllocatorState, pool: Pool, size: int) -> bool:
     """Gives back blocks too large to be split, until a request would fit in their place.
 
     Returns:
@@ -53,7 +53,7 @@ def release_oversized(allocator: CachingAllocator, pool: Pool, size: int) -> boo
     return released >= needed
 
 
-def collect_garbage(allocator: CachingAllocator) -> None:
+def collect_garbage(allocator: AllocatorState) -> None:
     """Gives back free segments that have lain longest, until what is reserved is below the threshold.
 
     Age counts in searches of the pool. In rounds, those of at least the average age go.
@@ -85,7 +85,7 @@ def collect_garbage(allocator: CachingAllocator) -> None:
                 _release(allocator, block)
 
 
-def _release(allocator: CachingAllocator, block: Block) -> None:
+def _release(allocator: AllocatorState, block: Block) -> None:
     """Gives a wholly free segment back to the device."""
     segment = block.segment
     segment.pool.remove(block)

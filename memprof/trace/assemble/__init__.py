@@ -2,6 +2,51 @@
 
 from __future__ import annotations
 
-from memprof.trace.assemble.process import assemble_devices, assemble_process
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from memprof.trace.assemble.light.process import assemble_light, is_light
+from memprof.trace.assemble.process import assemble_all
+from memprof.trace.files.spool import read_spool
+from memprof.trace.manifest import Manifest
+from memprof.trace.schema import Table
 
 __all__ = ["assemble_devices", "assemble_process"]
+
+
+def assemble_process(
+    folder: Path, launch: Mapping[str, Any], exit_record: Mapping[str, Any] | None
+) -> tuple[Manifest, dict[type[Table], Table]] | None:
+    """Assembles one process's recording of the device it used most; None when it recorded no operator.
+
+    Args:
+        folder: The process's folder in the spool.
+        launch: What the parent wrote when it started the job.
+        exit_record: What the parent wrote when the job had ended; None while it runs.
+
+    Raises:
+        OSError: The recording cannot be read.
+    """
+    return next(iter(assemble_devices(folder, launch, exit_record)), None)
+
+
+def assemble_devices(
+    folder: Path, launch: Mapping[str, Any], exit_record: Mapping[str, Any] | None
+) -> list[tuple[Manifest, dict[type[Table], Table]]]:
+    """Assembles one process's recording: once for each device whose memory it used, that with most bytes first.
+
+    Every device has all the operators, and the storages in its own memory; those elsewhere have 0 allocated bytes.
+
+    Args:
+        folder: The process's folder in the spool.
+        launch: What the parent wrote when it started the job.
+        exit_record: What the parent wrote when the job had ended; None while it runs.
+
+    Raises:
+        OSError: The recording cannot be read.
+    """
+    if is_light(folder):
+        light = assemble_light(folder, launch, exit_record)
+        return [] if light is None else [light]
+    return assemble_all(folder, read_spool(folder), launch, exit_record)

@@ -13,7 +13,6 @@ from memprof.trace.assemble.devices.device_events import allocator_events
 from memprof.trace.assemble.devices.device_samples import device_samples
 from memprof.trace.assemble.devices.history import segment_table
 from memprof.trace.assemble.join import join
-from memprof.trace.assemble.light.process import assemble_light, is_light
 from memprof.trace.assemble.links import saved_for_backward
 from memprof.trace.assemble.memory.failures import failure_table, kept_for_backward
 from memprof.trace.assemble.memory.native_events import CPU
@@ -23,7 +22,7 @@ from memprof.trace.assemble.optimizers.optimizers import optimizer_table
 from memprof.trace.assemble.recording import Recording, open_later, open_recordings
 from memprof.trace.assemble.roofline import roofline, with_roofline
 from memprof.trace.assemble.steps import step_table
-from memprof.trace.files.spool import DRY_RUN, Spool, read_spool
+from memprof.trace.files.spool import DRY_RUN, Spool
 from memprof.trace.manifest import Manifest, Speed
 from memprof.trace.schema import (
     AllocatorEvents,
@@ -44,53 +43,17 @@ from memprof.trace.schema import (
 )
 
 
-def assemble_process(
-    folder: Path, launch: Mapping[str, Any], exit_record: Mapping[str, Any] | None
-) -> tuple[Manifest, dict[type[Table], Table]] | None:
-    """Assembles one process's recording of the device it used most; None when it recorded no operator.
-
-    Args:
-        folder: The process's folder in the spool.
-        launch: What the parent wrote when it started the job.
-        exit_record: What the parent wrote when the job had ended; None while it runs.
-
-    Raises:
-        OSError: The recording cannot be read.
-    """
-    return next(iter(assemble_devices(folder, launch, exit_record)), None)
-
-
-def assemble_devices(
-    folder: Path, launch: Mapping[str, Any], exit_record: Mapping[str, Any] | None
-) -> list[tuple[Manifest, dict[type[Table], Table]]]:
-    """Assembles one process's recording: once for each device whose memory it used, that with most bytes first.
-
-    Every device has all the operators, and the storages in its own memory; those elsewhere have 0 allocated bytes.
-
-    Args:
-        folder: The process's folder in the spool.
-        launch: What the parent wrote when it started the job.
-        exit_record: What the parent wrote when the job had ended; None while it runs.
-
-    Raises:
-        OSError: The recording cannot be read.
-    """
-    if is_light(folder):
-        light = assemble_light(folder, launch, exit_record)
-        return [] if light is None else [light]
-    return _assemble_all(folder, read_spool(folder), launch, exit_record)
-
-
 def assemble_spool(
     spool: Spool, folder: Path, launch: Mapping[str, Any], exit_record: Mapping[str, Any] | None
 ) -> tuple[Manifest, dict[type[Table], Table]] | None:
-    """Assembles a raw recording that is in memory; see ``assemble_process``."""
-    return next(iter(_assemble_all(folder, spool, launch, exit_record)), None)
+    """Assembles a raw recording that is in memory; see ``memprof.trace.assemble.assemble_process``."""
+    return next(iter(assemble_all(folder, spool, launch, exit_record)), None)
 
 
-def _assemble_all(
+def assemble_all(
     folder: Path, spool: Spool, launch: Mapping[str, Any], exit_record: Mapping[str, Any] | None
 ) -> list[tuple[Manifest, dict[type[Table], Table]]]:
+    """Assembles a raw recording, once for each device; see ``memprof.trace.assemble.assemble_devices``."""
     recordings = open_recordings(spool)
     devices = tuple(recording.heard.device for recording in recordings)
     return [_assemble(folder, recording, devices, launch, exit_record) for recording in recordings]

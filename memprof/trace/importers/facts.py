@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -81,17 +80,6 @@ class DeviceFacts:
         if self.end_reserved_bytes < 0:  # not told
             found |= dict.fromkeys(("end_reserved_bytes", "start_reserved_bytes", "peak_reserved_bytes"))
         return found
-
-
-def read_facts(path: str | Path) -> tuple[DeviceFacts, ...]:
-    """Reads what a snapshot holds, one for each device that has segments or a history.
-
-    Raises:
-        BadInputError: It is no snapshot, damaged, or holds what no snapshot does.
-    """
-    from memprof.trace.importers.snapshot import read_snapshot
-
-    return tuple(device.facts for device in read_snapshot(Path(path)).devices)
 
 
 def find_facts(

@@ -16,8 +16,8 @@ from memprof.recorder.recorder import Recorder
 from memprof.recorder.steps.window import Window
 from memprof.replay.allocator.rules import Settings
 from memprof.replay.live import live_bytes
+from memprof.trace.assemble import assemble_devices
 from memprof.trace.assemble.memory.elsewhere import NAME
-from memprof.trace.assemble.process import assemble_devices
 from memprof.trace.files.spool import read_spool
 from memprof.trace.files.trim import drop_warm_up
 from memprof.trace.schema import NONE, AllocatorEvents, Memory, Ops, Segments, Steps, Storages

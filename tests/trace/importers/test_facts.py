@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from memprof.trace.importers import Imported, import_file
-from memprof.trace.importers.facts import read_facts
+from memprof.trace.importers.snapshot import read_snapshot
 from memprof.trace.schema import AllocatorEvents, Memory, Segments, Steps, Storages
 from memprof.trace.store import Trace
 from tests.trace.importers.writing import DATA
@@ -50,7 +50,7 @@ def test_figures_are_those_of_the_facts(fact: dict[str, Any]) -> None:
     """Segments, blocks, entries by action, end state, start, peaks and completeness are exactly as told."""
     data = (DATA / fact["file"]).read_bytes()
     assert hashlib.sha256(data).hexdigest() == fact["sha256"]
-    devices = read_facts(DATA / fact["file"])
+    devices = [device.facts for device in read_snapshot(DATA / fact["file"]).devices]
     found = [
         {
             "device": int(one.device.removeprefix("cuda:")),

@@ -23,7 +23,8 @@ from memprof.recorder.dry.spans import dry_storage_span
 from memprof.replay.allocator.rules import settings_from_options
 
 if TYPE_CHECKING:
-    from memprof.recorder.dry.mode import DryMode
+    from torch.utils._python_dispatch import TorchDispatchMode
+
     from memprof.recorder.log import RawLog
 
 _LISTS = (list, tuple)
@@ -52,7 +53,7 @@ class VirtualDevice:
         self._fused = FusedKernels()
         self._calls: DeviceCalls | None = None
 
-    def install(self, mode: DryMode, count_left_out: Callable[[str], None]) -> None:
+    def install(self, mode: TorchDispatchMode, count_left_out: Callable[[str], None]) -> None:
         """Shows the job the device from now on."""
         face.install()
         cuda.install(self.card, self.memory, count_left_out)

@@ -14,6 +14,7 @@ from memprof.trace.assemble.light.device_run import assemble_device, find_snapsh
 from memprof.trace.assemble.light.run import join_steps, module_peaks, read_run
 from memprof.trace.assemble.light.stretch import choose_stretch, ordinary_spool
 from memprof.trace.assemble.memory.elsewhere import NAME
+from memprof.trace.assemble.process import assemble_spool
 from memprof.trace.files.spool import LIGHT_FOLDER, Spool, read_spool
 from memprof.trace.manifest import Manifest
 from memprof.trace.schema import NONE, ModulePeaks, Modules, Ops, StepPeaks, Steps, Storages, Table
@@ -70,9 +71,6 @@ def _stretch_tables(
     stretch = choose_stretch(folder)
     if stretch is None:
         return {}
-    # At use: it imports this module in turn.
-    from memprof.trace.assemble.process import assemble_spool
-
     found = assemble_spool(ordinary_spool(main, stretch), folder, launch, exit_record)
     if found is None:
         return {}

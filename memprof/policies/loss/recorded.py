@@ -1,0 +1,66 @@
+"""A cross-entropy, and the Linear before it, as a recording shows them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from memprof.trace.schema import Ints
+
+
+@dataclass(frozen=True)
+class CrossEntropy:
+    """A cross-entropy as torch runs it: a log-softmax and a negative log-likelihood, and the backward of both.
+
+    Attributes:
+        log_softmax: Forward operator.
+        likelihood: Forward operator.
+        backward: Backward operators of both, in order.
+        logits: Storage of the logits.
+        whole: Storages as large as the logits that chunks need not: the log-softmax, its gradient, a cast of autocast.
+        gradient: Storage of the logits' gradient.
+        targets: Storages of targets and class weights.
+        loss: Storage of the loss.
+        upstream: Storage of the loss's gradient.
+        removed: Every operator of it.
+    """
+
+    log_softmax: int
+    likelihood: int
+    backward: Ints
+    logits: int
+    whole: Ints
+    gradient: int
+    targets: Ints
+    loss: int
+    upstream: int
+    removed: Ints
+
+
+@dataclass(frozen=True)
+class Head:
+    """The Linear that makes the logits.
+
+    Attributes:
+        removed: Its operators, forward and backward, and the views of the logits and of their gradient.
+        hidden: Storage of its input.
+        copied: Storage of a copy of the input that makes its rows contiguous, else NONE.
+        parameters: Storages of its matrix and, maybe, its bias.
+        of_hidden: Storage of its input's gradient, NONE where it needs none.
+        of_parameters: Storages of the parameters' gradients as it makes them.
+        whole: Storages that are not made any more.
+        flops: Operations of the forward product.
+        forward_us: What its forward takes.
+        module_id: The module.
+    """
+
+    removed: Ints
+    hidden: int
+    copied: int
+    parameters: Ints
+    of_hidden: int
+    of_parameters: Ints
+    whole: Ints
+    flops: int
+    forward_us: float
+    backward_us: float
+    module_id: int

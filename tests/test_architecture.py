@@ -1,0 +1,71 @@
+"""The house: no import circle, no crowded folder, no file name that stands for many things (docs/architecture.md)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+
+import grimp
+import pytest
+
+from memprof.policies.registry import policy_types
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = {"memprof": ROOT / "memprof", "memprof_dashboard": ROOT / "dashboard" / "memprof_dashboard"}
+FILES = [path for folder in PACKAGES.values() for path in folder.rglob("*.py")]
+#: File names that a convention gives to every policy or planner.
+CONVENTIONAL = {"__init__", "apply", "planner", "policy", "transform"}
+MOST_FILES, MOST_FOLDERS = 20, 3
+
+
+@pytest.fixture(scope="module")
+def imports() -> dict[str, set[str]]:
+    """What each module imports: at its head, inside functions, and for type checkers alone."""
+    graph = grimp.build_graph(*PACKAGES, cache_dir=None)
+    return {module: set(graph.find_modules_directly_imported_by(module)) for module in graph.modules}
+
+
+def test_there_is_no_import_circle(imports: dict[str, set[str]]) -> None:
+    """Modules can be put in an order in which each imports earlier ones only."""
+    left = dict(imports)
+    while free := [module for module, needed in left.items() if not needed & left.keys()]:
+        for module in free:
+            del left[module]
+    # What is left is in a circle, or imports one: take away those that nobody of the rest imports.
+    while unused := left.keys() - set().union(*left.values(), ()):
+        for module in unused:
+            del left[module]
+    assert not left, f"modules in import circles: {sorted(left)}"
+
+
+def test_a_circle_would_be_found() -> None:
+    """The test above fails where two modules import each other, and names them."""
+    circle = {"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": set()}
+    with pytest.raises(AssertionError, match=r"\['b', 'c'\]"):
+        test_there_is_no_import_circle(circle)
+
+
+def test_folders_have_few_files() -> None:
+    """No folder holds more than twenty modules."""
+    count: dict[Path, int] = defaultdict(int)
+    for path in FILES:
+        count[path.parent.relative_to(ROOT)] += 1
+    crowded = {str(folder): files for folder, files in count.items() if files > MOST_FILES}
+    assert not crowded
+
+
+def test_a_file_name_stands_for_few_things() -> None:
+    """No file name is in more than three folders, but for those of a convention."""
+    folders: dict[str, list[str]] = defaultdict(list)
+    for path in FILES:
+        if path.stem not in CONVENTIONAL:
+            folders[path.stem].append(str(path.parent.relative_to(ROOT)))
+    repeated = {stem: places for stem, places in folders.items() if len(places) > MOST_FOLDERS}
+    assert not repeated
+
+
+def test_every_policy_has_a_folder_of_the_same_form() -> None:
+    """`Policy.transform` and `Policy.apply` find the policy's own transform.py and apply.py."""
+    for kind in policy_types():
+        folder = PACKAGES["memprof"].joinpath(*kind.__module__.split(".")[1:-1])
+        assert {"policy.py", "transform.py", "apply.py"} <= {path.name for path in folder.glob("*.py")}
