@@ -13,7 +13,7 @@ from memprof_dashboard import frame, ids, parts
 from memprof_dashboard.guard import guard, own_path
 from memprof_dashboard.page import or_sentence
 from memprof_dashboard.pages import PAGES
-from memprof_dashboard.sources import Desk, MemprofError, Source
+from memprof_dashboard.sources import MemprofError, Source, Workspace
 from memprof_dashboard.state import View
 from memprof_dashboard.views.reactions import on_click, on_key, on_zoom, shown
 
@@ -35,7 +35,7 @@ def create_app(
     Returns:
         The app; it is not running yet.
     """
-    desk = Desk(sources)
+    desk = Workspace(sources)
     prefix = f"{prefix}{own_path(token)}"
     app = Dash(
         "memprof_dashboard",
@@ -60,7 +60,7 @@ def create_app(
     return app
 
 
-def _layout(desk: Desk) -> html.Div:
+def _layout(desk: Workspace) -> html.Div:
     is_growing = any(source.is_growing for source in desk.sources)
     return html.Div(
         [
@@ -84,7 +84,7 @@ def _layout(desk: Desk) -> html.Div:
     )
 
 
-def _register(app: Dash, desk: Desk) -> None:
+def _register(app: Dash, desk: Workspace) -> None:
     """Adds what makes the view, and what hands its parts on."""
 
     @app.callback(
@@ -153,7 +153,7 @@ def _register(app: Dash, desk: Desk) -> None:
         return int(tick or 0) + 1 if has_grown else no_update
 
 
-def _after(desk: Desk, view: View, name: str, what: str, value: Any) -> View:
+def _after(desk: Workspace, view: View, name: str, what: str, value: Any) -> View:
     """Returns the view after something in the browser changed."""
     if value is None and name != ids.URL:
         return view
@@ -182,7 +182,7 @@ def _after(desk: Desk, view: View, name: str, what: str, value: Any) -> View:
     return view
 
 
-def _resolved(desk: Desk, view: View) -> View:
+def _resolved(desk: Workspace, view: View) -> View:
     """Returns the view with what it left to the recording filled in; as it is where that cannot be read."""
     try:
         now = shown(view, desk.rank(view.trace, view.rank))

@@ -15,7 +15,7 @@ from memprof_dashboard import ids, parts
 from memprof_dashboard.figures.shared import CONFIG
 from memprof_dashboard.figures.timeline import Marks, cursor_line, overview, timeline
 from memprof_dashboard.page import or_message, or_sentence, theme_of
-from memprof_dashboard.sources import Desk, Rank
+from memprof_dashboard.sources import Rank, Workspace
 from memprof_dashboard.state import View
 from memprof_dashboard.summary_bar import budget_of, facts_of, readout, rows_of
 from memprof_dashboard.views.reactions import shown
@@ -28,7 +28,7 @@ _OVERVIEW = {"height": "56px"}
 _TIMELINE = {"height": "var(--timeline-height)"}
 
 
-def layout(desk: Desk) -> html.Div:
+def layout(desk: Workspace) -> html.Div:
     """Returns the components above the pages."""
     options = [{"label": source.name, "value": place} for place, source in enumerate(desk.sources)]
     has_ranks = any(len(source.trace.ranks) > 1 for source in desk.sources)
@@ -100,7 +100,7 @@ def _chosen(label: str, control: Any, *, is_hidden: bool = False) -> html.Label:
     return html.Label([html.Span(label), control], hidden=is_hidden, className="control")
 
 
-def register(app: Dash, desk: Desk) -> None:
+def register(app: Dash, desk: Workspace) -> None:
     """Adds the callbacks that draw it."""
 
     @app.callback(Output(ids.FACTS, "children"), Input(ids.WINDOW, "data"))
@@ -202,11 +202,11 @@ def register(app: Dash, desk: Desk) -> None:
         return {"content": text.getvalue(), "filename": "memprof-timeline.csv", "type": "text/csv"}
 
 
-def _ranks(desk: Desk, place: int) -> list[Any]:
+def _ranks(desk: Workspace, place: int) -> list[Any]:
     return [{"label": f"rank {number}", "value": number} for number in desk.source(place).trace.ranks]
 
 
-def _timeline(desk: Desk, view: View, at: int, theme: Any) -> Any:
+def _timeline(desk: Workspace, view: View, at: int, theme: Any) -> Any:
     rank = desk.rank(view.trace, view.rank)
     history, now = rank.history, shown(view, rank)
     if not history.ops:
@@ -229,7 +229,7 @@ def _timeline(desk: Desk, view: View, at: int, theme: Any) -> Any:
     return timeline(history, now.first, now.end, theme_of(theme), marks)
 
 
-def _timeline_beside(desk: Desk, view: View, theme: Any) -> Any:
+def _timeline_beside(desk: Workspace, view: View, theme: Any) -> Any:
     rank, beside = desk.rank(view.trace, view.rank), desk.rank(view.other, view.rank)
     now = shown(view, rank)
     if not beside.history.ops:

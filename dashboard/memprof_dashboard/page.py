@@ -13,7 +13,7 @@ from memprof.errors import MemprofError
 from memprof_dashboard import parts
 from memprof_dashboard.figures.shared import message
 from memprof_dashboard.palette import THEMES, Theme
-from memprof_dashboard.sources import Desk
+from memprof_dashboard.sources import Workspace
 from memprof_dashboard.state import View
 
 P = ParamSpec("P")
@@ -26,11 +26,11 @@ class Page(Protocol):
     #: What stands on its tab.
     TITLE: str
 
-    def layout(self, desk: Desk, view: View) -> Any:
+    def layout(self, desk: Workspace, view: View) -> Any:
         """Returns its components; what follows the window or the cursor is filled by its callbacks."""
         ...
 
-    def register(self, app: Dash, desk: Desk) -> None:
+    def register(self, app: Dash, desk: Workspace) -> None:
         """Adds its callbacks."""
         ...
 

@@ -166,7 +166,7 @@ class Source:
             return True
 
 
-class Desk:
+class Workspace:
     """The recordings that are open, by place."""
 
     def __init__(self, sources: list[Source]) -> None:
@@ -216,4 +216,4 @@ def _stamp(path: Path) -> tuple[int, int]:
     return sum(stat.st_size for stat in stats) + len(stats), max((stat.st_mtime_ns for stat in stats), default=0)
 
 
-__all__ = ["Desk", "MemprofError", "Rank", "Source", "open_sources"]
+__all__ = ["MemprofError", "Rank", "Source", "Workspace", "open_sources"]

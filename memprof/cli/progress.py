@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.status import Status
 
 from memprof.analysis.plans.compare_planners import Point
-from memprof.planners.search.explore import Wish
-from memprof.planners.search.tried import Tried
+from memprof.planners.search.explore import SearchRequest
+from memprof.planners.search.tried import Candidate
 from memprof.units import format_us
 
 
@@ -45,14 +45,14 @@ class _Line:
 class SearchBar(_Line):
     """Counts the plans replayed and names the fastest that fits."""
 
-    def __init__(self, wish: Wish) -> None:
+    def __init__(self, search_request: SearchRequest) -> None:
         """Shows nothing yet."""
         super().__init__("replaying plans")
-        self._wish = wish
+        self._wish = search_request
         self._count = 0
-        self._best: Tried | None = None
+        self._best: Candidate | None = None
 
-    def add(self, one: Tried) -> None:
+    def add(self, one: Candidate) -> None:
         """Counts a plan that was replayed."""
         self._count += 1
         fits = one.peak_bytes <= self._wish.budget_bytes

@@ -10,7 +10,7 @@ import torch
 from accelerate import Accelerator
 
 from memprof.integrations.asked import ask
-from memprof.integrations.fitting import Fit
+from memprof.integrations.fitting import FittingPlan
 from memprof.integrations.plans import inner_optimizer
 from memprof.integrations.session import Session
 from memprof.recorder.steps.rounds import OptimizerRounds
@@ -40,7 +40,7 @@ class AcceleratedRecording:
             accelerator.end_training = self._end_training  # taken back in `end`
 
     @property
-    def fit(self) -> Fit | None:
+    def fit(self) -> FittingPlan | None:
         """What was found for the budget, once the recorded steps are over; None before."""
         return self._session.fit
 

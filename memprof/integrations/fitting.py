@@ -14,8 +14,8 @@ from memprof.errors import UsageError
 from memprof.integrations.asked import Asked
 from memprof.launch.fit.attempt import measure
 from memprof.machines.budget import parse_budget
-from memprof.planners.search.explore import Wish
-from memprof.planners.search.tried import Tried
+from memprof.planners.search.explore import SearchRequest
+from memprof.planners.search.tried import Candidate
 from memprof.planners.search.workbench import Workbench, rank
 from memprof.policies.base import Policy
 from memprof.policies.plan.plan_file import write_plan
@@ -41,7 +41,7 @@ class Choice:
 
 
 @dataclass(frozen=True, eq=False)
-class Fit:
+class FittingPlan:
     """What was found for a budget.
 
     Attributes:
@@ -59,7 +59,7 @@ class Fit:
     basis: Basis = field(repr=False)
 
     @property
-    def best(self) -> Tried | None:
+    def best(self) -> Candidate | None:
         """The fastest plan that fits."""
         return None if self.suggestion is None else self.suggestion.answer.best
 
@@ -86,7 +86,7 @@ class Fit:
         """
         return [] if self.plan_path is None else [f"the plan as code: memprof emit {self.plan_path} --to {target}"]
 
-    def fastest(self, choices: Iterable[Choice], time_limit_s: float = 15.0) -> tuple[Choice, Tried] | None:
+    def fastest(self, choices: Iterable[Choice], time_limit_s: float = 15.0) -> tuple[Choice, Candidate] | None:
         """Returns the fastest of a trainer's arguments that fit, and what they lead to.
 
         Args:
@@ -99,7 +99,7 @@ class Fit:
         return min(fitting, key=lambda pair: rank(pair[1]), default=None)
 
 
-def describe_choice(found: tuple[Choice, Tried] | None, fit: Fit, name: str, what: str) -> str:
+def describe_choice(found: tuple[Choice, Candidate] | None, fit: FittingPlan, name: str, what: str) -> str:
     """Says which arguments of a trainer make the training fit.
 
     Args:
@@ -118,7 +118,7 @@ def describe_choice(found: tuple[Choice, Tried] | None, fit: Fit, name: str, wha
     )
 
 
-def find_fit(trace: Trace, asked: Asked) -> Fit:
+def find_fit(trace: Trace, asked: Asked) -> FittingPlan:
     """Searches for the fastest plan under which a recorded training fits, and writes it beside the recording.
 
     Args:
@@ -134,24 +134,24 @@ def find_fit(trace: Trace, asked: Asked) -> Fit:
     peak = measure(trace).peak_bytes
     budget = parse_budget(asked.budget, peak)
     if peak <= budget:
-        return Fit(peak, budget, None, None, basis)
+        return FittingPlan(peak, budget, None, None, basis)
     if asked.plan_path.exists() and not asked.force:
         raise UsageError(
             f"{asked.plan_path} exists already, and no plan is searched for. Replace it with force=True, or record "
             "into another folder."
         )
-    wish = Wish(
+    search_request = SearchRequest(
         budget_bytes=max(1, budget),
         allow=asked.allow,
         forbid=asked.forbid,
         time_limit_s=asked.time_limit_s,
         link_bytes_per_us=link_of(trace),
     )
-    found = suggest(trace, basis, wish)
+    found = suggest(trace, basis, search_request)
     if found.answer.was_interrupted:
         raise KeyboardInterrupt  # a search takes it for its own end; here it is meant for the training
     best = found.answer.best
     if best is None:
-        return Fit(peak, budget, found, None, basis)
+        return FittingPlan(peak, budget, found, None, basis)
     write_plan(asked.plan_path, found.predicted(best))
-    return Fit(peak, budget, found, asked.plan_path, basis)
+    return FittingPlan(peak, budget, found, asked.plan_path, basis)

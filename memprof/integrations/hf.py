@@ -8,7 +8,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 from memprof.integrations.asked import ask
-from memprof.integrations.fitting import Fit, describe_choice
+from memprof.integrations.fitting import FittingPlan, describe_choice
 from memprof.integrations.hf_arguments import INSTEAD, possible_choices
 from memprof.integrations.planned import PlannedTraining
 from memprof.integrations.plans import apply_plan
@@ -129,7 +129,7 @@ class MemprofCallback(PlannedTraining, TrainerCallback):  # type: ignore[misc]  
         if control.should_evaluate or control.should_save:
             self._session.pause()
 
-    def _find_arguments(self, fit: Fit) -> list[str]:
+    def _find_arguments(self, fit: FittingPlan) -> list[str]:
         model, args = self._training
         if fit.suggestion is None or model is None:
             return []

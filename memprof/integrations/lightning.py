@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from memprof.integrations.asked import ask
-from memprof.integrations.fitting import Choice, Fit, describe_choice
+from memprof.integrations.fitting import Choice, FittingPlan, describe_choice
 from memprof.integrations.planned import PlannedTraining
 from memprof.integrations.plans import apply_plan
 from memprof.integrations.session import Session
@@ -172,7 +172,7 @@ class MemprofCallback(PlannedTraining, _Callback):  # type: ignore[misc]  # its 
         self._is_paused = False
         self._session.resume()
 
-    def _find_arguments(self, fit: Fit) -> list[str]:
+    def _find_arguments(self, fit: FittingPlan) -> list[str]:
         if fit.suggestion is None or self._trainer is None:
             return []
         found = fit.fastest(_possible_choices(self._trainer))

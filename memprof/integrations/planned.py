@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memprof.integrations.fitting import Fit
+from memprof.integrations.fitting import FittingPlan
 from memprof.integrations.session import Session
 from memprof.policies.runtime.job import Job
 
@@ -14,7 +14,7 @@ class PlannedTraining:
     _job: Job | None
 
     @property
-    def fit(self) -> Fit | None:
+    def fit(self) -> FittingPlan | None:
         """What was found for the budget, once the recorded steps are over; None before."""
         return self._session.fit
 

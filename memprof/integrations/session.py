@@ -14,7 +14,7 @@ from typing import Any, Concatenate, ParamSpec
 from memprof.analysis.plans.another_plan import PlannedJob
 from memprof.errors import MemprofError
 from memprof.integrations.asked import Asked
-from memprof.integrations.fitting import Fit, find_fit
+from memprof.integrations.fitting import FittingPlan, find_fit
 from memprof.launch import child
 from memprof.launch.inline import InlineRecording
 from memprof.launch.outcome.plan_errors import policy_at_fault
@@ -59,10 +59,10 @@ class Session:
         tell: What is said of a recording and a plan beyond that; by default nothing.
     """
 
-    def __init__(self, asked: Asked, tell: Callable[[Fit], list[str]] = lambda _: []) -> None:
+    def __init__(self, asked: Asked, tell: Callable[[FittingPlan], list[str]] = lambda _: []) -> None:
         """Prepares; nothing is recorded before `begin`."""
         self.asked = asked
-        self.fit: Fit | None = None
+        self.fit: FittingPlan | None = None
         self.tell = tell
         self._first = asked
         self._trainings = 0

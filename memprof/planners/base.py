@@ -17,7 +17,7 @@ STATUSES = ("optimal", "found", "infeasible", "nothing found", "time limit")
 
 
 @dataclass(frozen=True, eq=False)
-class Task:
+class ScheduleRequest:
     """What a planner is asked.
 
     Attributes:
@@ -39,7 +39,7 @@ class Task:
 
 
 @dataclass(frozen=True, eq=False)
-class Found:
+class ScheduleResult:
     """What a planner answers.
 
     Attributes:
@@ -75,5 +75,5 @@ class Planner(ABC):
     summary: ClassVar[str]
 
     @abstractmethod
-    def search(self, task: Task) -> Found:
+    def search(self, task: ScheduleRequest) -> ScheduleResult:
         """Looks for the schedule with the least time whose peak is within the budget."""

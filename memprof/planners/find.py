@@ -7,15 +7,15 @@ import time
 from dataclasses import dataclass
 
 from memprof.errors import UsageError
-from memprof.planners.base import Found, Task
+from memprof.planners.base import ScheduleRequest, ScheduleResult
 from memprof.planners.graph.graph import Graph, graph_of
 from memprof.planners.graph.moves import Moves
 from memprof.planners.graph.project import project
 from memprof.planners.graph.schedule import replay, scheduled_step
 from memprof.planners.registry import named_planner
-from memprof.planners.search.explore import Wish, explore
+from memprof.planners.search.explore import SearchRequest, explore
 from memprof.planners.search.groups import find_groups
-from memprof.planners.search.tried import Tried
+from memprof.planners.search.tried import Candidate
 from memprof.planners.search.workbench import Workbench
 from memprof.policies.plan.plan import Plan
 from memprof.trace.schema import Ints
@@ -23,7 +23,7 @@ from memprof.trace.step import Step
 
 
 @dataclass(frozen=True, eq=False)
-class Finding:
+class PlannerResult:
     """What a planner found, at both levels at which a plan can be made.
 
     A *schedule* says of every operator when it runs and how often; it is what the papers' algorithms find, and a lower
@@ -74,7 +74,7 @@ def find_plan(
     planner: str = "auto",
     time_limit_s: float = 60.0,
     link_bytes_per_us: float = 0.0,
-) -> Finding:
+) -> PlannerResult:
     """Searches for the fastest way to run a step within a budget.
 
     Args:
@@ -92,14 +92,14 @@ def find_plan(
     if budget_bytes <= 0:
         raise UsageError(f"A budget of {budget_bytes} bytes holds no tensor: give one above 0.")
     graph = graph_of(step)
-    task = Task(graph, budget_bytes, deadline=started + time_limit_s, link_bytes_per_us=link_bytes_per_us)
+    task = ScheduleRequest(graph, budget_bytes, deadline=started + time_limit_s, link_bytes_per_us=link_bytes_per_us)
     found = kind().search(task)
     done = None if found.runs is None else replay(graph, found.runs, found.moves)
     chosen = _plan(step, graph, found, task, planner)
     plan, predicted = (None, None)
     if chosen is not None:
         plan, predicted = dataclasses.replace(chosen.plan, budget_bytes=budget_bytes).predict(step)
-    return Finding(
+    return PlannerResult(
         planner=planner,
         budget_bytes=budget_bytes,
         status=found.status,
@@ -118,7 +118,7 @@ def find_plan(
     )
 
 
-def _plan(step: Step, graph: Graph, found: Found, task: Task, planner: str) -> Tried | None:
+def _plan(step: Step, graph: Graph, found: ScheduleResult, task: ScheduleRequest, planner: str) -> Candidate | None:
     """Chooses policies that can be applied: checkpointing as the schedule has it; for auto, the best there is."""
     groups = find_groups(step) if len(step.modules) else []
     bench = Workbench(step, deadline=task.deadline)
@@ -127,7 +127,9 @@ def _plan(step: Step, graph: Graph, found: Found, task: Task, planner: str) -> T
         return recorded
     candidates = [] if found.runs is None else [project(bench, graph, found, groups, task.budget_bytes)]
     if planner == "auto" and groups:
-        wish = Wish(task.budget_bytes, allow=("checkpoint",), time_limit_s=max(1.0, task.deadline - time.monotonic()))
-        candidates.append(explore(step, wish).best)
+        search_request = SearchRequest(
+            task.budget_bytes, allow=("checkpoint",), time_limit_s=max(1.0, task.deadline - time.monotonic())
+        )
+        candidates.append(explore(step, search_request).best)
     fitting = [one for one in candidates if one is not None]
     return min(fitting, key=lambda one: one.step_time_us, default=None)

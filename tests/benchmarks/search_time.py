@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from memprof.planners.find import find_plan
-from memprof.planners.search.explore import Wish, explore
+from memprof.planners.search.explore import SearchRequest, explore
 from memprof.replay.live import live_bytes
 from memprof.trace.step import Step
 from memprof.trace.store import Trace
@@ -28,7 +28,7 @@ def measure(folder: Path, *, quick: bool) -> Section:
         step = Trace.open(path).steady_step()
         budget = _halfway(step)
         started = time.monotonic()
-        answer = explore(step, Wish(budget, time_limit_s=600.0))
+        answer = explore(step, SearchRequest(budget, time_limit_s=600.0))
         took = time.monotonic() - started
         of_24 = took if layers == 24 else of_24
         best = answer.best

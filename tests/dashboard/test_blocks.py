@@ -22,12 +22,12 @@ from memprof.trace.store import Trace
 from memprof_dashboard.figures.blocks import Rectangles, blocks
 from memprof_dashboard.pages.blocks import BlocksPage, _clicked, _jump, _rectangles
 from memprof_dashboard.palette import THEMES
-from memprof_dashboard.sources import Desk, Rank, Source
+from memprof_dashboard.sources import Rank, Source, Workspace
 from memprof_dashboard.state import View
 from memprof_dashboard.views import placement
 from memprof_dashboard.views.block_texts import drawn_sentence, life_sentence, placed_sentence, waste_table
 from memprof_dashboard.views.placement import addresses_of, compress, first_fit
-from memprof_dashboard.views.storage_lives import MOST_BLOCKS, Lives, choose_blocks, cut_stretch, find_wasters
+from memprof_dashboard.views.storage_lives import MOST_BLOCKS, StorageLives, choose_blocks, cut_stretch, find_wasters
 from tests.building import Op, Storage, Tables, make_tables
 
 LIGHT = THEMES["light"]
@@ -61,8 +61,8 @@ def _untold() -> Tables:
     return {**_tables(), AllocatorEvents: AllocatorEvents.empty()}
 
 
-def _lives(trace: Trace) -> Lives:
-    return Lives(trace, History(trace))
+def _lives(trace: Trace) -> StorageLives:
+    return StorageLives(trace, History(trace))
 
 
 def _rank(tables: Tables) -> Rank:
@@ -183,7 +183,7 @@ def test_wasters_are_listed_by_bytes_times_operators() -> None:
 def test_recording_without_uses_cannot_tell() -> None:
     """Where no uses were recorded the list says so rather than call all of it waste."""
     rank = _rank({**_tables(), Uses: Uses.empty()})
-    lives = Lives(rank.trace, rank.history)
+    lives = StorageLives(rank.trace, rank.history)
     wasters = find_wasters(cut_stretch(lives, 0, 8))
     assert not len(wasters.rows)
     assert "cannot tell" in _text(waste_table(rank, lives, wasters, "row"))
@@ -219,7 +219,7 @@ def test_heights_are_addresses_where_told() -> None:
 def test_figure_draws_each_category_and_the_idle_part() -> None:
     """Each category is a trace of bars from birth to death, and one trace covers what is held after its last use."""
     rank = _rank(_untold())
-    lives = Lives(rank.trace, rank.history)
+    lives = StorageLives(rank.trace, rank.history)
     drawn = _rectangles(rank, lives, choose_blocks(cut_stretch(lives, 0, 4)))
     figure = blocks(drawn, 0, 4, 1, LIGHT, storage=1)
     parameters, activations, idle = figure.data
@@ -239,7 +239,7 @@ def test_names_are_no_markup() -> None:
     """Names of a recording cannot bring markup into the hover."""
     tables = make_tables([[Op("<script>", makes=["a"])]], [Storage("a", 64, name="<b>", category="<i>")])
     rank = _rank(tables)
-    lives = Lives(rank.trace, rank.history)
+    lives = StorageLives(rank.trace, rank.history)
     figure = blocks(_rectangles(rank, lives, choose_blocks(cut_stretch(lives, 0, 1))), 0, 1, 0, LIGHT)
     assert figure.data[0].name == "&lt;i&gt;"
     assert figure.data[0].text[0] == "64 B, &lt;b&gt;, &lt;script&gt;"
@@ -249,7 +249,7 @@ def test_names_are_no_markup() -> None:
 def test_nothing_alive_is_a_sentence() -> None:
     """A stretch in which nothing is alive is told in a sentence."""
     rank = _rank(make_tables([[Op()]], []))
-    lives = Lives(rank.trace, rank.history)
+    lives = StorageLives(rank.trace, rank.history)
     figure = blocks(_rectangles(rank, lives, choose_blocks(cut_stretch(lives, 0, 1))), 0, 1, 0, LIGHT)
     assert "Nothing that holds bytes" in figure.layout.annotations[0].text
 
@@ -275,7 +275,7 @@ def test_click_chooses_the_storage() -> None:
 def test_search_draws_what_is_found() -> None:
     """While something is searched for, only what has it in its name is drawn."""
     trace = _trace(_tables())
-    page, desk = BlocksPage(), Desk([Source(trace.path, "made by hand", trace)])
+    page, desk = BlocksPage(), Workspace([Source(trace.path, "made by hand", trace)])
     remark, _, _ = page._texts(desk, View(tab="blocks", first=0, end=8, find="relu"))
     assert "All 2 blocks that have 'relu' in their names are drawn." in _text(remark)
 
@@ -283,7 +283,7 @@ def test_search_draws_what_is_found() -> None:
 def test_empty_recording_says_so() -> None:
     """A recording without operators has a sentence instead of a picture."""
     trace = _trace({Steps: Steps.empty()})
-    page, desk = BlocksPage(), Desk([Source(trace.path, "empty", trace)])
+    page, desk = BlocksPage(), Workspace([Source(trace.path, "empty", trace)])
     assert "No operators were recorded" in page._figure(desk, View(), -1, -1, "light").layout.annotations[0].text
     assert "Nothing was recorded" in _text(page._texts(desk, View())[0])
 
@@ -319,7 +319,7 @@ def large() -> Rank:
 
 def test_half_a_million_storages_are_few_and_small(large: Rank) -> None:
     """Of half a million storages no more blocks are placed than can be seen, and they travel in less than 150 kB."""
-    lives = Lives(large.trace, large.history)
+    lives = StorageLives(large.trace, large.history)
     chosen = choose_blocks(cut_stretch(lives, 0, 500_000))
     assert (len(chosen.rows), chosen.alive) == (MOST_BLOCKS, 500_000)
     figure = blocks(_rectangles(large, lives, chosen), 0, 500_000, 0, LIGHT)

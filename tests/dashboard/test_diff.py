@@ -26,7 +26,7 @@ from memprof_dashboard.figures.diff import change_bars
 from memprof_dashboard.figures.overlay import Curve, overlay, shares
 from memprof_dashboard.pages.diff import DiffPage, _parts
 from memprof_dashboard.palette import THEMES
-from memprof_dashboard.sources import Desk, Rank, Source
+from memprof_dashboard.sources import Rank, Source, Workspace
 from memprof_dashboard.state import View
 from memprof_dashboard.views.changes import changes, shift, step_time, verdict
 from tests.building import Op, Storage, make_step, make_trace
@@ -43,8 +43,8 @@ def _curve(name: str, phases: str, total: list[int]) -> Curve:
     return Curve(name, np.array(total, dtype=np.int64), np.array([names[letter] for letter in phases], dtype=object))
 
 
-def _desk(*names: str) -> Desk:
-    return Desk([Source(Path(name), name, Trace.open(SAMPLES / name / "run.memprof")) for name in names])
+def _desk(*names: str) -> Workspace:
+    return Workspace([Source(Path(name), name, Trace.open(SAMPLES / name / "run.memprof")) for name in names])
 
 
 def _text(component: object) -> str:
@@ -216,7 +216,7 @@ def test_what_differs_and_why_is_named() -> None:
     manifest, tables = predicted_trace(forecast(recorded, Plan((Checkpoint(("layers.*",)),))))
     manifest = Manifest.from_json(json.loads(json.dumps(manifest.to_json())))  # as a file holds it
     planned = Source(Path("planned"), "planned", Trace.of([(manifest, tables)], "planned"))
-    desk = Desk([Source(Path("gpt"), "gpt", recorded), planned])
+    desk = Workspace([Source(Path("gpt"), "gpt", recorded), planned])
     page = _text(DiffPage().layout(desk, View(tab="diff", other=1)))
     assert "The peak shrank by" in page
     assert "The two were not recorded alike" in page
@@ -232,7 +232,7 @@ def test_hostile_names_are_only_children() -> None:
         Source(Path(name), name, make_trace([ops], [Storage("y", size, module="<img src=x>")]))
         for name, size in (("<b>evil</b>", KIB), ("other", 2 * KIB))
     ]
-    page = _text(DiffPage().layout(Desk(sources), View(tab="diff", other=1)))
+    page = _text(DiffPage().layout(Workspace(sources), View(tab="diff", other=1)))
     assert "<img src=x>" in page
     assert "<b>evil</b>" in page
     assert "dangerously" not in page

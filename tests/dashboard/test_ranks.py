@@ -24,7 +24,7 @@ from memprof_dashboard.figures.ranks import curves, ranks
 from memprof_dashboard.pages import ranks as ranks_page
 from memprof_dashboard.pages.ranks import RanksPage, verdict
 from memprof_dashboard.palette import THEMES
-from memprof_dashboard.sources import Desk, Source
+from memprof_dashboard.sources import Source, Workspace
 from memprof_dashboard.state import View
 from memprof_dashboard.views import columns as columns_module
 from memprof_dashboard.views.columns import MOST_COLUMNS, RankPeaks, compare_ranks, read_peaks
@@ -77,8 +77,8 @@ def _text(component: object) -> str:
     return json.dumps(component, cls=PlotlyJSONEncoder, ensure_ascii=False)
 
 
-def _desk(trace: Trace) -> Desk:
-    return Desk([Source(trace.path, "made by hand", trace)])
+def _desk(trace: Trace) -> Workspace:
+    return Workspace([Source(trace.path, "made by hand", trace)])
 
 
 def test_columns_hold_each_ranks_peak(trace: Trace) -> None:

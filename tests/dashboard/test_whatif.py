@@ -36,7 +36,7 @@ from memprof_dashboard.figures.whatif import (
 )
 from memprof_dashboard.pages.whatif import WhatIf
 from memprof_dashboard.palette import THEMES
-from memprof_dashboard.sources import Desk, Rank, Source
+from memprof_dashboard.sources import Rank, Source, Workspace
 from memprof_dashboard.state import View
 from memprof_dashboard.whatif import plan_parts
 from memprof_dashboard.whatif.plan_results import _result
@@ -175,7 +175,7 @@ def test_a_search_finds_what_the_command_line_finds(rank: Rank, found: Suggestio
     peak = live_bytes(rank.trace.steady_step()).during.max()
     best = found.answer.best
     assert best is not None
-    assert best.peak_bytes <= found.answer.wish.budget_bytes == int(peak * 60 // 100)
+    assert best.peak_bytes <= found.answer.search_request.budget_bytes == int(peak * 60 // 100)
     detail = detail_of(rank, found, best)
     assert detail.predicted.max() == best.peak_bytes
     assert detail.recorded.max() == peak
@@ -319,14 +319,14 @@ def test_runs_under_a_plan_stand_beside_the_recording(rank: Rank) -> None:
         _run_of(made, "off.memprof", extra_bytes=MIB),
         Source(LSTM, "lstm", Trace.open(LSTM)),
     ]
-    exact, off = runs_under_plans(Desk(sources), View())
+    exact, off = runs_under_plans(Workspace(sources), View())
     assert exact.name == "exact.memprof"
     assert exact.plan == "checkpoint layers.*"
     assert exact.found is not None
     assert exact.found.peak_error_bytes == 0
     assert off.found is not None
     assert off.found.peak_error_bytes == -MIB
-    page = _text(WhatIf().layout(Desk(sources), View()))
+    page = _text(WhatIf().layout(Workspace(sources), View()))
     assert "Verified runs" in page
     assert "-1.00 MiB" in page
     assert "lstm" not in _text(plan_parts.run_table((exact, off)))
@@ -336,8 +336,8 @@ def test_a_prediction_is_no_run(rank: Rank) -> None:
     """A trace that was predicted is not shown as one that was measured, nor is one of another model."""
     manifest, tables = predicted_trace(forecast(rank.trace, Plan((Checkpoint(("layers.*",)),))))
     predicted = Source(Path("p"), "p", Trace.of([(manifest, tables)], "p"))
-    assert runs_under_plans(Desk([Source(GPT, "gpt", rank.trace), predicted]), View()) == ()
-    assert runs_under_plans(Desk([Source(LSTM, "lstm", Trace.open(LSTM)), predicted]), View()) == ()
+    assert runs_under_plans(Workspace([Source(GPT, "gpt", rank.trace), predicted]), View()) == ()
+    assert runs_under_plans(Workspace([Source(LSTM, "lstm", Trace.open(LSTM)), predicted]), View()) == ()
 
 
 def test_a_run_whose_plan_cannot_be_read_says_why(rank: Rank) -> None:
@@ -346,7 +346,7 @@ def test_a_run_whose_plan_cannot_be_read_says_why(rank: Rank) -> None:
     source = _run_of(made, "newer.memprof")
     trace = source.trace
     newer = Trace.of([(dataclasses.replace(trace.manifest, plan={"teleport": {}}), predicted_trace(made)[1])], "newer")
-    (run,) = runs_under_plans(Desk([Source(GPT, "gpt", rank.trace), Source(Path("n"), "n", newer)]), View())
+    (run,) = runs_under_plans(Workspace([Source(GPT, "gpt", rank.trace), Source(Path("n"), "n", newer)]), View())
     assert run.found is None
     assert "teleport" in run.refusal
     assert "teleport" in _text(plan_parts.run_table((run,)))

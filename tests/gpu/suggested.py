@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from memprof.analysis.plans.basis import basis_of, link_of
 from memprof.analysis.plans.suggest import describe_least, suggest
-from memprof.planners.search.explore import Wish
+from memprof.planners.search.explore import SearchRequest
 from memprof.policies.plan.plan_file import write_plan
 from memprof.trace.store import Trace
 from memprof.units import format_bytes
@@ -88,8 +88,8 @@ def _try(place: Place, case: Case, base: Trace, peak_bytes: int, base_us: float)
     job = Job(case.model, () if place.is_rehearsal else ("--limit-bytes", str(limit)))
     ran_out = not place.is_rehearsal and _runs_out(place, job)
     budget = int(_BUDGET_SHARE * limit)
-    wish = Wish(budget, allow=case.allow, time_limit_s=_SEARCH_S, link_bytes_per_us=link_of(base))
-    answer = suggest(base, basis_of(base), wish)
+    search_request = SearchRequest(budget, allow=case.allow, time_limit_s=_SEARCH_S, link_bytes_per_us=link_of(base))
+    answer = suggest(base, basis_of(base), search_request)
     best = answer.answer.best
     if best is None:
         raise RuntimeError(describe_least(answer))

@@ -16,8 +16,8 @@ import pytest
 from memprof.launch.fit.outputs import claim_outputs
 from memprof.launch.fit.shortlist import Shortlist
 from memprof.launch.parent.target import CannotStartError
-from memprof.planners.search.explore import Answer, Wish
-from memprof.planners.search.tried import Tried
+from memprof.planners.search.explore import SearchRequest, SearchResult
+from memprof.planners.search.tried import Candidate
 from memprof.policies.accumulate.policy import Accumulate
 from memprof.policies.base import Policy
 from memprof.policies.checkpoint.policy import Checkpoint
@@ -264,72 +264,74 @@ def test_files_of_an_earlier_fit_are_not_touched(folder: Path) -> None:
 # -- which plan is next -------------------------------------------------------------------------------------------
 
 
-def tried(peak: int, time_us: float, *policies: Policy) -> Tried:
-    return Tried(
+def tried(peak: int, time_us: float, *policies: Policy) -> Candidate:
+    return Candidate(
         policies=policies, peak_bytes=peak, step_time_us=time_us, peak_phase="forward", peak_module="", peak_op=""
     )
 
 
-def answer(wish: Wish, *fitting: Tried) -> Answer:
+def answer(search_request: SearchRequest, *fitting: Candidate) -> SearchResult:
     recorded = tried(200, 10.0)
-    return Answer(wish, recorded, fitting, (), (), recorded, was_stopped=False, tried=len(fitting), took_s=0.0)
+    return SearchResult(
+        search_request, recorded, fitting, (), (), recorded, was_stopped=False, tried=len(fitting), took_s=0.0
+    )
 
 
 def test_fastest_plan_comes_first_and_errors_count_for_their_kind() -> None:
     """A run 15 bytes above its prediction rules out plans of its kind with less room than that, and no other."""
-    wish = Wish(budget_bytes=100, is_checked=True)
+    search_request = SearchRequest(budget_bytes=100, is_checked=True)
     fast, tight, roomy = (
         tried(95, 11, Checkpoint(("a",))),
         tried(90, 12, Checkpoint(("b",))),
         tried(85, 14, Checkpoint(("c",))),
     )
     other = tried(99, 13, Swap(("a",), to="disk"))
-    shortlist = Shortlist(wish)
-    shortlist.add(answer(wish, fast, tight, other, roomy))
+    shortlist = Shortlist(search_request)
+    shortlist.add(answer(search_request, fast, tight, other, roomy))
     assert shortlist.next() is fast
     shortlist.note_above(fast, 110)
     assert shortlist.next() is other  # tight would need 105
     shortlist.note_above(other, 101)
     assert shortlist.next() is roomy
     # What follows is a search for plans of these kinds with as much more room, and of others as they are predicted.
-    again = shortlist.tightened({wish})
+    again = shortlist.tightened({search_request})
     assert again is not None
     assert [again.needed(one) for one in (fast, other, tried(95, 11, OptimizerPolicy(in_backward=True)))] == [
         110,
         101,
         95,
     ]
-    assert shortlist.tightened({wish, again}) is None
+    assert shortlist.tightened({search_request, again}) is None
 
 
 def test_refused_plan_rules_out_those_that_hold_it() -> None:
     """Of a plan that was refused, every plan that holds all its policies goes, with other numbers too."""
-    wish = Wish(budget_bytes=100, is_checked=True)
+    search_request = SearchRequest(budget_bytes=100, is_checked=True)
     refused = tried(90, 11, Accumulate(2))
     same = tried(80, 12, Accumulate(4))
     more = tried(70, 13, Accumulate(4), Checkpoint(("a",)))
     other = tried(60, 14, Checkpoint(("a",)))
-    shortlist = Shortlist(wish)
-    shortlist.add(answer(wish, refused, same, more, other))
+    shortlist = Shortlist(search_request)
+    shortlist.add(answer(search_request, refused, same, more, other))
     shortlist.note_refused(refused)
     assert shortlist.next() is other
     # Other modules may do where some did not.
     shortlist.note_refused(other)
     assert shortlist.next() is None
-    tighter = shortlist.tightened({wish})
+    tighter = shortlist.tightened({search_request})
     assert tighter is not None
     assert tighter.forbid == ("accumulate",)
-    assert tighter.budget_bytes == wish.budget_bytes
+    assert tighter.budget_bytes == search_request.budget_bytes
 
 
 def test_verified_plan_rules_out_those_that_do_more() -> None:
     """A second plan to verify is of another kind, and does not do all that the first did."""
-    wish = Wish(budget_bytes=100, is_checked=True)
+    search_request = SearchRequest(budget_bytes=100, is_checked=True)
     first = tried(90, 11, Checkpoint(("a",)))
     like = tried(80, 12, Checkpoint(("b",)))
     more = tried(70, 13, Checkpoint(("b",)), OptimizerPolicy(in_backward=True))
     other = tried(60, 14, OptimizerPolicy(in_backward=True))
-    shortlist = Shortlist(wish)
-    shortlist.add(answer(wish, first, like, more, other))
+    shortlist = Shortlist(search_request)
+    shortlist.add(answer(search_request, first, like, more, other))
     shortlist.note_verified(first)
     assert shortlist.next() is other

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from memprof.cli.options.search_options import wish_of
+from memprof.cli.options.search_options import read_search_request
 from memprof.launch.fit.attempt import Measured
 from memprof.launch.fit.outputs import claim_outputs
 from memprof.launch.fit.rehearsal import Rehearsal
-from memprof.launch.fit.request import Fit, Request
+from memprof.launch.fit.request import FitResult, Request
 from memprof.launch.parent.settings import DryWindow
 from memprof.launch.parent.target import find_script
 from memprof.policies.checkpoint.policy import Checkpoint
@@ -85,15 +85,15 @@ def test_job_that_runs_out_of_memory_is_planned_for_from_its_dry_run() -> None:
     assert any("is a dry run" in str(warning) for warning in told["warnings"])  # type: ignore[attr-defined]
 
 
-def rehearsal(script: str, recorded_bytes: int, device: str = "") -> tuple[Rehearsal, Fit, list[str]]:
+def rehearsal(script: str, recorded_bytes: int, device: str = "") -> tuple[Rehearsal, FitResult, list[str]]:
     Path("train.py").write_text(script)
     request = Request(
         target=find_script(["train.py"]),
         outputs=claim_outputs(Path("out"), "train", force=False),
-        wish=wish_of("1GiB", None, (), (), None, 60.0),
+        search_request=read_search_request("1GiB", None, (), (), None, 60.0),
         dry_window=DryWindow(),
     )
-    found = Fit(request, recorded=Measured(recorded_bytes, 1.0, 0))
+    found = FitResult(request, recorded=Measured(recorded_bytes, 1.0, 0))
     said: list[str] = []
     manifest = dataclasses.replace(
         Manifest(), machine=Machine(device_name=device, device_kind="cuda" if device else "cpu")

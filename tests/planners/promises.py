@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
-from memprof.planners.base import STATUSES, Found, Planner, Task
+from memprof.planners.base import STATUSES, Planner, ScheduleRequest, ScheduleResult
 from memprof.planners.graph.bounds import needed_bytes
 from memprof.planners.graph.graph import Graph, graph_of
 from memprof.planners.graph.schedule import as_recorded, replay
@@ -41,7 +41,7 @@ def peak_bytes(graph: Graph) -> int:
     return replay(graph, as_recorded(graph)).peak_bytes
 
 
-def cost_us(graph: Graph, found: Found) -> float:
+def cost_us(graph: Graph, found: ScheduleResult) -> float:
     """Returns the time that an answer adds to the step; infinite where there is none."""
     if found.runs is None:
         return float("inf")
@@ -60,7 +60,7 @@ def check_answers(planner: Planner, step: Step, shares: tuple[float, ...] = SHAR
     before = 0.0
     for share in sorted(shares, reverse=True):
         budget = int(peak * share)
-        found = planner.search(Task(graph, budget, link_bytes_per_us=link))
+        found = planner.search(ScheduleRequest(graph, budget, link_bytes_per_us=link))
         assert found.status in STATUSES
         assert found.reason.endswith(".")
         cost = cost_us(graph, found)
@@ -75,7 +75,7 @@ def check_answers(planner: Planner, step: Step, shares: tuple[float, ...] = SHAR
             assert found.status in ("infeasible", "nothing found")
             assert (found.status == "infeasible") <= (budget < needed_bytes(graph))
             assert found.least_bytes > budget
-            again = planner.search(Task(graph, found.least_bytes, link_bytes_per_us=link))
+            again = planner.search(ScheduleRequest(graph, found.least_bytes, link_bytes_per_us=link))
             assert again.runs is not None
         if budget >= peak:
             assert (found.status, cost) == ("optimal", 0.0)

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from memprof.planners import base
-from memprof.planners.base import Found, Planner, Task
+from memprof.planners.base import Planner, ScheduleRequest, ScheduleResult
 from memprof.planners.graph.graph import Graph, graph_of
 from memprof.planners.graph.schedule import as_recorded, replay
 from memprof.planners.published.auto import Auto
@@ -54,11 +54,11 @@ def peak_of(graph: Graph) -> int:
     return replay(graph, as_recorded(graph)).peak_bytes
 
 
-def searched(graph: Graph, budget_bytes: int, *, seconds: float = 60.0) -> Found:
-    return Auto().search(Task(graph, budget_bytes, deadline=time.monotonic() + seconds))
+def searched(graph: Graph, budget_bytes: int, *, seconds: float = 60.0) -> ScheduleResult:
+    return Auto().search(ScheduleRequest(graph, budget_bytes, deadline=time.monotonic() + seconds))
 
 
-def extra_of(graph: Graph, found: Found) -> float:
+def extra_of(graph: Graph, found: ScheduleResult) -> float:
     return float("inf") if found.runs is None else replay(graph, found.runs).extra_us
 
 
@@ -141,7 +141,7 @@ def test_no_single_planner_is_faster(name: str, percent: int) -> None:
     ours = extra_of(graph, searched(graph, budget))
     single: tuple[Planner, ...] = (Dtr(), Sqrt(), Selective(), Knapsack())
     for planner in single:
-        assert ours <= extra_of(graph, planner.search(Task(graph, budget))) + 1e-6, planner.name
+        assert ours <= extra_of(graph, planner.search(ScheduleRequest(graph, budget))) + 1e-6, planner.name
 
 
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -191,7 +191,7 @@ def test_the_clock_ends_a_search_with_the_best_so_far(monkeypatch: pytest.Monkey
         monkeypatch.setattr(module, "time", clock)
     graph = graph_of(networks.resnet50())
     budget = peak_of(graph) * 40 // 100
-    found = Auto().search(Task(graph, budget, deadline=clock.deadline_s))
+    found = Auto().search(ScheduleRequest(graph, budget, deadline=clock.deadline_s))
     assert found.status == "time limit"
     assert 1 <= clock.late <= 10
     assert found.runs is not None

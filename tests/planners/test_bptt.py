@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from memprof.planners.base import Task
+from memprof.planners.base import ScheduleRequest
 from memprof.planners.graph.graph import graph_of
 from memprof.planners.graph.schedule import as_recorded, replay
 from memprof.planners.published.bptt import Bptt, policy_for
@@ -112,7 +112,7 @@ def test_every_answer_about_repeated_parts_is_true(step: Step) -> None:
 def test_it_finds_what_repeats(name: str) -> None:
     """Layers of a transformer, steps of a recurrent network and equal layers fit into half of the memory."""
     graph = graph_of(_recurrent(12) if name == "recurrent" else step_named(name))
-    found = Bptt().search(Task(graph, peak_bytes(graph) // 2))
+    found = Bptt().search(ScheduleRequest(graph, peak_bytes(graph) // 2))
     assert found.status == "found"
     assert found.runs is not None
 
@@ -120,7 +120,7 @@ def test_it_finds_what_repeats(name: str) -> None:
 def test_where_nothing_repeats_it_says_so() -> None:
     """A chain of layers that all differ has no repeated part."""
     graph = graph_of(graphs.uneven_chain(8, seed=1))
-    found = Bptt().search(Task(graph, peak_bytes(graph) - 1))
+    found = Bptt().search(ScheduleRequest(graph, peak_bytes(graph) - 1))
     assert found.status == "nothing found"
     assert found.reason == "No part of the step repeats."
 
@@ -131,7 +131,7 @@ def test_more_memory_is_never_slower(steps: int, percents: tuple[int, int]) -> N
     """Of two budgets for one recurrent network, the larger never leads to the slower schedule."""
     graph = graph_of(_recurrent(steps))
     small, large = sorted(peak_bytes(graph) * percent // 100 for percent in percents)
-    tight, loose = (Bptt().search(Task(graph, budget)) for budget in (small, large))
+    tight, loose = (Bptt().search(ScheduleRequest(graph, budget)) for budget in (small, large))
     assert cost_us(graph, loose) <= cost_us(graph, tight)
     for found, budget in ((tight, small), (loose, large)):
         assert found.runs is None or replay(graph, found.runs).peak_bytes <= budget
@@ -140,7 +140,7 @@ def test_more_memory_is_never_slower(steps: int, percents: tuple[int, int]) -> N
 def test_a_budget_already_met_costs_nothing() -> None:
     """A step that fits is returned as it was recorded."""
     graph = graph_of(graphs.chain(5))
-    found = Bptt().search(Task(graph, peak_bytes(graph)))
+    found = Bptt().search(ScheduleRequest(graph, peak_bytes(graph)))
     assert found.status == "optimal"
     assert found.runs is not None
     assert np.array_equal(found.runs, as_recorded(graph))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from memprof.planners.base import Task
+from memprof.planners.base import ScheduleRequest
 from memprof.planners.graph.graph import Graph, graph_of
 from memprof.planners.graph.schedule import as_recorded, replay
 from memprof.planners.graph.stages import lines_of
@@ -44,7 +44,7 @@ def test_on_chains_it_equals_trying_all_schedules(seed: int) -> None:
     peak = peak_bytes(graph)
     for percent in (95, 85, 75, 65, 55, 45):
         budget = peak * percent // 100
-        found = Chain().search(Task(graph, budget))
+        found = Chain().search(ScheduleRequest(graph, budget))
         assert cost_us(graph, found) == least_extra_us(graph, budget, is_persistent=True)
 
 
@@ -54,7 +54,7 @@ def test_it_never_claims_more_than_there_is(seed: int) -> None:
     graph = graph_of(graphs.uneven_chain(6, seed))
     for percent in (90, 75, 60):
         budget = peak_bytes(graph) * percent // 100
-        assert cost_us(graph, Chain().search(Task(graph, budget))) >= least_extra_us(graph, budget)
+        assert cost_us(graph, Chain().search(ScheduleRequest(graph, budget))) >= least_extra_us(graph, budget)
 
 
 @pytest.mark.parametrize("name", STEPS)
@@ -69,7 +69,7 @@ def test_more_memory_is_never_slower(seed: int, layers: int, percents: tuple[int
     """Of two budgets for one chain, the larger never leads to the slower schedule."""
     graph = graph_of(graphs.uneven_chain(layers, seed))
     small, large = sorted(peak_bytes(graph) * percent // 100 for percent in percents)
-    tight, loose = (Chain().search(Task(graph, budget)) for budget in (small, large))
+    tight, loose = (Chain().search(ScheduleRequest(graph, budget)) for budget in (small, large))
     assert cost_us(graph, loose) <= cost_us(graph, tight)
     for found, budget in ((tight, small), (loose, large)):
         assert found.runs is None or replay(graph, found.runs).peak_bytes <= budget
@@ -78,7 +78,7 @@ def test_more_memory_is_never_slower(seed: int, layers: int, percents: tuple[int
 def test_a_budget_already_met_costs_nothing() -> None:
     """A step that fits is returned as it was recorded."""
     graph = graph_of(graphs.chain(5))
-    found = Chain().search(Task(graph, peak_bytes(graph)))
+    found = Chain().search(ScheduleRequest(graph, peak_bytes(graph)))
     assert found.status == "optimal"
     assert found.runs is not None
     assert np.array_equal(found.runs, as_recorded(graph))
@@ -87,10 +87,10 @@ def test_a_budget_already_met_costs_nothing() -> None:
 def test_below_what_one_operator_needs_it_is_infeasible() -> None:
     """A budget below one operator's inputs and outputs is proved infeasible, and the least budget does suffice."""
     graph = graph_of(graphs.chain(8))
-    found = Chain().search(Task(graph, 1500))
+    found = Chain().search(ScheduleRequest(graph, 1500))
     assert found.status == "infeasible"
     assert found.runs is None
-    assert Chain().search(Task(graph, found.least_bytes)).runs is not None
+    assert Chain().search(ScheduleRequest(graph, found.least_bytes)).runs is not None
 
 
 def test_four_layers_by_hand() -> None:
@@ -101,7 +101,7 @@ def test_four_layers_by_hand() -> None:
     """
     graph = graph_of(graphs.chain(4))
     assert peak_bytes(graph) == 4000
-    found = Chain().search(Task(graph, 3999))
+    found = Chain().search(ScheduleRequest(graph, 3999))
     assert cost_us(graph, found) == 10.0
     assert found.runs is not None
     assert replay(graph, found.runs).peak_bytes == 3000
@@ -121,6 +121,6 @@ def test_identical_layers_are_solved_once() -> None:
 def test_time_up_at_once_is_said() -> None:
     """Without time it returns nothing and says so."""
     graph = graph_of(graphs.chain(30))
-    found = Chain().search(Task(graph, peak_bytes(graph) // 2, deadline=time.monotonic() - 1))
+    found = Chain().search(ScheduleRequest(graph, peak_bytes(graph) // 2, deadline=time.monotonic() - 1))
     assert found.status == "time limit"
     assert found.runs is None

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from memprof.planners import base
-from memprof.planners.base import Task
+from memprof.planners.base import ScheduleRequest
 from memprof.planners.graph.bounds import needed_bytes
 from memprof.planners.graph.graph import Graph, graph_of
 from memprof.planners.graph.schedule import as_recorded, replay, scheduled_step
@@ -37,7 +37,7 @@ def test_it_equals_trying_all_schedules(seed: int) -> None:
     peak, least = peak_bytes(graph), needed_bytes(graph)
     for share in (0.9, 0.5, 0.1):
         budget = int(least + share * (peak - least))
-        found = Checkmate().search(Task(graph, budget))
+        found = Checkmate().search(ScheduleRequest(graph, budget))
         best = least_extra_us(graph, budget)
         assert cost_us(graph, found) == pytest.approx(best)
         assert found.bound_us <= best + 1e-6
@@ -52,7 +52,7 @@ def test_it_equals_trying_all_schedules(seed: int) -> None:
 def test_a_node_may_have_to_run_twice_for_one_event() -> None:
     """Here the only schedule that fits goes over an operator twice before one backward operator: it is found."""
     graph = graph_of(graphs.random_graph(7, 109))
-    found = Checkmate().search(Task(graph, 16_050))
+    found = Checkmate().search(ScheduleRequest(graph, 16_050))
     assert cost_us(graph, found) == least_extra_us(graph, 16_050) == 224.0
 
 
@@ -79,7 +79,7 @@ def test_it_is_never_over_budget_and_ends_in_time(name: str, monkeypatch: pytest
     step = step_named(name)
     graph = graph_of(step)
     budget = peak_bytes(graph) * 7 // 10
-    found = Checkmate().search(Task(graph, budget, deadline=clock.deadline_s))
+    found = Checkmate().search(ScheduleRequest(graph, budget, deadline=clock.deadline_s))
     assert clock.late <= 10
     if found.runs is None:
         assert found.status in ("infeasible", "nothing found", "time limit")
@@ -95,7 +95,7 @@ def test_more_memory_is_never_slower(seed: int) -> None:
     """Where it ends in time, a larger budget never leads to a slower schedule."""
     graph, before = graph_of(graphs.uneven_chain(8, seed)), math.inf
     for percent in (50, 60, 70, 80, 90, 100):
-        found = Checkmate().search(Task(graph, peak_bytes(graph) * percent // 100))
+        found = Checkmate().search(ScheduleRequest(graph, peak_bytes(graph) * percent // 100))
         assert found.status in ("optimal", "infeasible")
         assert cost_us(graph, found) <= before + 1e-6
         before = cost_us(graph, found)
@@ -104,7 +104,7 @@ def test_more_memory_is_never_slower(seed: int) -> None:
 def test_a_budget_already_met_costs_nothing() -> None:
     """A step that fits is returned as it was recorded."""
     graph = graph_of(graphs.chain(5))
-    found = Checkmate().search(Task(graph, peak_bytes(graph)))
+    found = Checkmate().search(ScheduleRequest(graph, peak_bytes(graph)))
     assert found.status == "optimal"
     assert found.runs is not None
     assert np.array_equal(found.runs, as_recorded(graph))
@@ -125,7 +125,7 @@ def test_operators_in_place_are_one_node_with_their_maker() -> None:
 def test_the_smallest_budget_is_proved() -> None:
     """Of a U-Net: what it names as the least budget suffices, and a byte less does not."""
     graph = graph_of(graphs.unet(1))
-    found = Checkmate().search(Task(graph, needed_bytes(graph) - 1))
+    found = Checkmate().search(ScheduleRequest(graph, needed_bytes(graph) - 1))
     assert found.status == "infeasible"
-    assert Checkmate().search(Task(graph, found.least_bytes)).runs is not None
-    assert Checkmate().search(Task(graph, found.least_bytes - 1)).runs is None
+    assert Checkmate().search(ScheduleRequest(graph, found.least_bytes)).runs is not None
+    assert Checkmate().search(ScheduleRequest(graph, found.least_bytes - 1)).runs is None

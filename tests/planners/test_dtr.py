@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from memprof.planners.base import Task
+from memprof.planners.base import ScheduleRequest
 from memprof.planners.graph.arrays import step_from_arrays
 from memprof.planners.graph.graph import graph_of
 from memprof.planners.graph.schedule import as_recorded, replay
 from memprof.planners.published.dtr import Dtr
-from memprof.planners.published.dtr.eviction_cost import HEURISTICS, Worth
+from memprof.planners.published.dtr.eviction_cost import HEURISTICS, EvictionCost
 from memprof.planners.published.dtr.simulation import Simulation
 from memprof.trace.step import Step
 from memprof.trace.store import Trace
@@ -39,7 +39,7 @@ def fork() -> Step:
 def test_the_cheaper_of_two_equal_values_is_evicted(heuristic: str) -> None:
     """With 310 of 360 bytes one value of 100 must go: the one of 10 us, which is made again when it is asked for."""
     graph = graph_of(fork())
-    runs = Simulation(Task(graph, 310), 310, heuristic).runs()
+    runs = Simulation(ScheduleRequest(graph, 310), 310, heuristic).runs()
     assert runs is not None
     assert runs.tolist() == [0, 1, 2, 3, 4, 1, 5]
     assert replay(graph, runs).extra_us == 10.0
@@ -50,7 +50,7 @@ def test_each_heuristic_sums_the_neighbourhood_it_is_defined_by() -> None:
     step = graphs.mirrored([[], [0], [1], [2], [3]], [10] * 5, [1.0, 2.0, 4.0, 8.0, 16.0])
     expected = {"local": 4.0, "msps": 4.0 + 2.0, "full": 4.0 + 2.0 + 8.0, "eq-class": 4.0 + 2.0 + 8.0}
     for heuristic, cost_us in expected.items():
-        worth = Worth(graph_of(step), heuristic)
+        worth = EvictionCost(graph_of(step), heuristic)
         worth.evicted(1)
         worth.evicted(3)
         assert worth.cost_us(2) == cost_us, heuristic
@@ -59,7 +59,7 @@ def test_each_heuristic_sums_the_neighbourhood_it_is_defined_by() -> None:
 def test_classes_are_joined_on_eviction_and_never_split() -> None:
     """With 1, 2 and 3 gone they are one class; 2 made again takes its time out and leaves 1 and 3 together."""
     step = graphs.mirrored([[], [0], [1], [2], [3]], [10] * 5, [1.0, 2.0, 4.0, 8.0, 16.0])
-    worth = Worth(graph_of(step), "eq-class")
+    worth = EvictionCost(graph_of(step), "eq-class")
     for value in (1, 2, 3):
         worth.evicted(value)
     assert worth.cost_us(0) == 1.0 + 2.0 + 4.0 + 8.0
@@ -76,7 +76,7 @@ def test_the_budget_is_never_exceeded(name: str, heuristic: str) -> None:
     peak = replay(graph, as_recorded(graph)).peak_bytes
     for percent in range(30, 100, 7):
         budget = peak * percent // 100
-        runs = Simulation(Task(graph, budget), budget, heuristic).runs()
+        runs = Simulation(ScheduleRequest(graph, budget), budget, heuristic).runs()
         assert runs is None or replay(graph, runs).peak_bytes <= budget
 
 
@@ -84,7 +84,7 @@ def test_the_budget_is_never_exceeded(name: str, heuristic: str) -> None:
 def test_it_works_on_every_recorded_sample(sample: str) -> None:
     """At 80 % of the peak each sample has a schedule that fits, as fast as the fastest of the four heuristics."""
     graph = graph_of(Trace.open(f"sample_traces/{sample}/run.memprof").steady_step())
-    task = Task(graph, replay(graph, as_recorded(graph)).peak_bytes * 80 // 100)
+    task = ScheduleRequest(graph, replay(graph, as_recorded(graph)).peak_bytes * 80 // 100)
     found = Dtr().search(task)
     assert found.runs is not None
     done = replay(graph, found.runs)
@@ -96,7 +96,7 @@ def test_it_works_on_every_recorded_sample(sample: str) -> None:
 def test_a_budget_that_is_met_changes_nothing() -> None:
     """The step as recorded comes back, as optimal."""
     graph = graph_of(graphs.chain(10))
-    found = Dtr().search(Task(graph, replay(graph, as_recorded(graph)).peak_bytes))
+    found = Dtr().search(ScheduleRequest(graph, replay(graph, as_recorded(graph)).peak_bytes))
     assert found.status == "optimal"
     assert np.array_equal(found.runs, as_recorded(graph))
 
@@ -104,9 +104,9 @@ def test_a_budget_that_is_met_changes_nothing() -> None:
 def test_what_one_operator_needs_cannot_be_undercut() -> None:
     """Below the largest operator's own bytes it is infeasible, and the budget named is one that does."""
     graph = graph_of(fork())
-    found = Dtr().search(Task(graph, 200))
+    found = Dtr().search(ScheduleRequest(graph, 200))
     assert found.status == "infeasible"
     assert found.runs is None
-    again = Dtr().search(Task(graph, found.least_bytes))
+    again = Dtr().search(ScheduleRequest(graph, found.least_bytes))
     assert again.runs is not None
     assert replay(graph, again.runs).peak_bytes <= found.least_bytes

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memprof.planners.base import Task
+from memprof.planners.base import ScheduleRequest
 from memprof.planners.graph.arrays import step_from_arrays
 from memprof.planners.graph.graph import graph_of
 from memprof.planners.graph.schedule import replay
@@ -76,7 +76,7 @@ def test_a_larger_budget_is_never_slower(seed: int, operators: int) -> None:
 def test_the_dear_ones_are_kept() -> None:
     """In residual blocks, nothing that the convolutions make is made again at 80 % of the peak."""
     graph = graph_of(graphs.residual(5))
-    found = Knapsack().search(Task(graph, int(peak_bytes(graph) * 0.8)))
+    found = Knapsack().search(ScheduleRequest(graph, int(peak_bytes(graph) * 0.8)))
     assert found.runs is not None
     done = replay(graph, found.runs)
     assert graph.cost_us[done.runs[done.is_again]].max() < 40.0
@@ -91,7 +91,7 @@ def test_nothing_saved_is_nothing_to_pack() -> None:
         inputs=[[], [0], []],
         is_backward=[False, False, True],
     )
-    found = Knapsack().search(Task(graph_of(step), 150))
+    found = Knapsack().search(ScheduleRequest(graph_of(step), 150))
     assert found.runs is None
     assert found.least_bytes == 200
     assert found.status == "infeasible"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from memprof.planners.search.explore import Wish, explore
+from memprof.planners.search.explore import SearchRequest, explore
 from memprof.planners.search.learned import Learned, kinds_of
 from memprof.policies.accumulate.policy import Accumulate
 from memprof.policies.checkpoint.policy import Checkpoint
@@ -28,12 +28,14 @@ def test_an_error_is_expected_of_every_plan_that_has_the_policies() -> None:
 def test_a_search_leaves_room_where_the_error_was_seen_and_nowhere_else() -> None:
     """At a budget that bf16 just meets it is not found any more once it took more; what swaps is found as before."""
     step = record_step("gpt")
-    wish = Wish(10**12, allow=("precision", "swap"), time_limit_s=60, is_checked=True)
-    peak = explore(step, dataclasses.replace(wish, budget_bytes=1)).recorded.peak_bytes
-    wish = dataclasses.replace(wish, budget_bytes=int(0.75 * peak))
-    before = explore(step, wish)
+    search_request = SearchRequest(10**12, allow=("precision", "swap"), time_limit_s=60, is_checked=True)
+    peak = explore(step, dataclasses.replace(search_request, budget_bytes=1)).recorded.peak_bytes
+    search_request = dataclasses.replace(search_request, budget_bytes=int(0.75 * peak))
+    before = explore(step, search_request)
     bf16 = next(one for one in before.fitting if any(isinstance(policy, Precision) for policy in one.policies))
-    after = explore(step, dataclasses.replace(wish, learned=Learned().with_error([BF16], wish.budget_bytes)))
+    after = explore(
+        step, dataclasses.replace(search_request, learned=Learned().with_error([BF16], search_request.budget_bytes))
+    )
     assert bf16.policies in {one.policies for one in before.fitting}
     assert not any(isinstance(policy, Precision) for one in after.fitting for policy in one.policies)
     swaps = {one.policies for one in before.fitting if not any(isinstance(p, Precision) for p in one.policies)}

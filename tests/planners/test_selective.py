@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memprof.planners.base import Task
+from memprof.planners.base import ScheduleRequest
 from memprof.planners.graph.arrays import step_from_arrays
 from memprof.planners.graph.demand import Demand
 from memprof.planners.graph.graph import graph_of
-from memprof.planners.graph.recomputation import Remaking
+from memprof.planners.graph.recomputation import Recomputation
 from memprof.planners.graph.schedule import replay, scheduled_step
 from memprof.planners.published.selective import Selective, around, cheapest_first
 from memprof.replay.live import live_bytes
@@ -42,7 +42,7 @@ def test_what_runs_again_anyway_costs_nothing_more() -> None:
         inputs=[[], [0], [1], [1], [0, 2, 3]],
         is_backward=[False] * 4 + [True],
     )
-    remaking = Remaking(graph_of(step))
+    remaking = Recomputation(graph_of(step))
     assert (remaking.added_us(2), remaking.added_us(3)) == (50.0, 60.0)
     assert remaking.drop(2) == {3}
     assert remaking.added_us(3) == 40.0
@@ -58,7 +58,7 @@ def test_values_that_forward_frees_are_made_again_on_the_way() -> None:
         is_backward=[False] * 4 + [True] * 2,
     )
     graph = graph_of(step)
-    remaking = Remaking(graph)
+    remaking = Recomputation(graph)
     # Value 1 is gone after forward; 0 is read by the last operator and stays.
     assert remaking.dropped.tolist()[:4] == [False, True, False, False]
     assert remaking.added_us(2) == 20.0 + 30.0
@@ -69,7 +69,7 @@ def test_values_that_forward_frees_are_made_again_on_the_way() -> None:
 def test_estimate_is_what_the_schedule_costs() -> None:
     """On a chain the cost that the order goes by is the time that the replay finds."""
     graph = graph_of(graphs.uneven_chain(20, seed=5))
-    remaking, demand = Remaking(graph), Demand(graph)
+    remaking, demand = Recomputation(graph), Demand(graph)
     for value in np.flatnonzero(graph.is_saved()).tolist()[::2]:
         remaking.drop(value)
         assert replay(graph, demand.schedule(remaking.dropped)).extra_us == pytest.approx(remaking.cost_us)
@@ -100,7 +100,7 @@ def test_answers_are_true_on_random_graphs(seed: int, operators: int) -> None:
 def test_expensive_operators_are_kept_where_others_do() -> None:
     """In residual blocks, nothing that the convolutions make is made again at 80 % of the peak."""
     graph = graph_of(graphs.residual(5))
-    found = Selective().search(Task(graph, int(peak_bytes(graph) * 0.8)))
+    found = Selective().search(ScheduleRequest(graph, int(peak_bytes(graph) * 0.8)))
     assert found.runs is not None
     done = replay(graph, found.runs)
     assert graph.cost_us[done.runs[done.is_again]].max() < 40.0
@@ -112,7 +112,7 @@ def test_schedule_becomes_a_step_with_the_same_peak(name: str) -> None:
     """What is found for a recording can be written as a step, whose own replay has the peak that was promised."""
     step = step_named(name)
     graph = graph_of(step)
-    found = Selective().search(Task(graph, int(peak_bytes(graph) * 0.7)))
+    found = Selective().search(ScheduleRequest(graph, int(peak_bytes(graph) * 0.7)))
     assert found.runs is not None
     scheduled = scheduled_step(step, graph, found.runs)
     assert live_bytes(scheduled).during.max() == replay(graph, found.runs).peak_bytes

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from memprof.errors import InvariantError
-from memprof.planners.search.explore import Wish, explore
+from memprof.planners.search.explore import SearchRequest, explore
 from memprof.planners.search.groups import find_groups
 from memprof.policies.precision.policy import Precision
 from memprof.replay.live import live_bytes
@@ -23,10 +23,10 @@ def test_best_plan_fits_and_a_larger_budget_is_never_slower(name: str) -> None:
     peak = int(live_bytes(step).during.max())
     before = 0.0
     for percent in (90, 70, 55, 40):
-        answer = explore(step, Wish(peak * percent // 100, allow=("checkpoint", "swap", "precision")))
+        answer = explore(step, SearchRequest(peak * percent // 100, allow=("checkpoint", "swap", "precision")))
         assert not answer.was_stopped
         if answer.best is None:
-            assert answer.wish.needed(answer.least) > peak * percent // 100
+            assert answer.search_request.needed(answer.least) > peak * percent // 100
             break
         predicted = answer.best.plan.transform(step)
         assert live_bytes(predicted).during.max() == answer.best.peak_bytes <= peak * percent // 100
@@ -39,7 +39,7 @@ def test_answers_are_sorted_and_complete() -> None:
     """Plans that fit are in order of time; every other plan replayed is over the budget; none is in both."""
     step = step_named("gpt")
     peak = int(live_bytes(step).during.max())
-    answer = explore(step, Wish(peak // 2))
+    answer = explore(step, SearchRequest(peak // 2))
     times = [one.step_time_us for one in answer.fitting]
     assert times == sorted(times)
     assert all(one.interval.most_bytes <= peak // 2 for one in answer.fitting)
@@ -59,7 +59,7 @@ def test_interruption_keeps_the_best_so_far() -> None:
         if count == 20:
             raise KeyboardInterrupt
 
-    answer = explore(step, Wish(int(live_bytes(step).during.max()) // 2), interrupt)
+    answer = explore(step, SearchRequest(int(live_bytes(step).during.max()) // 2), interrupt)
     assert answer.was_stopped
     assert answer.was_interrupted
     assert answer.tried == 20
@@ -68,7 +68,7 @@ def test_interruption_keeps_the_best_so_far() -> None:
 def test_time_limit_is_kept() -> None:
     """A search that has no time says that it was stopped."""
     step = step_named("gpt")
-    answer = explore(step, Wish(int(live_bytes(step).during.max()) // 2, time_limit_s=0.0))
+    answer = explore(step, SearchRequest(int(live_bytes(step).during.max()) // 2, time_limit_s=0.0))
     assert answer.was_stopped
     assert not answer.was_interrupted
     assert answer.best is None
@@ -78,17 +78,17 @@ def test_remat_is_the_last_resort() -> None:
     """It is tried where nothing else fits, beside what it can stand with; never where it is not allowed."""
     step = step_named("gpt")
     peak = int(live_bytes(step).during.max())
-    wish = Wish(int(peak * 0.33), forbid=("swap", "precision"))
-    found = explore(step, wish)
+    search_request = SearchRequest(int(peak * 0.33), forbid=("swap", "precision"))
+    found = explore(step, search_request)
     assert found.best is not None
     assert found.best.policies[-1].name == "remat"
-    assert found.best.peak_bytes <= wish.budget_bytes
+    assert found.best.peak_bytes <= search_request.budget_bytes
     assert all(one.policies[-1].name == "remat" for one in found.fitting)
-    assert explore(step, dataclasses.replace(wish, forbid=(*wish.forbid, "remat"))).best is None
-    assert explore(step, Wish(wish.budget_bytes, allow=("checkpoint",))).best is None
-    easy = explore(step, Wish(int(peak * 0.6)))
+    assert explore(step, dataclasses.replace(search_request, forbid=(*search_request.forbid, "remat"))).best is None
+    assert explore(step, SearchRequest(search_request.budget_bytes, allow=("checkpoint",))).best is None
+    easy = explore(step, SearchRequest(int(peak * 0.6)))
     assert not any(policy.name == "remat" for one in easy.fitting for policy in one.policies)
-    named = explore(step, Wish(int(peak * 0.6), allow=("remat",)))
+    named = explore(step, SearchRequest(int(peak * 0.6), allow=("remat",)))
     assert named.best is not None
     assert [policy.name for policy in named.best.policies] == ["remat"]
 
@@ -97,7 +97,7 @@ def test_a_schedules_own_tensors_are_a_plan() -> None:
     """Beside the modules that a planner's schedule comes to stands the plan that names its saved tensors."""
     step = step_named("resnet")
     budget = int(live_bytes(step).during.max() * 0.7)
-    found = explore(step, Wish(budget, planner="dtr"))
+    found = explore(step, SearchRequest(budget, planner="dtr"))
     assert any(policy.name == "remat" and policy.recompute for one in found.fitting for policy in one.policies)
 
 
@@ -106,7 +106,7 @@ def test_named_planner_chooses_the_modules(planner: str) -> None:
     """A plan that follows a planner's schedule fits, and the answer tells what the schedule itself comes to."""
     step = step_named("gpt")
     budget = int(live_bytes(step).during.max()) * 6 // 10
-    answer = explore(step, Wish(budget, forbid=("remat",), planner=planner))
+    answer = explore(step, SearchRequest(budget, forbid=("remat",), planner=planner))
     assert answer.schedule is not None
     assert answer.schedule.planner == planner
     assert 0 < answer.schedule.peak_bytes <= budget
@@ -154,7 +154,7 @@ def test_a_plan_that_goes_wrong_takes_no_other_with_it(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(Precision, "transform", fail)
     step = step_named("gpt")
-    answer = explore(step, Wish(int(live_bytes(step).during.max()) * 7 // 10))
+    answer = explore(step, SearchRequest(int(live_bytes(step).during.max()) * 7 // 10))
     assert answer.best is not None
     assert all(policy.name != "precision" for one in answer.fitting for policy in one.policies)
     assert any("fault of memprof" in reason for what, reason in answer.refused if "precision" in what)

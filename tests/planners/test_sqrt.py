@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memprof.planners.base import Task
+from memprof.planners.base import ScheduleRequest
 from memprof.planners.graph.arrays import step_from_arrays
 from memprof.planners.graph.cuts import Cuts, cut_points, narrow_cuts
 from memprof.planners.graph.graph import Graph, graph_of
@@ -129,7 +129,7 @@ def test_answers_are_true_on_random_graphs(seed: int, operators: int) -> None:
 def test_reason_names_the_form() -> None:
     """A budget that only segments within segments keep is answered with them, and the reason says so."""
     graph = graph_of(graphs.chain(100))
-    found = Sqrt().search(Task(graph, 12_000))
+    found = Sqrt().search(ScheduleRequest(graph, 12_000))
     assert found.runs is not None
     assert "recursive form" in found.reason
     assert "99 values that everything passes through" in found.reason
@@ -140,7 +140,7 @@ def test_schedule_becomes_a_step_with_the_same_peak(name: str) -> None:
     """What is found for a recording can be written as a step, whose own replay has the peak that was promised."""
     step = step_named(name)
     graph = graph_of(step)
-    found = Sqrt().search(Task(graph, int(peak_bytes(graph) * 0.7)))
+    found = Sqrt().search(ScheduleRequest(graph, int(peak_bytes(graph) * 0.7)))
     assert found.runs is not None
     scheduled = scheduled_step(step, graph, found.runs)
     assert live_bytes(scheduled).during.max() == replay(graph, found.runs).peak_bytes
@@ -149,7 +149,7 @@ def test_schedule_becomes_a_step_with_the_same_peak(name: str) -> None:
 def test_out_of_time_says_so() -> None:
     """A deadline that has passed is answered with what there is, not with a claim."""
     graph = graph_of(graphs.chain(50))
-    found = Sqrt().search(Task(graph, peak_bytes(graph) // 2, deadline=0.0))
+    found = Sqrt().search(ScheduleRequest(graph, peak_bytes(graph) // 2, deadline=0.0))
     assert found.status == "time limit"
     assert found.runs is None
 

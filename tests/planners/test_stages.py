@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from memprof.planners.base import Task
+from memprof.planners.base import ScheduleRequest
 from memprof.planners.graph.arrays import step_from_arrays
 from memprof.planners.graph.bounds import needed_bytes
 from memprof.planners.graph.graph import graph_of
@@ -58,7 +58,7 @@ def test_rounds_are_lines_of_their_own() -> None:
     assert [len(line.stages) for line in lines] == [6, 6, 6]
     one = graph_of(_rounds(1, 6))
     budget = peak_bytes(one) * 7 // 10
-    for_one, for_all = (Chain().search(Task(each, budget)).runs for each in (one, graph))
+    for_one, for_all = (Chain().search(ScheduleRequest(each, budget)).runs for each in (one, graph))
     assert for_one is not None
     assert for_all is not None
     assert replay(graph, for_all).peak_bytes <= budget

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memprof.errors import InvariantError
-from memprof.planners.base import Task
+from memprof.planners.base import ScheduleRequest
 from memprof.planners.graph.arrays import step_from_arrays
 from memprof.planners.graph.graph import Graph, graph_of
 from memprof.planners.graph.idle import Away, Windows
@@ -114,7 +114,7 @@ def test_copies_go_out_at_once_and_come_back_late() -> None:
 def test_swapping_what_hides_takes_the_longest_idle_first() -> None:
     """A budget one layer below the peak is kept by moving the first layer's output, at no cost."""
     graph = graph_of(graphs.chain(12))
-    found = SwapOut().search(Task(graph, peak_bytes(graph) - 1000, link_bytes_per_us=1000.0))
+    found = SwapOut().search(ScheduleRequest(graph, peak_bytes(graph) - 1000, link_bytes_per_us=1000.0))
     assert found.moves is not None
     assert found.moves.value.tolist() == [0]
     assert found.stall_us == 0
@@ -135,7 +135,7 @@ def test_a_slow_link_makes_again_what_is_cheap_and_a_dear_value_waits() -> None:
             workspace_bytes=[0, 0, 0, 5000, 0, 0],
         )
         graph = graph_of(step)
-        found = SwapOut().search(Task(graph, peak_bytes(graph) - 5000, link_bytes_per_us=50.0))
+        found = SwapOut().search(ScheduleRequest(graph, peak_bytes(graph) - 5000, link_bytes_per_us=50.0))
         assert found.runs is not None
         return replay(graph, found.runs).extra_us, found.stall_us
 
@@ -147,11 +147,11 @@ def test_a_slow_link_makes_again_what_is_cheap_and_a_dear_value_waits() -> None:
 def test_without_a_link_it_says_so() -> None:
     """Where no bandwidth to host memory is known, nothing is invented, and a budget that is met is still met."""
     graph = graph_of(graphs.chain(12))
-    found = SwapOut().search(Task(graph, 6000))
+    found = SwapOut().search(ScheduleRequest(graph, 6000))
     assert found.status == "nothing found"
     assert "bandwidth" in found.reason
     assert found.least_bytes == peak_bytes(graph)
-    assert SwapOut().search(Task(graph, found.least_bytes)).status == "optimal"
+    assert SwapOut().search(ScheduleRequest(graph, found.least_bytes)).status == "optimal"
 
 
 @pytest.mark.parametrize("name", STEPS)
@@ -187,7 +187,7 @@ def test_hidden_copies_are_never_waited_for(seed: int, link: float, share: float
 
 def check_moved_step(step: Step, graph: Graph, budget_bytes: int, link: float) -> None:
     """Writes what is found as a step and compares the two replays."""
-    found = SwapOut().search(Task(graph, budget_bytes, link_bytes_per_us=link))
+    found = SwapOut().search(ScheduleRequest(graph, budget_bytes, link_bytes_per_us=link))
     assert found.runs is not None
     assert found.moves is not None
     done = replay(graph, found.runs, found.moves)

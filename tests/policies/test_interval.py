@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import memprof
-from memprof.planners.search.explore import Wish, explore
+from memprof.planners.search.explore import SearchRequest, explore
 from memprof.planners.search.workbench import Workbench
 from memprof.policies.checkpoint.policy import Checkpoint
 from memprof.policies.plan.interval import Interval
@@ -141,11 +141,11 @@ def test_a_plan_fits_with_its_upper_end():
     assert one.peak_bytes < one.interval.most_bytes
     assert bench.fitting(one.peak_bytes) == []
     assert bench.fitting(one.interval.most_bytes) == [one]
-    checked = Workbench(step, deadline=math.inf, needed=Wish(0, is_checked=True).needed)
+    checked = Workbench(step, deadline=math.inf, needed=SearchRequest(0, is_checked=True).needed)
     assert checked.try_plan(BF16) in checked.fitting(one.peak_bytes)
-    wish = Wish(one.peak_bytes, allow=("precision",), time_limit_s=20)
-    assert explore(step, wish).best is None
-    assert explore(step, dataclasses.replace(wish, is_checked=True)).best == one
+    search_request = SearchRequest(one.peak_bytes, allow=("precision",), time_limit_s=20)
+    assert explore(step, search_request).best is None
+    assert explore(step, dataclasses.replace(search_request, is_checked=True)).best == one
 
 
 def test_a_plan_file_holds_its_bounds(tmp_path):

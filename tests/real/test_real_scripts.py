@@ -15,7 +15,7 @@ from memprof.analysis.plans.basis import basis_of
 from memprof.analysis.plans.suggest import Suggestion, suggest
 from memprof.analysis.plans.verify import describe_short, verify_plan
 from memprof.launch.fit.attempt import measure
-from memprof.planners.search.explore import Wish
+from memprof.planners.search.explore import SearchRequest
 from memprof.policies.plan.plan_file import read_plan, write_plan
 from memprof.replay.live import live_bytes
 from memprof.trace.store import Trace
@@ -83,8 +83,10 @@ def folder(case: Case, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def found(case: Case, folder: Path) -> Suggestion:
     """What a search with exact and modelled policies came to."""
     trace = Trace.open(folder / "run.memprof")
-    wish = Wish(int(case.share * measure(trace).peak_bytes), allow=("checkpoint", "accumulate"), time_limit_s=10)
-    return suggest(trace, basis_of(trace), wish)
+    search_request = SearchRequest(
+        int(case.share * measure(trace).peak_bytes), allow=("checkpoint", "accumulate"), time_limit_s=10
+    )
+    return suggest(trace, basis_of(trace), search_request)
 
 
 def test_script_is_recorded_as_it_is(case: Case, folder: Path) -> None:
@@ -126,7 +128,7 @@ def test_plan_is_found_and_met(case: Case, folder: Path, found: Suggestion) -> N
     assert interval is not None
     assert measured <= interval.most_bytes, compared
     assert measured >= 0.9 * plan.prediction.peak_allocated_bytes, compared
-    assert measured <= found.answer.wish.budget_bytes
+    assert measured <= found.answer.search_request.budget_bytes
 
 
 @pytest.mark.parametrize("case", [param(CASES[0])], indirect=True)

@@ -11,7 +11,7 @@ import pytest
 from memprof.analysis.allocator.reserved import reserved_expandable, reserved_under
 from memprof.analysis.plans.basis import basis_of
 from memprof.analysis.plans.suggest import suggest
-from memprof.planners.search.explore import Wish
+from memprof.planners.search.explore import SearchRequest
 from memprof.trace.schema import AllocatorEvents, DeviceMemory, Memory, Segments
 from tests.recorder.recorded import Ended, record_script
 
@@ -222,11 +222,11 @@ def test_plans_whose_segments_are_above_the_budget_get_segments_that_grow(tmp_pa
     assert grown is not None
     budget = max(grown, int(step.memory.allocated_bytes.max()))
     assert budget < reserved
-    found = suggest(trace, basis_of(trace), Wish(budget))
+    found = suggest(trace, basis_of(trace), SearchRequest(budget))
     assert found.plans[0].plan.describe() == "allocator expandable_segments"
     assert found.reserved[0] is not None
     assert found.reserved[0] <= budget
-    kept = suggest(trace, basis_of(trace), Wish(budget, forbid=("allocator",)))
+    kept = suggest(trace, basis_of(trace), SearchRequest(budget, forbid=("allocator",)))
     assert kept.plans[0].policies == ()
 
 

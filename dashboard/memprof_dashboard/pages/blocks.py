@@ -14,7 +14,7 @@ from memprof_dashboard.figures.blocks import Rectangles, blocks, chosen_frame
 from memprof_dashboard.figures.shared import CONFIG, message
 from memprof_dashboard.figures.timeline import cursor_line
 from memprof_dashboard.page import or_message, or_sentence, theme_of
-from memprof_dashboard.sources import Desk, MemprofError, Rank
+from memprof_dashboard.sources import MemprofError, Rank, Workspace
 from memprof_dashboard.state import View
 from memprof_dashboard.views.block_texts import (
     blocks_table,
@@ -26,7 +26,14 @@ from memprof_dashboard.views.block_texts import (
 )
 from memprof_dashboard.views.reactions import on_zoom, shown
 from memprof_dashboard.views.search import storages_found
-from memprof_dashboard.views.storage_lives import Blocks, Lives, Wasters, choose_blocks, cut_stretch, find_wasters
+from memprof_dashboard.views.storage_lives import (
+    Blocks,
+    StorageLives,
+    Wasters,
+    choose_blocks,
+    cut_stretch,
+    find_wasters,
+)
 
 _GRAPH = "blocks-graph"
 _REMARK = "blocks-remark"
@@ -47,18 +54,18 @@ class BlocksPage:
 
     def __init__(self) -> None:
         """Begins without any recording."""
-        self._lives: weakref.WeakKeyDictionary[Rank, Lives] = weakref.WeakKeyDictionary()
+        self._lives: weakref.WeakKeyDictionary[Rank, StorageLives] = weakref.WeakKeyDictionary()
         self._last: weakref.WeakKeyDictionary[Rank, tuple[_Key, tuple[Blocks, Wasters]]] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
 
-    def lives(self, rank: Rank) -> Lives:
+    def lives(self, rank: Rank) -> StorageLives:
         """Returns the lives of a recording's storages; read once, kept as long as the recording is."""
         with self._lock:
             if rank not in self._lives:
-                self._lives[rank] = Lives(rank.trace, rank.history)
+                self._lives[rank] = StorageLives(rank.trace, rank.history)
             return self._lives[rank]
 
-    def layout(self, desk: Desk, view: View) -> Any:
+    def layout(self, desk: Workspace, view: View) -> Any:
         """Returns the plot, which follows the window, and what stands below it."""
         return html.Div(
             [
@@ -71,7 +78,7 @@ class BlocksPage:
             ]
         )
 
-    def register(self, app: Dash, desk: Desk) -> None:
+    def register(self, app: Dash, desk: Workspace) -> None:
         """Adds the callbacks."""
 
         @app.callback(
@@ -159,7 +166,7 @@ class BlocksPage:
                 return {"tab": "live", "storage": name["row"]}
             return _jump(rank, view, name["row"])
 
-    def _figure(self, desk: Desk, view: View, at: int, storage: int, theme: Any) -> Any:
+    def _figure(self, desk: Workspace, view: View, at: int, storage: int, theme: Any) -> Any:
         rank = desk.rank(view.trace, view.rank)
         if not rank.history.ops:
             return message("No operators were recorded.", theme_of(theme))
@@ -167,7 +174,7 @@ class BlocksPage:
         drawn = _rectangles(rank, self.lives(rank), chosen)
         return blocks(drawn, now.first, now.end, at if at >= 0 else now.at, theme_of(theme), storage)
 
-    def _texts(self, desk: Desk, view: View) -> tuple[Any, Any, Any]:
+    def _texts(self, desk: Workspace, view: View) -> tuple[Any, Any, Any]:
         rank = desk.rank(view.trace, view.rank)
         if not rank.history.ops:
             return parts.empty("Nothing was recorded", "There are no operators, so no tensor lived."), None, None
@@ -206,7 +213,7 @@ def _jump(rank: Rank, view: View, row: int) -> Any:
     return {"storage": row, "at": max(created, 0)}
 
 
-def _rectangles(rank: Rank, lives: Lives, chosen: Blocks, *, with_texts: bool = True) -> Rectangles:
+def _rectangles(rank: Rank, lives: StorageLives, chosen: Blocks, *, with_texts: bool = True) -> Rectangles:
     history, rows = rank.history, chosen.rows
     return Rectangles(
         rows=rows,

@@ -18,7 +18,7 @@ from memprof_dashboard.figures.overlay import Curve, overlay
 from memprof_dashboard.figures.shared import CONFIG, message
 from memprof_dashboard.page import or_message, or_sentence, theme_of
 from memprof_dashboard.palette import fill_of
-from memprof_dashboard.sources import Desk, Rank
+from memprof_dashboard.sources import Rank, Workspace
 from memprof_dashboard.state import View
 from memprof_dashboard.views.changes import changes, shift, step_time, verdict
 
@@ -46,7 +46,7 @@ class DiffPage:
 
     TITLE = "Diff"
 
-    def layout(self, desk: Desk, view: View) -> Any:
+    def layout(self, desk: Workspace, view: View) -> Any:
         """Returns what changed; the parts of a moment follow the moment that is chosen."""
         if len(desk.sources) < 2:
             return parts.empty(
@@ -97,7 +97,7 @@ class DiffPage:
             className="diff",
         )
 
-    def register(self, app: Dash, desk: Desk) -> None:
+    def register(self, app: Dash, desk: Workspace) -> None:
         """Adds the callbacks."""
 
         @app.callback(Output(_OVERLAY, "figure"), Input(ids.THEME, "data"), State(ids.PLACE, "data"))
@@ -126,11 +126,11 @@ class DiffPage:
             return tuple(or_message(_bars)(pair, kind, theme) for kind in ("category", "module"))
 
 
-def _ranks(desk: Desk, view: View) -> tuple[Rank, Rank]:
+def _ranks(desk: Workspace, view: View) -> tuple[Rank, Rank]:
     return desk.rank(view.trace, view.rank), desk.rank(view.other, view.rank)
 
 
-def _pair(desk: Desk, view: View, moment: Any) -> Pair:
+def _pair(desk: Workspace, view: View, moment: Any) -> Pair:
     """Returns the moments that were chosen; the peaks where there are none of that name."""
     found = changes(*_ranks(desk, view))
     return next((pair for pair in (found.peak, *found.phases) if pair.name == moment), found.peak)
@@ -257,7 +257,7 @@ def _bars(pair: Pair, kind: str, theme: Any) -> Any:
     return change_bars(names, np.array([part.bytes for part in shown], dtype=np.int64), theme_of(theme))
 
 
-def _overlay(desk: Desk, view: View, theme: Any) -> Any:
+def _overlay(desk: Workspace, view: View, theme: Any) -> Any:
     ranks = _ranks(desk, view)
     steps = [rank.trace.fullest_step() for rank in ranks]
     if not all(len(step.ops) for step in steps):

@@ -12,7 +12,7 @@ from memprof.units import format_bytes
 from memprof_dashboard import ids, parts
 from memprof_dashboard.page import or_sentence
 from memprof_dashboard.palette import fill_of
-from memprof_dashboard.sources import Desk, Rank
+from memprof_dashboard.sources import Rank, Workspace
 from memprof_dashboard.state import View
 from memprof_dashboard.views.reactions import shown
 from memprof_dashboard.views.search import storages_found
@@ -27,11 +27,11 @@ class Live:
 
     TITLE = "Alive at the cursor"
 
-    def layout(self, desk: Desk, view: View) -> Any:
+    def layout(self, desk: Workspace, view: View) -> Any:
         """Returns the two halves, which follow the cursor."""
         return html.Div([html.Div(id=_TABLE), html.Aside(id=_DETAIL)], className="halves")
 
-    def register(self, app: Dash, desk: Desk) -> None:
+    def register(self, app: Dash, desk: Workspace) -> None:
         """Adds the callbacks."""
 
         @app.callback(Output(_TABLE, "children"), Input(ids.CURSOR, "data"))

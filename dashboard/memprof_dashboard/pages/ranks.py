@@ -20,7 +20,7 @@ from memprof_dashboard.figures.ranks import curves, ranks
 from memprof_dashboard.figures.shared import CONFIG, message
 from memprof_dashboard.page import theme_of
 from memprof_dashboard.palette import fill_of
-from memprof_dashboard.sources import Desk, MemprofError
+from memprof_dashboard.sources import MemprofError, Workspace
 from memprof_dashboard.state import View
 from memprof_dashboard.views import rank_parts
 from memprof_dashboard.views.columns import Compared, RankPeaks, compare_ranks, read_peaks
@@ -57,7 +57,7 @@ class RanksPage:
         self._read: weakref.WeakKeyDictionary[Trace, _Read] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
 
-    def layout(self, desk: Desk, view: View) -> Any:
+    def layout(self, desk: Workspace, view: View) -> Any:
         """Returns the page; of one rank the reason why there is nothing to compare."""
         trace = desk.source(view.trace).trace
         if len(trace.ranks) < 2:
@@ -81,7 +81,7 @@ class RanksPage:
             ]
         )
 
-    def register(self, app: Dash, desk: Desk) -> None:
+    def register(self, app: Dash, desk: Workspace) -> None:
         """Adds the callbacks."""
 
         @app.callback(
@@ -130,7 +130,7 @@ class RanksPage:
                 return no_update
             return self._jump(desk, view, number, x)
 
-    def _read_of(self, desk: Desk, view: View) -> _Read:
+    def _read_of(self, desk: Workspace, view: View) -> _Read:
         return self._read.setdefault(desk.source(view.trace).trace, _Read())
 
     def read(self, trace: Trace, patience: float = _PATIENCE) -> _Read:
@@ -157,7 +157,7 @@ class RanksPage:
                     break
             return read
 
-    def _compared(self, desk: Desk, view: View) -> Compared | None:
+    def _compared(self, desk: Workspace, view: View) -> Compared | None:
         """Returns the ranks read so far, side by side; None where the one looked at is not among them."""
         rank, read = desk.rank(view.trace, view.rank), self._read_of(desk, view)
         reference = read.peaks.get(rank.trace.rank)
@@ -166,7 +166,7 @@ class RanksPage:
         now = shown(view, rank)
         return compare_ranks(tuple(read.peaks[number] for number in sorted(read.peaks)), reference, now.first, now.end)
 
-    def _filled(self, desk: Desk, view: View, theme: Any) -> tuple[Any, Any, Any, bool]:
+    def _filled(self, desk: Workspace, view: View, theme: Any) -> tuple[Any, Any, Any, bool]:
         trace = desk.source(view.trace).trace
         if len(trace.ranks) > _MANY:
             return _filled_with_many(trace, theme)
@@ -181,7 +181,7 @@ class RanksPage:
         remark = html.P(verdict(compared), className="ranks-verdict")
         return ranks(compared, theme_of(theme)), [*reading, *faults, remark], _table(compared), not left
 
-    def _jump(self, desk: Desk, view: View, number: int, x: float | None) -> Any:
+    def _jump(self, desk: Workspace, view: View, number: int, x: float | None) -> Any:
         """Goes to a rank: to its peak in what is shown, or to the fullest operator of the column that was clicked."""
         trace = desk.source(view.trace).trace
         if len(trace.ranks) > _MANY:

@@ -14,7 +14,7 @@ from memprof_dashboard.figures.segments import segments
 from memprof_dashboard.figures.shared import CONFIG
 from memprof_dashboard.page import or_sentence, theme_of
 from memprof_dashboard.palette import Theme
-from memprof_dashboard.sources import Desk, Rank
+from memprof_dashboard.sources import Rank, Workspace
 from memprof_dashboard.state import View
 from memprof_dashboard.views.fragments import Fragments, read_fragments
 
@@ -31,11 +31,11 @@ class SegmentsPage:
 
     TITLE = "Segments"
 
-    def layout(self, desk: Desk, view: View) -> Any:
+    def layout(self, desk: Workspace, view: View) -> Any:
         """Returns an empty page; a recording has one snapshot, so it follows neither window nor cursor."""
         return html.Div(id=_BODY)
 
-    def register(self, app: Dash, desk: Desk) -> None:
+    def register(self, app: Dash, desk: Workspace) -> None:
         """Adds the callback that fills it."""
 
         @app.callback(Output(_BODY, "children"), Input(ids.PLACE, "data"), Input(ids.THEME, "data"))

@@ -15,7 +15,7 @@ from memprof_dashboard.figures.shared import CONFIG, message
 from memprof_dashboard.figures.treemap import treemap
 from memprof_dashboard.page import theme_of
 from memprof_dashboard.palette import FILLS, fill_of
-from memprof_dashboard.sources import Desk, MemprofError, Rank
+from memprof_dashboard.sources import MemprofError, Rank, Workspace
 from memprof_dashboard.state import View
 from memprof_dashboard.views.boxes import MOST_BOXES, OUTSIDE, Box, boxes_by_category, boxes_by_module, bytes_by_node
 from memprof_dashboard.views.reactions import shown
@@ -39,7 +39,7 @@ class TreemapPage:
         """Begins without any recording."""
         self._trees: weakref.WeakKeyDictionary[Rank, ModuleTree] = weakref.WeakKeyDictionary()
 
-    def layout(self, desk: Desk, view: View) -> Any:
+    def layout(self, desk: Workspace, view: View) -> Any:
         """Returns the choice and the picture, which follows the cursor."""
         return html.Div(
             [
@@ -66,7 +66,7 @@ class TreemapPage:
             ]
         )
 
-    def register(self, app: Dash, desk: Desk) -> None:
+    def register(self, app: Dash, desk: Workspace) -> None:
         """Adds the callbacks."""
 
         @app.callback(

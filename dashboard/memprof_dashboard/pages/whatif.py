@@ -11,7 +11,7 @@ from memprof.planners.search.explore import DEFAULT_POLICIES
 from memprof.policies.registry import policy_types
 from memprof.units import format_bytes
 from memprof_dashboard import ids, parts
-from memprof_dashboard.sources import Desk
+from memprof_dashboard.sources import Workspace
 from memprof_dashboard.state import View
 from memprof_dashboard.whatif import plan_parts
 from memprof_dashboard.whatif.plan_results import FILE, register_plans
@@ -55,7 +55,7 @@ class WhatIf:
 
     TITLE = "What if"
 
-    def layout(self, desk: Desk, view: View) -> Any:
+    def layout(self, desk: Workspace, view: View) -> Any:
         """Returns the form and the places that the searches fill."""
         options = [
             {"label": html.Span(kind.name, title=kind.flag_help), "value": kind.name}
@@ -97,7 +97,7 @@ class WhatIf:
             className="whatif",
         )
 
-    def register(self, app: Dash, desk: Desk) -> None:
+    def register(self, app: Dash, desk: Workspace) -> None:
         """Adds the callbacks."""
         searches = PlanDesk(desk)
         _register_form(app, desk, searches)
@@ -105,7 +105,7 @@ class WhatIf:
         register_planners(app, searches)
 
 
-def _register_form(app: Dash, desk: Desk, searches: PlanDesk) -> None:
+def _register_form(app: Dash, desk: Workspace, searches: PlanDesk) -> None:
     @app.callback(
         Output(_BUDGET, "value"),
         Output(_SEEN, "data"),

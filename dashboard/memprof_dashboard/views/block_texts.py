@@ -11,7 +11,7 @@ from memprof.units import format_bytes
 from memprof_dashboard import parts
 from memprof_dashboard.palette import fill_of
 from memprof_dashboard.sources import Rank
-from memprof_dashboard.views.storage_lives import Blocks, Lives, Wasters
+from memprof_dashboard.views.storage_lives import Blocks, StorageLives, Wasters
 
 #: Rows of the table of blocks at most.
 _MOST_ROWS = 100
@@ -34,7 +34,7 @@ def maker_name(rank: Rank, row: int) -> str:
     return "" if created == NONE else str(rank.op_names[created]).removesuffix(".default")
 
 
-def storage_line(rank: Rank, lives: Lives, row: int) -> list[Any]:
+def storage_line(rank: Rank, lives: StorageLives, row: int) -> list[Any]:
     """Tells whose a storage is, and its life."""
     history = rank.history
     category = fill_of(history.storage_categories[history.category[row]])
@@ -52,7 +52,7 @@ def _after(text: str, name: str) -> list[Any]:
     return [text, parts.name(name, 60)] if name else []
 
 
-def life_sentence(lives: Lives, row: int) -> str:
+def life_sentence(lives: StorageLives, row: int) -> str:
     """Tells from when to when a storage lives, and when it was used last."""
     history = lives.history
     created, freed, last = int(history.created[row]), int(history.freed[row]), int(lives.last_use[row])
@@ -94,7 +94,7 @@ def _percent(share: float) -> str:
     return "more than 99.9%" if text == "100.0%" and share < 1 else text
 
 
-def waste_table(rank: Rank, lives: Lives, wasters: Wasters, button: str) -> Any:
+def waste_table(rank: Rank, lives: StorageLives, wasters: Wasters, button: str) -> Any:
     """Returns the list of what wastes most; the sizes are buttons, of the given type in their ids."""
     head = html.H3("Held after the last use")
     if not len(lives.last_use) or lives.last_use.max(initial=NONE) == NONE:
@@ -123,7 +123,7 @@ def waste_table(rank: Rank, lives: Lives, wasters: Wasters, button: str) -> Any:
     ]
 
 
-def _waster(rank: Rank, lives: Lives, wasters: Wasters, place: int, button: str) -> list[Any]:
+def _waster(rank: Rank, lives: StorageLives, wasters: Wasters, place: int, button: str) -> list[Any]:
     history, row = rank.history, int(wasters.rows[place])
     freed = int(history.freed[row])
     category = fill_of(history.storage_categories[history.category[row]])
@@ -147,7 +147,7 @@ def _waster(rank: Rank, lives: Lives, wasters: Wasters, place: int, button: str)
     ]
 
 
-def blocks_table(rank: Rank, lives: Lives, chosen: Blocks) -> Any:
+def blocks_table(rank: Rank, lives: StorageLives, chosen: Blocks) -> Any:
     """Returns the table of the largest blocks drawn."""
     history, rows = rank.history, chosen.rows[:_MOST_ROWS]
     body = [

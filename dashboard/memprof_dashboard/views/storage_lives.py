@@ -17,7 +17,7 @@ MOST_BLOCKS = 2_000
 MOST_WASTERS = 10
 
 
-class Lives:
+class StorageLives:
     """What the view of blocks reads off a recording, once.
 
     Attributes:
@@ -69,14 +69,14 @@ class Stretch:
         weight: Bytes times operators of each within the stretch.
     """
 
-    lives: Lives
+    lives: StorageLives
     first: int
     end: int
     rows: Ints
     weight: Floats
 
 
-def cut_stretch(lives: Lives, first: int, end: int, is_wanted: Bools | None = None) -> Stretch:
+def cut_stretch(lives: StorageLives, first: int, end: int, is_wanted: Bools | None = None) -> Stretch:
     """Finds the storages alive in a stretch.
 
     Args:

@@ -11,7 +11,7 @@ from memprof.analysis.plans.compare_planners import Point
 from memprof.analysis.plans.suggest import Suggestion, describe_least, describe_peak, place_of
 from memprof.analysis.plans.verify import describe_short
 from memprof.planners.registry import planner_types
-from memprof.planners.search.tried import Tried
+from memprof.planners.search.tried import Candidate
 from memprof.policies.plan.plan_tables import NUMERICS_IN_WORDS
 from memprof.units import format_bytes, format_bytes_change, format_us
 from memprof_dashboard import parts
@@ -26,7 +26,7 @@ ROW = "whatif-row"
 
 def verdict(found: Suggestion) -> str:
     """Says in a sentence what came of a search."""
-    best, budget = found.answer.best, format_bytes(found.answer.wish.budget_bytes)
+    best, budget = found.answer.best, format_bytes(found.answer.search_request.budget_bytes)
     if best is None:
         return describe_least(found)
     if not best.policies:
@@ -34,7 +34,7 @@ def verdict(found: Suggestion) -> str:
     return f"Within {budget}: {best.plan.describe()}, peak {describe_peak(best)}, step time {change(best, found)}."
 
 
-def change(one: Tried, found: Suggestion) -> str:
+def change(one: Candidate, found: Suggestion) -> str:
     """Returns a plan's step time against the recorded one: ``+12.3 %``."""
     recorded = found.answer.recorded.step_time_us
     ratio = one.step_time_us / recorded - 1 if recorded else math.nan
@@ -93,11 +93,11 @@ def others(found: Suggestion) -> list[Any]:
     if not found.others:
         return []
     places = {id(one): place for place, one in enumerate(plans_of(found))}
-    budget = found.answer.wish.budget_bytes
+    budget = found.answer.search_request.budget_bytes
     rows = []
     for one in found.others[:_MOST_ROWS]:
         name, size = max(one.categories.items(), key=lambda item: item[1], default=("unknown", 0))
-        over = found.answer.wish.needed(one) - budget
+        over = found.answer.search_request.needed(one) - budget
         rows.append(
             [
                 choice(one.plan.describe(), places[id(one)]),
@@ -152,10 +152,10 @@ def choice(text: str, place: int) -> html.Button:
     return html.Button(parts.name(text, 160), id={"type": ROW, "plan": place}, type="button", className="words")
 
 
-def plan_facts(detail: Detail, one: Tried, found: Suggestion) -> list[Any]:
+def plan_facts(detail: Detail, one: Candidate, found: Suggestion) -> list[Any]:
     """Returns what a plan does, policy by policy, and what it promises."""
     recorded = found.answer.recorded
-    budget = found.answer.wish.budget_bytes
+    budget = found.answer.search_request.budget_bytes
     rows: list[list[Any]] = [
         ["as recorded", format_bytes(recorded.peak_bytes), "", format_us(recorded.step_time_us), ""]
     ]
@@ -172,7 +172,7 @@ def plan_facts(detail: Detail, one: Tried, found: Suggestion) -> list[Any]:
             ]
         )
         before = after
-    over = found.answer.wish.needed(one) - budget
+    over = found.answer.search_request.needed(one) - budget
     fits = f"{format_bytes(-over)} below the budget" if over <= 0 else f"{format_bytes(over)} over the budget"
     promise = (
         f"at its peak in {place_of(one)}, {fits}; step time {format_us(one.step_time_us)} ({change(one, found)}). "

@@ -10,14 +10,14 @@ from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update
 
 from memprof.analysis.plans.predict import words_for_record
 from memprof.analysis.plans.suggest import Suggestion
-from memprof.planners.search.tried import Tried
+from memprof.planners.search.tried import Candidate
 from memprof.policies.plan.plan_file import format_plan
 from memprof_dashboard import ids, parts
 from memprof_dashboard.figures.overlay import Curve, overlay
 from memprof_dashboard.figures.shared import CONFIG, message
 from memprof_dashboard.figures.whatif import Measured, Plans, is_on_front, pareto
 from memprof_dashboard.page import or_message, or_sentence, theme_of
-from memprof_dashboard.sources import Desk
+from memprof_dashboard.sources import Workspace
 from memprof_dashboard.state import View
 from memprof_dashboard.whatif import plan_parts
 from memprof_dashboard.whatif.plan_parts import ROW
@@ -35,7 +35,7 @@ FILE = "whatif-file"
 _PLOT = {"height": "420px"}
 
 
-def register_plans(app: Dash, desk: Desk, searches: PlanDesk) -> None:
+def register_plans(app: Dash, desk: Workspace, searches: PlanDesk) -> None:
     """Adds the callbacks."""
 
     @app.callback(Output(RESULT, "children"), Input(FOUND, "data"), State(ids.PLACE, "data"))
@@ -195,7 +195,7 @@ def _front(found: Suggestion, runs: tuple[Run, ...], chosen: int, theme: Any) ->
         for run in runs
         if run.found is not None and math.isfinite(run.found.measured.step_time_us)
     ]
-    budget = found.answer.wish.budget_bytes
+    budget = found.answer.search_request.budget_bytes
     return pareto(_cloud(found), recorded.peak_bytes, budget, theme_of(theme), chosen=chosen, measured=measured)
 
 
@@ -204,11 +204,11 @@ def _step(detail: Detail, found: Suggestion, theme: Any) -> Any:
         Curve("recorded", detail.recorded, detail.recorded_phases),
         Curve("under the plan", detail.predicted, detail.predicted_phases),
         theme_of(theme),
-        budget_bytes=found.answer.wish.budget_bytes,
+        budget_bytes=found.answer.search_request.budget_bytes,
     )
 
 
-def _detail(detail: Detail, one: Tried, found: Suggestion) -> list[Any]:
+def _detail(detail: Detail, one: Candidate, found: Suggestion) -> list[Any]:
     command = f"memprof record --plan plan.toml {words_for_record(found.manifest)}"
     return [
         *plan_parts.plan_facts(detail, one, found),

@@ -17,8 +17,8 @@ from memprof.analysis.plans.verify import Verification, verify_plan
 from memprof.errors import MemprofError, UsageError
 from memprof.machines.budget import parse_budget
 from memprof.planners.registry import planner_types
-from memprof.planners.search.explore import DEFAULT_POLICIES, Wish
-from memprof.planners.search.tried import Tried
+from memprof.planners.search.explore import DEFAULT_POLICIES, SearchRequest
+from memprof.planners.search.tried import Candidate
 from memprof.planners.search.workbench import allowed_names
 from memprof.policies.plan.plan import Plan
 from memprof.policies.plan.plan_tables import plan_from_tables
@@ -26,7 +26,7 @@ from memprof.policies.plan.prediction import model_of
 from memprof.replay.live import live_bytes
 from memprof.trace.manifest import PREDICTED
 from memprof.trace.schema import Ints, Texts
-from memprof_dashboard.sources import Desk, Rank
+from memprof_dashboard.sources import Rank, Workspace
 from memprof_dashboard.state import View
 
 #: Most time that a search for plans takes, and each search of a planner that is compared, in seconds.
@@ -69,7 +69,7 @@ class Asked:
         allowed_names(self.allow, (), DEFAULT_POLICIES)
 
 
-def find_plans(rank: Rank, asked: Asked, report: Callable[[Tried], None]) -> Suggestion:
+def find_plans(rank: Rank, asked: Asked, report: Callable[[Candidate], None]) -> Suggestion:
     """Searches for plans under which a recording fits a budget.
 
     Args:
@@ -82,14 +82,14 @@ def find_plans(rank: Rank, asked: Asked, report: Callable[[Tried], None]) -> Sug
     """
     basis = basis_of(rank.trace)
     peak = int(live_bytes(basis.step).during.max(initial=0))
-    wish = Wish(
+    search_request = SearchRequest(
         parse_budget(asked.budget, peak),
         allow=asked.allow,
         world_size=max(rank.trace.manifest.world_size, 1),
         time_limit_s=TIME_LIMIT_S,
         link_bytes_per_us=link_of(rank.trace),
     )
-    return suggest(rank.trace, basis, wish, report)
+    return suggest(rank.trace, basis, search_request, report)
 
 
 def ask_planners(rank: Rank, report: Callable[[Point], None]) -> tuple[Point, ...]:
@@ -114,7 +114,7 @@ def ask_planners(rank: Rank, report: Callable[[Point], None]) -> tuple[Point, ..
     return tuple(points)
 
 
-def plans_of(found: Suggestion) -> tuple[Tried, ...]:
+def plans_of(found: Suggestion) -> tuple[Candidate, ...]:
     """Returns every plan that was tried, the job as it is left out: the fitting ones first, as the search ordered."""
     return tuple(one for one in (*found.answer.fitting, *found.answer.others) if one.policies)
 
@@ -140,7 +140,7 @@ class Detail:
     predicted_phases: Texts
 
 
-def detail_of(rank: Rank, found: Suggestion, one: Tried) -> Detail:
+def detail_of(rank: Rank, found: Suggestion, one: Candidate) -> Detail:
     """Replays a plan once more, to show its step.
 
     Args:
@@ -148,7 +148,7 @@ def detail_of(rank: Rank, found: Suggestion, one: Tried) -> Detail:
         found: The search that tried it.
         one: The plan.
     """
-    plan = replace(one.plan, budget_bytes=found.answer.wish.budget_bytes)
+    plan = replace(one.plan, budget_bytes=found.answer.search_request.budget_bytes)
     made = forecast(rank.trace, plan, found.basis)
     return Detail(
         plan=made.plan,
@@ -177,7 +177,7 @@ class Run:
     refusal: str = ""
 
 
-def runs_under_plans(desk: Desk, view: View) -> tuple[Run, ...]:
+def runs_under_plans(desk: Workspace, view: View) -> tuple[Run, ...]:
     """Finds the other recordings of the same model that were made under a plan, and holds each to its prediction."""
     rank = desk.rank(view.trace, view.rank)
     runs = []

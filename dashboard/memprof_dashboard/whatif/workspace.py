@@ -6,8 +6,8 @@ from typing import Any
 
 from memprof.analysis.plans.compare_planners import Point
 from memprof.analysis.plans.suggest import Suggestion
-from memprof.planners.search.tried import Tried
-from memprof_dashboard.sources import Desk
+from memprof.planners.search.tried import Candidate
+from memprof_dashboard.sources import Workspace
 from memprof_dashboard.state import View
 from memprof_dashboard.whatif.planning import Detail, detail_of, plans_of
 from memprof_dashboard.whatif.searches import Search, Searches
@@ -21,17 +21,17 @@ PLANNERS = "whatif-planners"
 
 _MOST_DETAILS = 8
 
-PlanSearch = Search[Tried, Suggestion]
+PlanSearch = Search[Candidate, Suggestion]
 PlannerSearch = Search[Point, tuple[Point, ...]]
 
 
 class PlanDesk:
     """The searches of a dashboard, and the plans that were looked at closely."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: Workspace) -> None:
         """Begins without searches."""
         self.desk = desk
-        self.plans: Searches[Tried, Suggestion] = Searches()
+        self.plans: Searches[Candidate, Suggestion] = Searches()
         self.planners: Searches[Point, tuple[Point, ...]] = Searches()
         self._details: dict[tuple[int, int], Detail] = {}
 

@@ -8,15 +8,15 @@ from dataclasses import replace
 from memprof.analysis.allocator.reserved import reserved_under
 from memprof.analysis.plans.basis import Basis
 from memprof.errors import PolicyError
-from memprof.planners.search.explore import Answer, Wish
-from memprof.planners.search.tried import Tried
+from memprof.planners.search.explore import SearchRequest, SearchResult
+from memprof.planners.search.tried import Candidate
 from memprof.policies.allocator.policy import Allocator
 from memprof.trace.manifest import Manifest
 
 
 def with_room(
-    basis: Basis, manifest: Manifest, answer: Answer, chosen: Callable[[Answer], tuple[Tried, ...]]
-) -> tuple[Answer, tuple[Tried, ...]]:
+    basis: Basis, manifest: Manifest, answer: SearchResult, chosen: Callable[[SearchResult], tuple[Candidate, ...]]
+) -> tuple[SearchResult, tuple[Candidate, ...]]:
     """Adds ``allocator expandable_segments`` to plans that reserve more than the budget without it, and not with it.
 
     Args:
@@ -29,19 +29,19 @@ def with_room(
         The answer, its best plan so changed, and the plans to show.
     """
     plans = chosen(answer)
-    if not basis.step.is_on_device() or not _may(answer.wish):
+    if not basis.step.is_on_device() or not _may(answer.search_request):
         return answer, plans
-    changed = {one: _roomier(basis, manifest, one, answer.wish.budget_bytes) for one in plans}
+    changed = {one: _roomier(basis, manifest, one, answer.search_request.budget_bytes) for one in plans}
     fitting = tuple(changed.get(one, one) for one in answer.fitting)
     return replace(answer, fitting=fitting), tuple(changed[one] for one in plans)
 
 
-def _may(wish: Wish) -> bool:
+def _may(search_request: SearchRequest) -> bool:
     name = Allocator.name
-    return name not in wish.forbid and (not wish.allow or name in wish.allow)
+    return name not in search_request.forbid and (not search_request.allow or name in search_request.allow)
 
 
-def _roomier(basis: Basis, manifest: Manifest, one: Tried, budget_bytes: int) -> Tried:
+def _roomier(basis: Basis, manifest: Manifest, one: Candidate, budget_bytes: int) -> Candidate:
     if any(isinstance(policy, Allocator) for policy in one.policies):
         return one
     predicted = basis.predict(one.plan)[1]

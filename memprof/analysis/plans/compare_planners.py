@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from memprof.planners.base import Planner, Task
+from memprof.planners.base import Planner, ScheduleRequest
 from memprof.planners.graph.graph import graph_of
 from memprof.planners.graph.schedule import as_recorded, replay
 from memprof.planners.registry import planner_types
@@ -69,13 +69,13 @@ def compare_planners(
     for kind in planner_types():
         for share in shares:
             started = time.monotonic()
-            task = Task(graph, int(peak * share), started + time_limit_s, link_bytes_per_us)
+            task = ScheduleRequest(graph, int(peak * share), started + time_limit_s, link_bytes_per_us)
             points.append(_point(kind, task, share, started))
             report(points[-1])
     return tuple(points)
 
 
-def _point(kind: type[Planner], task: Task, share: float, started: float) -> Point:
+def _point(kind: type[Planner], task: ScheduleRequest, share: float, started: float) -> Point:
     found = kind().search(task)
     whole = task.graph.duration_us or 1.0
     peak, overhead = 0, float("nan")

@@ -11,9 +11,9 @@ from memprof.analysis.allocator.room import with_room
 from memprof.analysis.plans.basis import Basis
 from memprof.analysis.plans.predict import step_warnings
 from memprof.errors import GateFailedError
-from memprof.planners.search.explore import Answer, Wish, explore
+from memprof.planners.search.explore import SearchRequest, SearchResult, explore
 from memprof.planners.search.learned import kinds_of
-from memprof.planners.search.tried import Tried
+from memprof.planners.search.tried import Candidate
 from memprof.policies.base import SOURCES
 from memprof.policies.plan.plan import Plan
 from memprof.trace.manifest import Manifest
@@ -39,21 +39,21 @@ class Suggestion:
     trace: str
     manifest: Manifest
     basis: Basis
-    answer: Answer
-    plans: tuple[Tried, ...]
-    others: tuple[Tried, ...]
+    answer: SearchResult
+    plans: tuple[Candidate, ...]
+    others: tuple[Candidate, ...]
     warnings: tuple[str, ...]
 
-    def predicted(self, one: Tried) -> Plan:
+    def predicted(self, one: Candidate) -> Plan:
         """Returns a plan with its prediction and the budget."""
         return self.predict(one)[0]
 
-    def predict(self, one: Tried) -> tuple[Plan, Step]:
+    def predict(self, one: Candidate) -> tuple[Plan, Step]:
         """Returns a plan with its prediction and the budget, and the step it leads to."""
         plan, step = self.basis.predict(one.plan, self.trace)
         assert plan.prediction is not None  # predict gave it one
         prediction = replace(plan.prediction, how=self.source_of(one), machine=self.basis.machine)
-        return replace(plan, prediction=prediction, budget_bytes=self.answer.wish.budget_bytes), step
+        return replace(plan, prediction=prediction, budget_bytes=self.answer.search_request.budget_bytes), step
 
     @cached_property
     def reserved(self) -> tuple[int | None, ...]:
@@ -62,25 +62,27 @@ class Suggestion:
             return (None,) * len(self.plans)
         return tuple(reserved_under(self.predict(one)[1], self.manifest, one.plan) for one in self.plans)
 
-    def source_of(self, one: Tried) -> str:
+    def source_of(self, one: Candidate) -> str:
         """Returns how a plan's numbers were obtained, the times of the step it starts from included."""
         return max(one.source, self.basis.source, key=SOURCES.index)
 
 
-def suggest(trace: Trace, basis: Basis, wish: Wish, report: Callable[[Tried], None] = lambda _: None) -> Suggestion:
+def suggest(
+    trace: Trace, basis: Basis, search_request: SearchRequest, report: Callable[[Candidate], None] = lambda _: None
+) -> Suggestion:
     """Searches for plans under which a recorded job fits a budget.
 
     Args:
         trace: The recording.
         basis: The step of it to plan for.
-        wish: What is asked for.
+        search_request: What is asked for.
         report: Called with each plan that was replayed.
 
     Raises:
         BadInputError: The trace is damaged.
         PolicyError: A policy is named that there is not.
     """
-    answer = explore(basis.step, wish, report, basis.others)
+    answer = explore(basis.step, search_request, report, basis.others)
     answer, plans = with_room(
         basis, trace.manifest, answer, lambda found: _worth_their_policies(one_of_each_family(found.fitting))
     )
@@ -96,7 +98,7 @@ def suggest(trace: Trace, basis: Basis, wish: Wish, report: Callable[[Tried], No
     )
 
 
-def require_fit(found: Suggestion) -> Tried:
+def require_fit(found: Suggestion) -> Candidate:
     """Returns the best plan.
 
     Raises:
@@ -114,37 +116,38 @@ def describe_least(found: Suggestion) -> str:
     least = answer.least
     largest = sorted(least.categories.items(), key=lambda item: -item[1])[:3]
     held = ", ".join(f"{name} {format_bytes(size)}" for name, size in largest)
-    if answer.wish.needed(least) <= answer.wish.budget_bytes:
+    if answer.search_request.needed(least) <= answer.search_request.budget_bytes:
+        fastest_us = min(one.step_time_us for one in _inside(answer))
         return (
-            f"No plan is within {format_bytes(answer.wish.budget_bytes)} and the slowdown allowed: the fastest within "
-            f"the budget takes {min(one.step_time_us for one in _inside(answer)) / answer.recorded.step_time_us:.2f} "
-            "times the recorded step. Allow more with --max-slowdown."
+            f"No plan is within {format_bytes(answer.search_request.budget_bytes)} and the slowdown allowed: the fastest "
+            f"within the budget takes {fastest_us / answer.recorded.step_time_us:.2f} times the recorded step. Allow more "
+            "with --max-slowdown."
         )
     more = " The search was stopped before its end." if answer.was_stopped else ""
     return (
-        f"No plan that was found fits {format_bytes(answer.wish.budget_bytes)}: the least is "
+        f"No plan that was found fits {format_bytes(answer.search_request.budget_bytes)}: the least is "
         f"{describe_peak(least)} with {least.plan.describe()}; its peak is in {place_of(least)} and holds "
-        f"{held}.{more} Give at least {format_bytes(answer.wish.needed(least))}, or allow more policies."
+        f"{held}.{more} Give at least {format_bytes(answer.search_request.needed(least))}, or allow more policies."
     )
 
 
-def _inside(answer: Answer) -> list[Tried]:
-    return [one for one in answer.others if answer.wish.needed(one) <= answer.wish.budget_bytes]
+def _inside(answer: SearchResult) -> list[Candidate]:
+    return [one for one in answer.others if answer.search_request.needed(one) <= answer.search_request.budget_bytes]
 
 
-def describe_peak(one: Tried) -> str:
+def describe_peak(one: Candidate) -> str:
     """Says a plan's predicted peak: ``43.2 MiB``, or ``43.2 to 44.1 MiB`` where it is not known to the byte."""
     return format_bytes_between(one.interval.least_bytes, one.interval.most_bytes)
 
 
-def place_of(one: Tried) -> str:
+def place_of(one: Candidate) -> str:
     """Says where a peak is: ``backward of layers.3``."""
     return f"{one.peak_phase} of {one.peak_module}" if one.peak_module else one.peak_phase
 
 
-def _worth_their_policies(plans: tuple[Tried, ...]) -> tuple[Tried, ...]:
+def _worth_their_policies(plans: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
     """Leaves out plans that do all that a faster one does, and more."""
-    kept: list[Tried] = []
+    kept: list[Candidate] = []
     for one in plans:
         kinds = set(kinds_of(one.policies))
         if not any(set(kinds_of(faster.policies)) < kinds for faster in kept):
@@ -152,9 +155,9 @@ def _worth_their_policies(plans: tuple[Tried, ...]) -> tuple[Tried, ...]:
     return tuple(kept)
 
 
-def one_of_each_family(plans: Iterable[Tried]) -> tuple[Tried, ...]:
+def one_of_each_family(plans: Iterable[Candidate]) -> tuple[Candidate, ...]:
     """Returns the first plan of each family."""
-    first: dict[tuple[str, ...], Tried] = {}
+    first: dict[tuple[str, ...], Candidate] = {}
     for one in plans:
         first.setdefault(kinds_of(one.policies), one)
     return tuple(first.values())

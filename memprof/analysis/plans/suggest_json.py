@@ -5,7 +5,7 @@ from __future__ import annotations
 from memprof.analysis.plans.dry_check_results import Checked
 from memprof.analysis.plans.plan_json import PLAN_SCHEMA, Json, policy_to_json
 from memprof.analysis.plans.suggest import Suggestion, describe_least
-from memprof.planners.search.tried import Tried
+from memprof.planners.search.tried import Candidate
 
 
 def suggestion_to_json(found: Suggestion, checked: tuple[Checked, ...] | None = None) -> Json:
@@ -26,13 +26,13 @@ def suggestion_to_json(found: Suggestion, checked: tuple[Checked, ...] | None = 
         "lengths": None if found.basis.mix is None else found.basis.mix.to_json(),
         "machine": found.basis.machine or None,
         "times": "" if found.basis.elsewhere is None else found.basis.elsewhere.how,
-        "budget_bytes": answer.wish.budget_bytes,
+        "budget_bytes": answer.search_request.budget_bytes,
         "recorded": {
             "peak_allocated_bytes": answer.recorded.peak_bytes,
             "peak_phase": answer.recorded.peak_phase,
             "step_time_us": answer.recorded.step_time_us,
         },
-        "minimum_feasible_bytes": answer.wish.needed(answer.least),
+        "minimum_feasible_bytes": answer.search_request.needed(answer.least),
         "plans": [
             *(
                 {**_plan(one, found, fits=True), "peak_reserved_bytes": reserved}
@@ -49,7 +49,7 @@ def suggestion_to_json(found: Suggestion, checked: tuple[Checked, ...] | None = 
     }
 
 
-def _plan(one: Tried, found: Suggestion, *, fits: bool) -> Json:
+def _plan(one: Candidate, found: Suggestion, *, fits: bool) -> Json:
     recorded = found.answer.recorded
     return {
         "fits": fits,

@@ -10,7 +10,7 @@ import click
 from memprof.errors import UsageError
 
 if TYPE_CHECKING:
-    from memprof.planners.search.explore import Wish
+    from memprof.planners.search.explore import SearchRequest
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -18,7 +18,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 _SOME_PEAK_BYTES = 1 << 40
 
 
-def wish_options(command: F) -> F:
+def search_options(command: F) -> F:
     """Gives a command ``--budget``, ``--machine``, ``--allow``, ``--forbid``, ``--max-slowdown`` and ``--time-limit``.
 
     The command takes them as ``**asked`` and hands that to ``wish_of``.
@@ -45,18 +45,18 @@ def wish_options(command: F) -> F:
     return command
 
 
-def wish_of(
+def read_search_request(
     budget: str | None,
     machine: str | None,
     allow: tuple[str, ...],
     forbid: tuple[str, ...],
     max_slowdown: str | None,
     time_limit: float,
-) -> Callable[..., Wish]:
+) -> Callable[..., SearchRequest]:
     """Reads what is asked for, and finds the mistakes in it.
 
     Returns:
-        Makes the wish, of the peak that was recorded, in bytes, and what else a wish holds.
+        Makes the search request, of the peak that was recorded, in bytes, and what else a request holds.
 
     Raises:
         UsageError: Something makes no sense.
@@ -64,15 +64,15 @@ def wish_of(
     """
     from memprof.machines.budget import parse_budget
     from memprof.machines.catalogue import find_machine
-    from memprof.planners.search.explore import DEFAULT_POLICIES, Wish
+    from memprof.planners.search.explore import DEFAULT_POLICIES, SearchRequest
     from memprof.planners.search.workbench import allowed_names
 
     device = find_machine(machine) if machine else None
     names = (_names(allow), _names(forbid))
     slowdown = _share(max_slowdown)
 
-    def wish(recorded_peak_bytes: int, **more: Any) -> Wish:
-        return Wish(
+    def search_request(recorded_peak_bytes: int, **more: Any) -> SearchRequest:
+        return SearchRequest(
             budget_bytes=parse_budget(budget, recorded_peak_bytes, device),
             allow=names[0],
             forbid=names[1],
@@ -83,7 +83,7 @@ def wish_of(
 
     allowed_names(*names, DEFAULT_POLICIES)
     parse_budget(budget, _SOME_PEAK_BYTES, None if budget is not None and "%" in budget else device)
-    return wish
+    return search_request
 
 
 def _names(given: tuple[str, ...]) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from memprof.replay.live import live_bytes
 from memprof.units import format_bytes, format_us
 
 if TYPE_CHECKING:
-    from memprof.planners.search.explore import Wish
+    from memprof.planners.search.explore import SearchRequest
 
 _STRATEGIES = ("ddp", "zero1", "zero2", "fsdp")
 
@@ -27,7 +27,7 @@ _STRATEGIES = ("ddp", "zero1", "zero2", "fsdp")
 def show_devices(
     basis: Basis,
     trace: str,
-    wish: Callable[..., Wish],
+    search_request: Callable[..., SearchRequest],
     machine: Accelerator | None,
     written: Path | None,
     *,
@@ -38,7 +38,7 @@ def show_devices(
     Args:
         basis: The recorded step.
         trace: What the recording is called.
-        wish: Makes the wish of the recorded peak.
+        search_request: Makes the search request of the recorded peak.
         machine: The device, for what it sends to others.
         written: Where to write the plan that fits, or None.
         is_json: Print JSON instead.
@@ -48,7 +48,7 @@ def show_devices(
     """
     step = basis.step
     peak = int(live_bytes(step).during.max(initial=0))
-    budget_bytes = wish(peak).budget_bytes
+    budget_bytes = search_request(peak).budget_bytes
     found = devices_needed(step, budget_bytes, machine)
     if written is not None and found.needed is not None and not found.fits_alone:
         from memprof.policies.plan.plan import Plan

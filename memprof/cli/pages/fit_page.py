@@ -12,11 +12,11 @@ from memprof.analysis.plans.dry_check_results import describe_difference
 from memprof.analysis.plans.plan_json import PLAN_SCHEMA, Json, policy_to_json
 from memprof.cli.page import Page, cell, make_table, printable
 from memprof.launch.fit.attempt import Attempt, Measured
-from memprof.launch.fit.request import Fit
+from memprof.launch.fit.request import FitResult
 from memprof.units import format_bytes, format_bytes_of, format_us
 
 
-def fill_fit(page: Page, found: Fit, job: str) -> None:
+def fill_fit(page: Page, found: FitResult, job: str) -> None:
     """Writes what came of a fit on a page.
 
     Args:
@@ -45,7 +45,7 @@ def fill_fit(page: Page, found: Fit, job: str) -> None:
         page.add(Text.assemble(("next: ", "dim"), printable(command), (f"  {reason}", "dim")))
 
 
-def fit_to_json(found: Fit, job: str) -> Json:
+def fit_to_json(found: FitResult, job: str) -> Json:
     """Returns what came of a fit ready for ``json.dump``.
 
     Args:
@@ -78,12 +78,12 @@ def fit_to_json(found: Fit, job: str) -> Json:
     }
 
 
-def code_of(found: Fit) -> list[str]:
+def code_of(found: FitResult) -> list[str]:
     """Returns the lines that apply the plan in the user's own code."""
     return ["import memprof", f"memprof.apply({str(found.request.outputs.plan)!r}, model, optimizer)"]
 
 
-def _verdict(found: Fit) -> str:
+def _verdict(found: FitResult) -> str:
     best, recorded, budget = found.best, found.recorded, format_bytes(found.budget_bytes)
     if found.is_met and recorded is not None:
         peak = format_bytes(recorded.peak_bytes)
@@ -104,7 +104,7 @@ def _change(now_us: float, before_us: float) -> str:
     return f", step time {100 * (now_us / before_us - 1):+.1f} %"
 
 
-def _attempt_table(found: Fit) -> Table:
+def _attempt_table(found: FitResult) -> Table:
     is_dry = any(one.dry_bytes is not None for one in found.attempts)
     columns = [">dry run", ">difference"] if is_dry else []
     table = make_table("", "plan", ">predicted", *columns, ">measured", ">step time", "what came of it")
@@ -157,7 +157,7 @@ def _error(predicted: float, measured: float) -> str:
     return "exact" if predicted == measured else f"{100 * (predicted / measured - 1):+.1f} %"
 
 
-def _next(found: Fit, job: str) -> list[tuple[str, str]]:
+def _next(found: FitResult, job: str) -> list[tuple[str, str]]:
     outputs = found.request.outputs
     if found.best is not None:
         return [(f"memprof record --plan {shlex.quote(str(outputs.plan))} {job}", "the full run under the plan")]
@@ -190,7 +190,7 @@ def _measured(measured: Measured | None) -> Json | None:
     }
 
 
-def _measured_bytes(found: Fit) -> int | None:
+def _measured_bytes(found: FitResult) -> int | None:
     """Returns the peak under the plan that was kept, or of the job as it is where that fits; None of neither."""
     measured = found.recorded if found.is_met else None if found.best is None else found.best.measured
     return None if measured is None else measured.peak_bytes

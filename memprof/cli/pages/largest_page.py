@@ -19,9 +19,9 @@ from memprof.cli.page import Page, cell, make_table, printable
 from memprof.cli.pages.plan_page import fill_basis
 from memprof.cli.progress import SearchBar
 from memprof.errors import GateFailedError
-from memprof.planners.search.explore import Wish
+from memprof.planners.search.explore import SearchRequest
 from memprof.planners.search.largest import Largest, find_largest, sized_step
-from memprof.planners.search.tried import Tried
+from memprof.planners.search.tried import Candidate
 from memprof.policies.plan.plan_file import write_plan
 from memprof.policies.plan.plan_tables import SOURCES_IN_WORDS
 from memprof.replay.live import live_bytes
@@ -31,7 +31,7 @@ from memprof.units import format_bytes, format_us
 def show_largest(
     bases: list[Basis],
     trace: str,
-    wish: Callable[..., Wish],
+    search_request: Callable[..., SearchRequest],
     what: str,
     written: Path | None,
     *,
@@ -42,7 +42,7 @@ def show_largest(
     Args:
         bases: The steps of the recordings, each at another size; a budget in per cent is of the first one's peak.
         trace: The first recording, as it was named.
-        wish: Makes the wish, of the recorded peak.
+        search_request: Makes the search request, of the recorded peak.
         what: ``batch`` or ``sequence``.
         written: Where the plan goes, None for nowhere.
         is_json: Print JSON instead.
@@ -50,7 +50,7 @@ def show_largest(
     Returns:
         The exit code.
     """
-    asked = wish(int(live_bytes(bases[0].step).during.max(initial=0)))
+    asked = search_request(int(live_bytes(bases[0].step).during.max(initial=0)))
     sized = sized_step([basis.step for basis in bases])
     with SearchBar(asked) as bar:
         found = find_largest(sized, asked, bar.add)
@@ -73,15 +73,15 @@ def show_largest(
 def _fill(
     page: Page,
     found: Largest,
-    best: Tried | None,
-    wish: Wish,
+    best: Candidate | None,
+    search_request: SearchRequest,
     what: str,
     basis: Basis,
     trace: str,
     written: Path | None,
 ) -> None:
     noun = {"batch": "Largest batch", "sequence": "Longest sequence"}[what]
-    budget = format_bytes(wish.budget_bytes)
+    budget = format_bytes(search_request.budget_bytes)
     if best is None:
         least = min(found.tried, key=lambda one: one.least_bytes)
         page.add(
@@ -148,11 +148,11 @@ def _table(found: Largest, what: str) -> Table:
     return table
 
 
-def _json(found: Largest, best: Tried | None, wish: Wish, what: str) -> dict[str, Any]:
+def _json(found: Largest, best: Candidate | None, search_request: SearchRequest, what: str) -> dict[str, Any]:
     return {
         "schema": PLAN_SCHEMA,
         "maximise": what,
-        "budget_bytes": wish.budget_bytes,
+        "budget_bytes": search_request.budget_bytes,
         "recorded_sizes": list(found.sizes),
         "how": found.source,
         "largest": found.size or None,
@@ -170,7 +170,7 @@ def _json(found: Largest, best: Tried | None, wish: Wish, what: str) -> dict[str
     }
 
 
-def _plan(one: Tried) -> dict[str, Any]:
+def _plan(one: Candidate) -> dict[str, Any]:
     return {
         "describe": one.plan.describe(),
         "peak_allocated_bytes": one.peak_bytes,

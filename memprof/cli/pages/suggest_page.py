@@ -16,7 +16,7 @@ from memprof.analysis.plans.suggest import Suggestion, describe_least, describe_
 from memprof.cli.page import Page, cell, make_table, printable
 from memprof.cli.pages.check_page import check_table, describe_check, describe_none
 from memprof.cli.pages.plan_page import fill_basis
-from memprof.planners.search.tried import Tried
+from memprof.planners.search.tried import Candidate
 from memprof.trace.secrets.masking import is_masked
 from memprof.units import format_bytes, format_bytes_change, format_us
 
@@ -74,7 +74,7 @@ def fill_suggestion(
 
 def _verdict(found: Suggestion, checked: tuple[Checked, ...]) -> str:
     answer = found.answer
-    best, budget = answer.best, format_bytes(answer.wish.budget_bytes)
+    best, budget = answer.best, format_bytes(answer.search_request.budget_bytes)
     if checked:
         kept = worth_keeping(checked)
         if kept is None:
@@ -90,7 +90,7 @@ def _verdict(found: Suggestion, checked: tuple[Checked, ...]) -> str:
     )
 
 
-def _peak(one: Tried, checked: tuple[Checked, ...]) -> str:
+def _peak(one: Candidate, checked: tuple[Checked, ...]) -> str:
     """Says a plan's peak; as bounds where neither its replay nor a dry run tells it to the byte."""
     is_known = one.interval.is_exact or any(check.plan == one.plan and check.fits is not None for check in checked)
     return format_bytes(one.peak_bytes) if is_known else f"{describe_peak(one)}, not checked"
@@ -98,7 +98,7 @@ def _peak(one: Tried, checked: tuple[Checked, ...]) -> str:
 
 def _reserves_more(found: Suggestion) -> str:
     """Says where the fastest plan's tensors fit and the segments that hold them do not; "" where they do."""
-    budget = found.answer.wish.budget_bytes
+    budget = found.answer.search_request.budget_bytes
     reserved = found.reserved[0] if found.reserved else None
     if reserved is None or reserved <= budget:
         return ""
@@ -131,7 +131,7 @@ def _schedule(found: Suggestion) -> str:
     )
 
 
-def _change(one: Tried, recorded: Tried) -> str:
+def _change(one: Candidate, recorded: Candidate) -> str:
     if not recorded.step_time_us:
         return "unknown"
     change = one.step_time_us / recorded.step_time_us - 1
@@ -162,9 +162,9 @@ def _plan_table(found: Suggestion) -> Table:
 
 def _other_table(found: Suggestion) -> Table:
     table = make_table("plan", ">peak", ">over by", ">change", "peak in", "most of it")
-    budget, recorded = found.answer.wish.budget_bytes, found.answer.recorded
+    budget, recorded = found.answer.search_request.budget_bytes, found.answer.recorded
     for one in found.others[:_MOST_ROWS]:
-        over = found.answer.wish.needed(one) - budget
+        over = found.answer.search_request.needed(one) - budget
         name, size = max(one.categories.items(), key=lambda item: item[1], default=("", 0))
         table.add_row(
             Text(printable(one.plan.describe())),
@@ -198,9 +198,9 @@ def _next(found: Suggestion, written: Path | None, checked: tuple[Checked, ...] 
     if found.basis.length is not None:
         suggest += f" --at-length {found.basis.length}"
     answer = found.answer
-    again = f"{suggest} --budget {answer.wish.budget_bytes}"
+    again = f"{suggest} --budget {answer.search_request.budget_bytes}"
     if answer.best is None:
-        return [(f"{suggest} --budget {answer.wish.needed(answer.least)}", "what fits")]
+        return [(f"{suggest} --budget {answer.search_request.needed(answer.least)}", "what fits")]
     check = [(f"{again} --check", "dry-run the job under it, in seconds")] if _may_be_checked(found) else []
     is_known = answer.best.interval.is_exact
     if written is not None:
@@ -214,7 +214,7 @@ def _next(found: Suggestion, written: Path | None, checked: tuple[Checked, ...] 
         if kept is None and len(checked) < len(found.plans):
             return [(f"{again} --check {2 * len(checked)}", "dry-run more of them")]
         if kept is None:
-            room = answer.wish.budget_bytes - max(one.difference_bytes or 0 for one in checked)
+            room = answer.search_request.budget_bytes - max(one.difference_bytes or 0 for one in checked)
             return [(f"{suggest} --budget {room} --check", "search with that much less")]
         return [(f"{again} --check --write plan.toml", "keep it, to train under it")]
     keep = (f"{again} --write plan.toml", "keep the fastest, to train under it")

@@ -16,7 +16,7 @@ from memprof.trace.files.place import check_output
 if TYPE_CHECKING:
     from memprof.analysis.plans.suggest import Suggestion
     from memprof.emit.emission import Emitted
-    from memprof.planners.search.tried import Tried
+    from memprof.planners.search.tried import Candidate
     from memprof.policies.plan.plan import Plan
 
 
@@ -100,7 +100,7 @@ def emitted_or_refused(
     return emitted
 
 
-def print_suggested(found: Suggestion, chosen: Tried | None, target: str) -> None:
+def print_suggested(found: Suggestion, chosen: Candidate | None, target: str) -> None:
     """Prints the plan of a search in another form; a job that fits as it is needs none.
 
     Raises:

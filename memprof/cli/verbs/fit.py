@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from memprof.cli.options.search_options import wish_of, wish_options
+from memprof.cli.options.search_options import read_search_request, search_options
 from memprof.cli.verbs.record import RecordCommand
 from memprof.errors import GateFailedError
 from memprof.launch.parent.settings import read_dry_window, read_project_settings
@@ -19,8 +19,8 @@ from memprof.launch.parent.target import find_target
 
 if TYPE_CHECKING:
     from memprof.analysis.plans.suggest import Suggestion
-    from memprof.launch.fit.request import Fit
-    from memprof.planners.search.explore import Wish
+    from memprof.launch.fit.request import FitResult
+    from memprof.planners.search.explore import SearchRequest
     from memprof.trace.store import Trace
 
 _EPILOG = """\b
@@ -51,7 +51,7 @@ class FitCommand(RecordCommand):
     options_metavar="[OPTIONS]",
     epilog=_EPILOG,
 )
-@wish_options
+@search_options
 @click.option(
     "-o",
     "--output",
@@ -128,7 +128,7 @@ def fit(
     verified within the budget; 125 to 127 as of memprof record; 130 interrupted. Where the job fails by itself, its
     own.
     """
-    wish = partial(wish_of(**asked), is_checked=True)
+    search_request = partial(read_search_request(**asked), is_checked=True)
     target = find_target(words, is_module=is_module, is_command=ctx.meta["is_command"], verb="fit")
     from memprof.launch.fit.fit import fit as find_fit
     from memprof.launch.fit.outputs import claim_outputs
@@ -137,7 +137,7 @@ def fit(
     request = Request(
         target=target,
         outputs=claim_outputs(output, target.stem, force=force),
-        wish=wish,
+        search_request=search_request,
         skip=skip,
         steps=steps,
         stop=stop,
@@ -162,20 +162,20 @@ def fit(
     return _status_of(found)
 
 
-def _search(trace: Trace, wish: Wish) -> Suggestion:
+def _search(trace: Trace, search_request: SearchRequest) -> Suggestion:
     from memprof.analysis.plans.basis import basis_of
     from memprof.analysis.plans.suggest import suggest
     from memprof.cli.progress import SearchBar
 
-    with SearchBar(wish) as bar:
-        return suggest(trace, basis_of(trace), wish, bar.add)
+    with SearchBar(search_request) as bar:
+        return suggest(trace, basis_of(trace), search_request, bar.add)
 
 
 def _say(sentence: str) -> None:
     print(f"memprof: {sentence}", file=sys.stderr, flush=True)
 
 
-def _status_of(found: Fit) -> int:
+def _status_of(found: FitResult) -> int:
     """Returns the status that says what came of it; where the job failed by itself, ends as the job did."""
     if found.returncode:
         from memprof.launch.parent.parent import leave_like

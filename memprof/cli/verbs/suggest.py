@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from memprof.cli.options.search_options import wish_of, wish_options
+from memprof.cli.options.search_options import read_search_request, search_options
 from memprof.cli.options.size_options import AskedSize, size_options
 from memprof.emit.registry import TARGETS
 from memprof.errors import MemprofError, UsageError
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from memprof.analysis.plans.dry_check_results import Checked
     from memprof.analysis.plans.suggest import Suggestion
-    from memprof.planners.search.explore import Wish
-    from memprof.planners.search.tried import Tried
+    from memprof.planners.search.explore import SearchRequest
+    from memprof.planners.search.tried import Candidate
     from memprof.trace.store import Trace
 
 
@@ -37,7 +37,7 @@ Examples:
   memprof suggest run.memprof --compare"""
 )
 @click.argument("trace", type=click.Path(), metavar="TRACE")
-@wish_options
+@search_options
 @click.option("--world-size", type=click.IntRange(min=1), default=1, metavar="N", help="Ranks that shards divide by.")
 @click.option(
     "--planner", default="auto", metavar="NAME", help="How modules are chosen; auto looks everywhere.  [default: auto]"
@@ -156,13 +156,13 @@ def suggest(
         show_comparison(opened, step_number, float(asked["time_limit"]), is_json=is_json)
         return 0
     machine = find_machine(asked["machine"]) if asked["machine"] else None
-    wish = wish_of(**asked)
+    search_request = read_search_request(**asked)
     if devices:
         from memprof.analysis.plans.basis import basis_of
         from memprof.cli.pages.devices_page import show_devices
 
         basis = basis_of(opened, step_number, machine)
-        return show_devices(basis, str(opened.path), wish, machine, written, is_json=is_json)
+        return show_devices(basis, str(opened.path), search_request, machine, written, is_json=is_json)
     if maximise:
         from memprof.analysis.plans.basis import basis_of
         from memprof.cli.pages.largest_page import show_largest
@@ -171,7 +171,7 @@ def suggest(
         status = show_largest(
             [basis_of(trace, step_number, machine) for trace in (opened, *others)],
             str(opened.path),
-            wish,
+            search_request,
             maximise,
             written,
             is_json=is_json,
@@ -184,9 +184,9 @@ def suggest(
         from memprof.policies.compile.measured import policies_of_compiled
 
         if step_number is None and opened.recorded_steps and not has_whole_step(opened):
-            return _show_partial(opened, wish, is_json=is_json)
+            return _show_partial(opened, search_request, is_json=is_json)
         basis = size.basis(basis_of(opened, step_number, machine), opened, machine, step_number)
-        asked_for = wish(
+        asked_for = search_request(
             basis.peak_bytes,
             world_size=world_size,
             planner=planner,
@@ -195,9 +195,9 @@ def suggest(
             is_checked=check is not None,
         )
 
-        def searched(wish: Wish) -> Suggestion:
-            with SearchBar(wish) as bar:
-                return search(opened, basis, wish, bar.add)
+        def searched(search_request: SearchRequest) -> Suggestion:
+            with SearchBar(search_request) as bar:
+                return search(opened, basis, search_request, bar.add)
 
         found, checked = searched(asked_for), None
         if check is not None:
@@ -207,7 +207,7 @@ def suggest(
 
 
 def _check(
-    found: Suggestion, most: int, search: Callable[[Wish], Suggestion]
+    found: Suggestion, most: int, search: Callable[[SearchRequest], Suggestion]
 ) -> tuple[Suggestion, tuple[Checked, ...]]:
     """Dry-runs the job under the best plans; where it cannot be dry-run, that is a warning, and plans need more room.
 
@@ -234,17 +234,17 @@ def _check(
         why = next((one.reason for one in checked), "")
         if not why or any(one.fits is not None or one.reason == INTERRUPTED for one in checked):
             return found, checked
-    unchecked = search(dataclasses.replace(found.answer.wish, is_checked=False))
+    unchecked = search(dataclasses.replace(found.answer.search_request, is_checked=False))
     return dataclasses.replace(unchecked, warnings=(*unchecked.warnings, f"no plan was checked: {why}")), ()
 
 
-def _show_partial(opened: Trace, wish: Callable[..., Wish], *, is_json: bool) -> int:
+def _show_partial(opened: Trace, search_request: Callable[..., SearchRequest], *, is_json: bool) -> int:
     """Says what a recording without a whole step tells; returns the exit code."""
     from memprof.analysis.plans.partial_step import examine_partial
     from memprof.cli.pages.partial_page import show_partial
 
     found = examine_partial(opened)
-    return show_partial(found, wish(found.least_bytes).budget_bytes, is_json=is_json)
+    return show_partial(found, search_request(found.least_bytes).budget_bytes, is_json=is_json)
 
 
 def _show(
@@ -264,7 +264,7 @@ def _show(
 
     if explained is not None and explained > len(found.plans):
         raise UsageError(f"There is no plan {explained}: {len(found.plans)} kinds of plans fit.")
-    chosen: Tried | None = found.plans[explained - 1] if explained is not None else found.answer.best
+    chosen: Candidate | None = found.plans[explained - 1] if explained is not None else found.answer.best
     if checked:
         kept = worth_keeping(checked)
         chosen = next((one for one in found.plans if kept is not None and one.plan == kept.plan), None)

@@ -61,7 +61,7 @@ def check_plans(
         except EndedError:
             outcome, runs = _INTERRUPTED, most
         runs += outcome.was_started
-        budget_bytes = found.answer.wish.budget_bytes
+        budget_bytes = found.answer.search_request.budget_bytes
         upper_bytes = one.interval.most_bytes
         checked.append(Checked(one.plan, one.peak_bytes, budget_bytes, outcome.peak_bytes, outcome.reason, upper_bytes))
     return tuple(checked)

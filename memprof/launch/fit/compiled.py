@@ -8,7 +8,7 @@ from pathlib import Path
 
 from memprof.analysis.plans.suggest import Suggestion
 from memprof.launch.fit.attempt import Attempt
-from memprof.launch.fit.request import Fit
+from memprof.launch.fit.request import FitResult
 from memprof.policies.base import Policy
 from memprof.policies.compile.policy import Compile
 from memprof.policies.loss.policy import ChunkedLoss
@@ -21,7 +21,7 @@ from memprof.trace.store import Trace
 _BUDGETS = (1.0, 0.5, 0.2)
 
 
-def compiled_plans(found: Fit) -> Iterator[Plan]:
+def compiled_plans(found: FitResult) -> Iterator[Plan]:
     """Yields the plans to run with the whole model compiled, each while those before did not fit.
 
     Precision and chunked loss of the best plan so far are kept: the compiler has no say in them.

@@ -17,7 +17,7 @@ from memprof.launch.fit.candidates import Candidates
 from memprof.launch.fit.compiled import compiled_plans, measured_plan
 from memprof.launch.fit.outputs import discard
 from memprof.launch.fit.rehearsal import Rehearsal
-from memprof.launch.fit.request import Fit, Request
+from memprof.launch.fit.request import FitResult, Request
 from memprof.launch.fit.sentences import (
     INTERRUPTED,
     announce,
@@ -32,16 +32,16 @@ from memprof.launch.fit.sentences import (
 from memprof.launch.parent.parent import ENDING, Recorded, run_recorded
 from memprof.launch.parent.settings import Settings
 from memprof.launch.parent.target import CannotStartError
-from memprof.planners.search.explore import Wish
+from memprof.planners.search.explore import SearchRequest
 from memprof.policies.plan.plan import Plan
 from memprof.policies.plan.plan_file import write_plan
 from memprof.trace.store import Trace
 
 #: Searches for plans: the recording, and what is asked for.
-Search = Callable[[Trace, Wish], Suggestion]
+Search = Callable[[Trace, SearchRequest], Suggestion]
 
 
-def fit(request: Request, search: Search, say: Callable[[str], None]) -> Fit:
+def fit(request: Request, search: Search, say: Callable[[str], None]) -> FitResult:
     """Finds a plan under which a job is measured to stay within a budget.
 
     The plan is written when a run under it has stayed within the budget, and not before. A run above the budget
@@ -58,7 +58,7 @@ def fit(request: Request, search: Search, say: Callable[[str], None]) -> Fit:
         InconclusiveError: Nothing was recorded of the job, or no step of it to its end.
         MemprofError: The job cannot be started.
     """
-    found = Fit(request)
+    found = FitResult(request)
     try:
         _fit(found, search, say)
     except KeyboardInterrupt:
@@ -73,7 +73,7 @@ def fit(request: Request, search: Search, say: Callable[[str], None]) -> Fit:
     return found
 
 
-def _fit(found: Fit, search: Search, say: Callable[[str], None]) -> None:
+def _fit(found: FitResult, search: Search, say: Callable[[str], None]) -> None:
     request = found.request
     say(f"recording {request.target.name} as it is")
     done = _run(request, request.outputs.run, None)
@@ -86,8 +86,8 @@ def _fit(found: Fit, search: Search, say: Callable[[str], None]) -> None:
     trace = Trace.open(done.output)
     found.recorded = measure(trace)
     trace = trace.rank_trace(found.recorded.rank)
-    wish = request.wish(found.recorded.peak_bytes)
-    found.budget_bytes = wish.budget_bytes
+    search_request = request.search_request(found.recorded.peak_bytes)
+    found.budget_bytes = search_request.budget_bytes
     found.least_bytes = found.recorded.peak_bytes
     if found.is_met:
         return
@@ -95,7 +95,7 @@ def _fit(found: Fit, search: Search, say: Callable[[str], None]) -> None:
         found.returncode = done.returncode
         found.reason = describe_dry_fit(found)
         return
-    first = _searched(search, trace, wish)
+    first = _searched(search, trace, search_request)
     found.warnings = first.warnings
     candidates = Candidates(first.answer, lambda tighter: _searched(search, trace, tighter).answer)
     _try_plans(found, candidates, first, say)
@@ -105,7 +105,7 @@ def _fit(found: Fit, search: Search, say: Callable[[str], None]) -> None:
         found.reason = why_none(found, first)
 
 
-def _dry_run_instead(found: Fit, done: Recorded, say: Callable[[str], None]) -> bool:
+def _dry_run_instead(found: FitResult, done: Recorded, say: Callable[[str], None]) -> bool:
     """Takes the dry run of a job that ran out of memory for its recording; returns whether there is one."""
     request = found.request
     if request.dry_window is None or not done.verdict.post_mortem:
@@ -125,19 +125,19 @@ def _dry_run_instead(found: Fit, done: Recorded, say: Callable[[str], None]) -> 
     return True
 
 
-def _searched(search: Search, trace: Trace, wish: Wish) -> Suggestion:
+def _searched(search: Search, trace: Trace, search_request: SearchRequest) -> Suggestion:
     """Searches; an interruption, which a search takes for its own end, ends all of it.
 
     Raises:
         KeyboardInterrupt: The search was interrupted.
     """
-    suggestion = search(trace, wish)
+    suggestion = search(trace, search_request)
     if suggestion.answer.was_interrupted:
         raise KeyboardInterrupt
     return suggestion
 
 
-def _try_plans(found: Fit, candidates: Candidates, first: Suggestion, say: Callable[[str], None]) -> None:
+def _try_plans(found: FitResult, candidates: Candidates, first: Suggestion, say: Callable[[str], None]) -> None:
     request = found.request
     rehearsal = Rehearsal(found, first.manifest, say)
     verified = 0
@@ -173,8 +173,8 @@ def _try_plans(found: Fit, candidates: Candidates, first: Suggestion, say: Calla
             candidates.note_above(one, attempt.measured.peak_bytes)
 
 
-def _try_compiled(found: Fit, first: Suggestion, say: Callable[[str], None]) -> None:
-    slowdown = first.answer.wish.most_slowdown
+def _try_compiled(found: FitResult, first: Suggestion, say: Callable[[str], None]) -> None:
+    slowdown = first.answer.search_request.most_slowdown
     slowest_us = math.inf if slowdown is None else (1 + slowdown) * first.answer.recorded.step_time_us
     outputs = found.request.outputs
     for plan in compiled_plans(found):
@@ -191,7 +191,7 @@ def _try_compiled(found: Fit, first: Suggestion, say: Callable[[str], None]) -> 
             _keep_if_best(found, attempt)
 
 
-def _attempt(found: Fit, plan: Plan) -> Attempt:
+def _attempt(found: FitResult, plan: Plan) -> Attempt:
     """Runs the job under a plan."""
     request = found.request
     done = _run(request, request.outputs.attempt, plan)
@@ -231,7 +231,7 @@ def _run(request: Request, output: Path, plan: Plan | None) -> Recorded:
     return done
 
 
-def _keep_if_best(found: Fit, attempt: Attempt) -> None:
+def _keep_if_best(found: FitResult, attempt: Attempt) -> None:
     """Writes a plan that was verified, unless one that was is faster."""
     if found.best is not None and not _time_of(attempt) < _time_of(found.best):
         return

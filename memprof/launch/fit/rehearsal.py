@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from memprof.analysis.plans.dry_check_results import describe_difference
 from memprof.launch.dry.dry_job import dry_run, find_recorded_device
-from memprof.launch.fit.request import Fit
+from memprof.launch.fit.request import FitResult
 from memprof.launch.parent.target import CannotStartError
 from memprof.policies.plan.plan import Plan
 from memprof.trace.manifest import Manifest
@@ -23,7 +23,7 @@ class Rehearsal:
     alone decide, and a sentence says so once.
     """
 
-    def __init__(self, found: Fit, manifest: Manifest, say: Callable[[str], None]) -> None:
+    def __init__(self, found: FitResult, manifest: Manifest, say: Callable[[str], None]) -> None:
         """Runs nothing yet.
 
         Args:

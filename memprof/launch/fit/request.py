@@ -9,7 +9,7 @@ from memprof.launch.fit.attempt import Attempt, Measured
 from memprof.launch.fit.outputs import Outputs
 from memprof.launch.parent.settings import DryWindow
 from memprof.launch.parent.target import Target
-from memprof.planners.search.explore import Wish
+from memprof.planners.search.explore import SearchRequest
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Request:
     Attributes:
         target: The job.
         outputs: Where everything goes.
-        wish: Makes what is asked of a search, of the peak that was recorded.
+        search_request: Makes what is asked of a search, of the peak that was recorded.
         skip: Steps to let pass in each run.
         steps: Steps to record in each run.
         stop: End each run after the recorded steps.
@@ -31,7 +31,7 @@ class Request:
 
     target: Target
     outputs: Outputs
-    wish: Callable[[int], Wish]
+    search_request: Callable[[int], SearchRequest]
     skip: int = 2
     steps: int = 3
     stop: bool = True
@@ -42,7 +42,7 @@ class Request:
 
 
 @dataclass
-class Fit:
+class FitResult:
     """What came of it.
 
     Attributes:

@@ -6,10 +6,10 @@ from memprof.analysis.diff.budget import BudgetVerdict
 from memprof.analysis.plans.dry_check_results import describe_difference
 from memprof.analysis.plans.suggest import Suggestion, describe_least
 from memprof.launch.fit.attempt import Attempt
-from memprof.launch.fit.request import Fit
+from memprof.launch.fit.request import FitResult
 from memprof.launch.outcome.verdict import describe_status
 from memprof.launch.parent.parent import Recorded
-from memprof.planners.search.tried import Tried
+from memprof.planners.search.tried import Candidate
 from memprof.policies.plan.plan import Plan
 from memprof.units import format_bytes
 
@@ -31,7 +31,7 @@ def describe_failure_under_plan(done: Recorded) -> str:
     return f"the job failed under it, and does not without it: {describe_status(done.returncode)}."
 
 
-def announce(plan: Plan, one: Tried) -> str:
+def announce(plan: Plan, one: Candidate) -> str:
     """Says that a plan is being tried."""
     return f"trying {plan.describe()}, predicted peak {format_bytes(one.peak_bytes)}"
 
@@ -41,7 +41,7 @@ def describe_dry_baseline(done: Recorded) -> str:
     return f"the job ran out of memory, {describe_status(done.returncode)}: its dry run is the baseline"
 
 
-def describe_dry_fit(found: Fit) -> str:
+def describe_dry_fit(found: FitResult) -> str:
     """Says that a job ran out of memory though its dry run is within the budget."""
     peak = format_bytes(0 if found.recorded is None else found.recorded.peak_bytes)
     return (
@@ -67,7 +67,7 @@ def describe_attempt(attempt: Attempt) -> str:
     return BudgetVerdict(attempt.plan.budget_bytes, attempt.measured.peak_bytes).describe()
 
 
-def why_none(found: Fit, first: Suggestion) -> str:
+def why_none(found: FitResult, first: Suggestion) -> str:
     """Says why no plan was kept: what came nearest, and what would help.
 
     Args:

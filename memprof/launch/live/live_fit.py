@@ -22,8 +22,8 @@ from memprof.launch.live.observed import Observed
 from memprof.launch.live.policies import plan_for
 from memprof.launch.live.step_ends import StepEnds
 from memprof.machines.budget import parse_budget
-from memprof.planners.search.explore import Answer, Wish, explore
-from memprof.planners.search.tried import Tried
+from memprof.planners.search.explore import SearchRequest, SearchResult, explore
+from memprof.planners.search.tried import Candidate
 from memprof.policies.plan.plan import Plan
 from memprof.policies.runtime.job import Job
 
@@ -83,7 +83,7 @@ class LiveFit:
         self._recorded_bytes = 0
         self._budget_bytes = 0
         self._candidates: Candidates | None = None
-        self._chosen: Tried | None = None
+        self._chosen: Candidate | None = None
         self._attempts = 0
         self._least: tuple[int, str] = (0, "")
         self._watch: DevicePeak | None = None
@@ -159,20 +159,20 @@ class LiveFit:
             self._end(sentences.job_fits(measured.peak_bytes, self._budget_bytes, device.type))
             return
         self._basis = basis
-        wish = Wish(
+        search_request = SearchRequest(
             budget_bytes=self._budget_bytes,
             allow=self._policies,
             most_slowdown=self._most_slowdown,
             time_limit_s=self._time_limit_s,
         )
-        first = self._search(wish)
+        first = self._search(search_request)
         self._least = (first.least.peak_bytes, first.least.plan.describe())
         self._candidates = Candidates(first, self._search)
         self._apply_next()
 
-    def _search(self, wish: Wish) -> Answer:
+    def _search(self, search_request: SearchRequest) -> SearchResult:
         assert self._basis is not None  # planning begins with it
-        answer = explore(self._basis.step, wish, others=self._basis.others)
+        answer = explore(self._basis.step, search_request, others=self._basis.others)
         if answer.was_interrupted:
             raise KeyboardInterrupt  # a search takes it for its own end; here it is meant for the training
         return answer

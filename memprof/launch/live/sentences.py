@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memprof.analysis.diff.budget import BudgetVerdict
-from memprof.planners.search.tried import Tried
+from memprof.planners.search.tried import Candidate
 from memprof.units import format_bytes
 
 LEFT_TO_MEMPROF = "make_fit leaves the job as it is while memprof record or memprof fit runs it."
@@ -20,7 +20,7 @@ def job_fits(peak_bytes: int, budget_bytes: int, device_type: str) -> str:
     return f"make_fit: the job fits as it is, its peak of {peak} is within {budget}.{_what_is_watched(device_type)}"
 
 
-def plan_applied(one: Tried, budget_bytes: int, recorded_bytes: int, recorded_us: float) -> str:
+def plan_applied(one: Candidate, budget_bytes: int, recorded_bytes: int, recorded_us: float) -> str:
     """Says what a plan is predicted to do.
 
     Args:
@@ -46,7 +46,7 @@ def plan_held(measured_bytes: int, predicted_bytes: int, budget_bytes: int, devi
     )
 
 
-def plan_did_not_hold(one: Tried, measured_bytes: int, budget_bytes: int) -> str:
+def plan_did_not_hold(one: Candidate, measured_bytes: int, budget_bytes: int) -> str:
     """Says that the job needs more than the budget under the plan in force."""
     over = BudgetVerdict(budget_bytes, measured_bytes).describe()
     return (

@@ -6,7 +6,7 @@ did, and more. So the planners that use this choose what to try without looking 
 
 from __future__ import annotations
 
-from memprof.planners.base import Found, Task
+from memprof.planners.base import ScheduleRequest, ScheduleResult
 from memprof.planners.graph.bounds import needed_bytes
 from memprof.planners.graph.moves import Moves
 from memprof.planners.graph.replay import Replay
@@ -25,7 +25,7 @@ class Choices:
         is_cut_short: The time was up before all were tried.
     """
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: ScheduleRequest) -> None:
         """Begins with the step as it was recorded."""
         self._task = task
         self._best: tuple[float, int, int] | None = None
@@ -42,9 +42,9 @@ class Choices:
         """Whether the step fits as it is."""
         return self.recorded_bytes <= self._task.budget_bytes
 
-    def met(self) -> Found:
+    def met(self) -> ScheduleResult:
         """Answers a budget that the step keeps as it is."""
-        return Found(
+        return ScheduleResult(
             "optimal",
             f"The step's peak of {format_bytes(self.recorded_bytes)} is within the budget as it is.",
             runs=as_recorded(self._task.graph),
@@ -73,10 +73,10 @@ class Choices:
             self._best, self._runs, self._moves, self._how = rank, done.runs, moves, how
             self._stall_us = done.stall_us
 
-    def found(self) -> Found:
+    def found(self) -> ScheduleResult:
         """Answers with the best of all that were tried."""
         if self._runs is not None:
-            return Found(
+            return ScheduleResult(
                 "time limit" if self.is_cut_short else "found",
                 f"Of {self.tried} schedules tried, the fastest that fits {self._how}."
                 + (" The time was up before all were tried." if self.is_cut_short else ""),
@@ -87,13 +87,13 @@ class Choices:
             )
         bound = needed_bytes(self._task.graph)
         if self._task.budget_bytes < bound:
-            return Found(
+            return ScheduleResult(
                 "infeasible",
                 f"One operator alone needs {format_bytes(bound)} around it, which no schedule changes; the smallest "
                 f"budget this planner has a schedule for is {format_bytes(self.least_bytes)}.",
                 least_bytes=self.least_bytes,
             )
-        return Found(
+        return ScheduleResult(
             "time limit" if self.is_cut_short else "nothing found",
             f"Of {self.tried} schedules tried, the smallest has a peak of {format_bytes(self.least_bytes)}."
             + (" The time was up before all were tried." if self.is_cut_short else ""),

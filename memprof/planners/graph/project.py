@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from memprof.planners.base import Found
+from memprof.planners.base import ScheduleResult
 from memprof.planners.graph.graph import Graph
 from memprof.planners.search.groups import Group
-from memprof.planners.search.tried import Tried
+from memprof.planners.search.tried import Candidate
 from memprof.planners.search.workbench import Workbench
 from memprof.policies.base import Policy
 from memprof.policies.checkpoint.policy import Checkpoint
@@ -45,7 +45,9 @@ class _Choice:
         )
 
 
-def project(bench: Workbench, graph: Graph, found: Found, groups: Sequence[Group], budget_bytes: int) -> Tried | None:
+def project(
+    bench: Workbench, graph: Graph, found: ScheduleResult, groups: Sequence[Group], budget_bytes: int
+) -> Candidate | None:
     """Chooses modules as a schedule treats what they keep, and replays that.
 
     A schedule drops or moves values one by one; policies speak of whole modules. Those are chosen of which the
@@ -85,7 +87,7 @@ def project(bench: Workbench, graph: Graph, found: Found, groups: Sequence[Group
     return best
 
 
-def _replayed(bench: Workbench, chosen: Sequence[_Choice]) -> Tried | None:
+def _replayed(bench: Workbench, chosen: Sequence[_Choice]) -> Candidate | None:
     again = tuple(choice.name for choice in chosen if not choice.is_moved)
     moved = tuple(choice.name for choice in chosen if choice.is_moved)
     policies: list[Policy] = [Checkpoint(again)] if again else []
@@ -94,7 +96,7 @@ def _replayed(bench: Workbench, chosen: Sequence[_Choice]) -> Tried | None:
     return bench.try_plan(*policies)
 
 
-def _choices(step: Step, graph: Graph, found: Found, groups: Sequence[Group]) -> list[_Choice]:
+def _choices(step: Step, graph: Graph, found: ScheduleResult, groups: Sequence[Group]) -> list[_Choice]:
     """Returns, for each module, how much of what is made in it and saved a schedule makes again or moves."""
     assert found.runs is not None
     is_again: Bools = np.bincount(found.runs, minlength=graph.ops)[graph.value_op] > 1

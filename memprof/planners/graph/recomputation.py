@@ -22,7 +22,7 @@ def gone_after_forward(graph: Graph) -> Bools:
     return gone
 
 
-class Remaking:
+class Recomputation:
     """The operators that run again for a growing set of dropped values, each of them once.
 
     What another value adds can only shrink as values are dropped: operators that run again anyway cost nothing more.

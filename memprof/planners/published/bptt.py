@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from memprof.planners.base import Found, Planner, Task
+from memprof.planners.base import Planner, ScheduleRequest, ScheduleResult
 from memprof.planners.graph.bounds import needed_bytes
 from memprof.planners.graph.graph import Graph
 from memprof.planners.graph.schedule import as_recorded, replay
@@ -120,13 +120,13 @@ class Bptt(Planner):
     source: ClassVar[str] = "Gruslys et al. 2016, sections 3.1 (hidden states) and 3.3 (mixed)"
     summary: ClassVar[str] = "keeps some states of recurrent steps or equal layers, by an optimal table"
 
-    def search(self, task: Task) -> Found:
+    def search(self, task: ScheduleRequest) -> ScheduleResult:
         """Looks for the fastest schedule within the budget."""
         graph = task.graph
         recorded = as_recorded(graph)
         least = replay(graph, recorded).peak_bytes
         if least <= task.budget_bytes:
-            return Found("optimal", "The step fits as it was recorded.", recorded)
+            return ScheduleResult("optimal", "The step fits as it was recorded.", recorded)
         needed = needed_bytes(graph)
         best_us, best = np.inf, None
         parts = [part for line in lines_of(graph, most_stages=_MOST_STAGES) if (part := _repeated(graph, line))]
@@ -138,15 +138,17 @@ class Bptt(Planner):
         is_late = task.is_late()
         if best is not None:
             reason = "The fastest schedule of its repeated part that fits" + (" of those tried." if is_late else ".")
-            return Found("time limit" if is_late else "found", reason, best, least_bytes=least)
+            return ScheduleResult("time limit" if is_late else "found", reason, best, least_bytes=least)
         if needed > task.budget_bytes:
             reason = f"One operator with all it reads and makes comes to {needed} bytes."
-            return Found("infeasible", reason, least_bytes=least)
+            return ScheduleResult("infeasible", reason, least_bytes=least)
         if is_late:
-            return Found("time limit", "Time ran out before any schedule fitted.", least_bytes=least)
+            return ScheduleResult("time limit", "Time ran out before any schedule fitted.", least_bytes=least)
         if not parts:
-            return Found("nothing found", "No part of the step repeats.", least_bytes=least)
-        return Found("nothing found", "However few of its states are kept, the step does not fit.", least_bytes=least)
+            return ScheduleResult("nothing found", "No part of the step repeats.", least_bytes=least)
+        return ScheduleResult(
+            "nothing found", "However few of its states are kept, the step does not fit.", least_bytes=least
+        )
 
 
 def _schedules(graph: Graph, parts: list[_Repeated], is_late: Callable[[], bool]) -> Iterator[Ints]:

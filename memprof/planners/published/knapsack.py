@@ -8,11 +8,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from memprof.planners.base import Found, Planner, Task
+from memprof.planners.base import Planner, ScheduleRequest, ScheduleResult
 from memprof.planners.graph.choices import Choices
 from memprof.planners.graph.demand import Demand
 from memprof.planners.graph.graph import Graph
-from memprof.planners.graph.recomputation import Remaking, gone_after_forward
+from memprof.planners.graph.recomputation import Recomputation, gone_after_forward
 from memprof.planners.graph.schedule import replay
 from memprof.trace.schema import NONE, Bools, Floats, Ints
 
@@ -52,7 +52,7 @@ class Knapsack(Planner):
     )
     summary: ClassVar[str] = "keeps the saved tensors that cost most to make again, as many as go into a knapsack"
 
-    def search(self, task: Task) -> Found:
+    def search(self, task: ScheduleRequest) -> ScheduleResult:
         """Solves the knapsack for a list of sizes and takes the fastest schedule that fits."""
         choices = Choices(task)
         if choices.is_met:
@@ -86,7 +86,7 @@ def items_of(graph: Graph, *, is_together: bool) -> Items:
     _, first, item = np.unique(key, return_index=True, return_inverse=True)
     size = np.zeros(len(first), dtype=np.int64)
     np.add.at(size, item, graph.value_bytes[saved])
-    remaking = Remaking(graph)
+    remaking = Recomputation(graph)
     cost = np.array([remaking.added_us(value) for value in saved[first].tolist()], dtype=np.float64)
     item_of_value = np.full(graph.values, NONE)
     item_of_value[saved] = item

@@ -9,11 +9,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from memprof.planners.base import Found, Planner, Task
+from memprof.planners.base import Planner, ScheduleRequest, ScheduleResult
 from memprof.planners.graph.choices import Choices
 from memprof.planners.graph.demand import Demand
 from memprof.planners.graph.graph import Graph
-from memprof.planners.graph.recomputation import Remaking, idle_between
+from memprof.planners.graph.recomputation import Recomputation, idle_between
 from memprof.planners.graph.replay import Replay
 from memprof.planners.graph.schedule import as_recorded, replay
 from memprof.trace.schema import Bools, Ints
@@ -44,7 +44,7 @@ class Selective(Planner):
     )
     summary: ClassVar[str] = "keeps the outputs of expensive operators and drops those that are large and cheap"
 
-    def search(self, task: Task) -> Found:
+    def search(self, task: ScheduleRequest) -> ScheduleResult:
         """Drops values one by one and takes the fastest schedule that fits."""
         choices = Choices(task)
         if choices.is_met:
@@ -140,7 +140,7 @@ class _Order:
     """Values in the order of what making them again costs for each byte, while values are dropped."""
 
     def __init__(self, graph: Graph) -> None:
-        self.remaking = Remaking(graph)
+        self.remaking = Recomputation(graph)
         self._bytes: Ints = np.maximum(graph.value_bytes, 1)
         # Known until dropping another value changes it.
         self._ratio: dict[int, float] = {}

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from memprof.planners.base import Found, Planner, Task
+from memprof.planners.base import Planner, ScheduleRequest, ScheduleResult
 from memprof.planners.graph.choices import Choices
 from memprof.planners.graph.cuts import Cuts, cut_points, narrow_cuts
 from memprof.planners.graph.graph import Graph
@@ -38,7 +38,7 @@ class Sqrt(Planner):
     )
     summary: ClassVar[str] = "cuts forward into √N segments, keeps what passes between them and makes the rest again"
 
-    def search(self, task: Task) -> Found:
+    def search(self, task: ScheduleRequest) -> ScheduleResult:
         """Tries every form and takes the fastest that fits."""
         choices = Choices(task)
         if choices.is_met:

@@ -8,13 +8,13 @@ from typing import ClassVar
 
 import numpy as np
 
-from memprof.planners.base import Found, Planner, Task
+from memprof.planners.base import Planner, ScheduleRequest, ScheduleResult
 from memprof.planners.graph.choices import Choices
 from memprof.planners.graph.demand import Demand
 from memprof.planners.graph.graph import Graph
 from memprof.planners.graph.idle import Away, Windows
 from memprof.planners.graph.moves import needed_runs, waits_us
-from memprof.planners.graph.recomputation import Remaking, idle_between
+from memprof.planners.graph.recomputation import Recomputation, idle_between
 from memprof.planners.graph.schedule import as_recorded, replay
 from memprof.planners.published.selective import around, cheapest_first
 from memprof.trace.schema import Ints
@@ -45,13 +45,13 @@ class SwapOut(Planner):
     )
     summary: ClassVar[str] = "moves what is idle to host memory and back, and makes again what that is cheaper for"
 
-    def search(self, task: Task) -> Found:
+    def search(self, task: ScheduleRequest) -> ScheduleResult:
         """Moves or drops values one by one and takes the fastest schedule that fits."""
         choices = Choices(task)
         if choices.is_met:
             return choices.met()
         if task.link_bytes_per_us <= 0:
-            return Found(
+            return ScheduleResult(
                 "nothing found",
                 "The bandwidth between the device and host memory is not known, so nothing can be moved there.",
                 least_bytes=choices.recorded_bytes,
@@ -66,7 +66,7 @@ class SwapOut(Planner):
         return choices.found()
 
 
-def _starts(task: Task) -> Iterator[tuple[_State, int]]:
+def _starts(task: ScheduleRequest) -> Iterator[tuple[_State, int]]:
     """Lists where the search begins, with the number of schedules that are tried from there.
 
     First from the step as it was recorded. What is dropped on the way may be in the way later, for it takes memory
@@ -87,12 +87,14 @@ def _starts(task: Task) -> Iterator[tuple[_State, int]]:
 class _State:
     """What is moved and what is dropped so far, and the schedule that comes of it."""
 
-    def __init__(self, task: Task, most_tried: int, *, may_drop: bool = True, dropped: Sequence[int] = ()) -> None:
+    def __init__(
+        self, task: ScheduleRequest, most_tried: int, *, may_drop: bool = True, dropped: Sequence[int] = ()
+    ) -> None:
         self._may_drop = may_drop
         self._graph = task.graph
         self._link = task.link_bytes_per_us
         self._demand = Demand(task.graph)
-        self._remaking = Remaking(task.graph)
+        self._remaking = Recomputation(task.graph)
         self._saved = task.graph.is_saved()
         self._idle = idle_between(task.graph)
         self._gaps = _gaps(task.graph)

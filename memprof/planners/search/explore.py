@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from memprof.planners.base import Task
+from memprof.planners.base import ScheduleRequest
 from memprof.planners.graph.graph import graph_of
 from memprof.planners.graph.project import project
 from memprof.planners.graph.schedule import replay
@@ -17,7 +17,7 @@ from memprof.planners.search.frames import find_frames
 from memprof.planners.search.groups import find_groups
 from memprof.planners.search.learned import Learned
 from memprof.planners.search.select import Selection
-from memprof.planners.search.tried import Tried
+from memprof.planners.search.tried import Candidate
 from memprof.planners.search.workbench import Workbench, allowed_names, rank
 from memprof.policies.base import Policy
 from memprof.policies.compile.policy import Compile
@@ -33,7 +33,7 @@ _MOST_HELD = 6
 
 
 @dataclass(frozen=True)
-class Wish:
+class SearchRequest:
     """What is asked for.
 
     Attributes:
@@ -63,14 +63,14 @@ class Wish:
     is_checked: bool = False
     learned: Learned = field(default_factory=Learned)
 
-    def needed(self, one: Tried) -> int:
+    def needed(self, one: Candidate) -> int:
         """Returns the bytes that a plan has to fit with: the upper end of its interval, unless plans are checked."""
         predicted = one.peak_bytes if self.is_checked else one.interval.most_bytes
         return predicted + self.learned.expected(one.policies)
 
 
 @dataclass(frozen=True)
-class Scheduled:
+class ScheduleSummary:
     """A schedule of operators: what could be done if each could be run again by itself.
 
     Attributes:
@@ -89,11 +89,11 @@ class Scheduled:
 
 
 @dataclass(frozen=True)
-class Answer:
+class SearchResult:
     """What a search found.
 
     Attributes:
-        wish: What was asked for.
+        search_request: What was asked for.
         recorded: The step as it is.
         fitting: Plans within the budget and the slowdown, the fastest first.
         others: Plans that are not, those nearest to the budget first.
@@ -106,27 +106,30 @@ class Answer:
         schedule: What the planner that was asked for makes of the step's operators; None for ``auto``.
     """
 
-    wish: Wish
-    recorded: Tried
-    fitting: tuple[Tried, ...]
-    others: tuple[Tried, ...]
+    search_request: SearchRequest
+    recorded: Candidate
+    fitting: tuple[Candidate, ...]
+    others: tuple[Candidate, ...]
     refused: tuple[tuple[str, str], ...]
-    least: Tried
+    least: Candidate
     was_stopped: bool
     tried: int
     took_s: float
     was_interrupted: bool = False
-    schedule: Scheduled | None = None
+    schedule: ScheduleSummary | None = None
 
     @property
-    def best(self) -> Tried | None:
+    def best(self) -> Candidate | None:
         """The fastest plan that fits."""
         return self.fitting[0] if self.fitting else None
 
 
 def explore(
-    step: Step, wish: Wish, report: Callable[[Tried], None] = lambda _: None, others: tuple[Step, ...] = ()
-) -> Answer:
+    step: Step,
+    search_request: SearchRequest,
+    report: Callable[[Candidate], None] = lambda _: None,
+    others: tuple[Step, ...] = (),
+) -> SearchResult:
     """Searches for the fastest plans whose peak is within a budget.
 
     Every plan is replayed as a whole on the recorded steps; savings are never added up. Combinations of the policies
@@ -137,7 +140,7 @@ def explore(
 
     Args:
         step: The recorded step that modules are chosen on.
-        wish: What is asked for.
+        search_request: What is asked for.
         report: Called with each plan that was replayed.
         others: Other recorded steps, whose peaks under a plan count as well.
 
@@ -145,113 +148,117 @@ def explore(
         PolicyError: A policy is named that there is not.
     """
     started = time.monotonic()
-    allowed = allowed_names(wish.allow, wish.forbid, DEFAULT_POLICIES)
-    deadline = started + wish.time_limit_s
-    bench = Workbench(step, deadline=deadline, report=report, others=others, needed=wish.needed)
+    allowed = allowed_names(search_request.allow, search_request.forbid, DEFAULT_POLICIES)
+    deadline = started + search_request.time_limit_s
+    bench = Workbench(step, deadline=deadline, report=report, others=others, needed=search_request.needed)
     recorded = bench.try_plan()
     assert recorded is not None  # no policy, no refusal
     schedule, was_interrupted = None, False
-    if recorded.peak_bytes > wish.budget_bytes:
+    if recorded.peak_bytes > search_request.budget_bytes:
         try:
-            for policies in _compiled(wish):
+            for policies in _compiled(search_request):
                 bench.try_plan(*policies)
-            if wish.planner == "auto":
-                frames = _search(bench, allowed, wish)
-                if _may_rematerialise(bench, wish) and (wish.allow or not _fast_enough(bench, wish)):
-                    _hold(bench, frames, wish)
+            if search_request.planner == "auto":
+                frames = _search(bench, allowed, search_request)
+                if _may_rematerialise(bench, search_request) and (
+                    search_request.allow or not _fast_enough(bench, search_request)
+                ):
+                    _hold(bench, frames, search_request)
             else:
-                schedule = _follow(bench, wish)
+                schedule = _follow(bench, search_request)
         except KeyboardInterrupt:
             bench.was_stopped = was_interrupted = True
-    answer = _answer(bench, wish, recorded, time.monotonic() - started)
+    answer = _answer(bench, search_request, recorded, time.monotonic() - started)
     return dataclasses.replace(answer, was_interrupted=was_interrupted, schedule=schedule)
 
 
-def _compiled(wish: Wish) -> tuple[tuple[Policy, ...], ...]:
+def _compiled(search_request: SearchRequest) -> tuple[tuple[Policy, ...], ...]:
     """Returns the plans that compile; where none was run, one that is refused with the words for how to run it."""
-    if "compile" in wish.forbid:
+    if "compile" in search_request.forbid:
         return ()
-    is_open = not wish.allow or "compile" in wish.allow
-    return wish.measured or (((Compile(),),) if is_open else ())
+    is_open = not search_request.allow or "compile" in search_request.allow
+    return search_request.measured or (((Compile(),),) if is_open else ())
 
 
-def _search(bench: Workbench, allowed: set[str], wish: Wish) -> list[tuple[Policy, ...]]:
+def _search(bench: Workbench, allowed: set[str], search_request: SearchRequest) -> list[tuple[Policy, ...]]:
     """Chooses modules beside every combination of the other policies, and returns those combinations."""
     groups = find_groups(bench.step)
-    selection = Selection(bench, groups, allowed, wish.budget_bytes)
-    frames = find_frames(bench, allowed, world_size=wish.world_size)
+    selection = Selection(bench, groups, allowed, search_request.budget_bytes)
+    frames = find_frames(bench, allowed, world_size=search_request.world_size)
     for frame in frames:
         base = bench.try_plan(*frame)
         if base is None:
             continue
-        best = next(iter(bench.fitting(wish.budget_bytes)), None)
-        if bench.needed(base) > wish.budget_bytes and (best is None or base.step_time_us < best.step_time_us):
+        best = next(iter(bench.fitting(search_request.budget_bytes)), None)
+        if bench.needed(base) > search_request.budget_bytes and (best is None or base.step_time_us < best.step_time_us):
             selection.choose(frame)
     return frames
 
 
-def _follow_exactly(bench: Workbench, policy: Remat | None, wish: Wish) -> None:
+def _follow_exactly(bench: Workbench, policy: Remat | None, search_request: SearchRequest) -> None:
     """Tries the schedule's own saved tensors, and holds the budget besides where it would pass it."""
     found = None if policy is None else bench.try_plan(policy)
-    if policy is not None and found is not None and bench.needed(found) > wish.budget_bytes:
-        bench.try_plan(dataclasses.replace(policy, budget=_to_hold(wish)))
+    if policy is not None and found is not None and bench.needed(found) > search_request.budget_bytes:
+        bench.try_plan(dataclasses.replace(policy, budget=_to_hold(search_request)))
 
 
-def _to_hold(wish: Wish) -> str:
+def _to_hold(search_request: SearchRequest) -> str:
     """Returns the budget for remat, with room for what jobs were seen above it."""
-    return str(int(wish.budget_bytes / (1 + OVER_HELD)))
+    return str(int(search_request.budget_bytes / (1 + OVER_HELD)))
 
 
-def _may_rematerialise(bench: Workbench, wish: Wish) -> bool:
+def _may_rematerialise(bench: Workbench, search_request: SearchRequest) -> bool:
     """Whether single tensors may be made again: on a device, where that has not been run yet, when it is named."""
-    if "remat" in wish.forbid or wish.allow:
-        return "remat" in wish.allow and "remat" not in wish.forbid
+    if "remat" in search_request.forbid or search_request.allow:
+        return "remat" in search_request.allow and "remat" not in search_request.forbid
     return not bench.step.is_on_device()
 
 
-def _hold(bench: Workbench, frames: list[tuple[Policy, ...]], wish: Wish) -> None:
+def _hold(bench: Workbench, frames: list[tuple[Policy, ...]], search_request: SearchRequest) -> None:
     """Holds the budget by making saved tensors again one by one, beside the fastest combinations it can stand with."""
     held = 0
     for frame in frames:
-        found = bench.try_plan(*frame, Remat(budget=_to_hold(wish)))
+        found = bench.try_plan(*frame, Remat(budget=_to_hold(search_request)))
         held += found is not None
         if held == _MOST_HELD or bench.is_late():
             break
 
 
-def _follow(bench: Workbench, wish: Wish) -> Scheduled:
+def _follow(bench: Workbench, search_request: SearchRequest) -> ScheduleSummary:
     """Chooses the modules that run again as a planner's schedule would."""
     graph = graph_of(bench.step)
     # Half of the time, so that the other half is left to choose modules.
     deadline = (time.monotonic() + bench.deadline) / 2
-    found = named_planner(wish.planner)().search(Task(graph, wish.budget_bytes, deadline, wish.link_bytes_per_us))
+    found = named_planner(search_request.planner)().search(
+        ScheduleRequest(graph, search_request.budget_bytes, deadline, search_request.link_bytes_per_us)
+    )
     if found.runs is None:
-        return Scheduled(wish.planner, found.status, found.reason, 0, 0.0)
+        return ScheduleSummary(search_request.planner, found.status, found.reason, 0, 0.0)
     done = replay(graph, found.runs, found.moves)
-    project(bench, graph, found, find_groups(bench.step), wish.budget_bytes)
-    if _may_rematerialise(bench, wish):
-        _follow_exactly(bench, remat_of(bench.step, graph, found.runs), wish)
+    project(bench, graph, found, find_groups(bench.step), search_request.budget_bytes)
+    if _may_rematerialise(bench, search_request):
+        _follow_exactly(bench, remat_of(bench.step, graph, found.runs), search_request)
     time_us = graph.duration_us + done.extra_us + done.stall_us
-    return Scheduled(wish.planner, found.status, found.reason, done.peak_bytes, time_us)
+    return ScheduleSummary(search_request.planner, found.status, found.reason, done.peak_bytes, time_us)
 
 
-def _fast_enough(bench: Workbench, wish: Wish) -> list[Tried]:
+def _fast_enough(bench: Workbench, search_request: SearchRequest) -> list[Candidate]:
     """Returns the plans within budget and slowdown, the fastest first."""
     slowest = float("inf")
-    if wish.most_slowdown is not None:
-        slowest = bench.archive[()].step_time_us * (1 + wish.most_slowdown)
-    return [one for one in bench.fitting(wish.budget_bytes) if one.step_time_us <= slowest]
+    if search_request.most_slowdown is not None:
+        slowest = bench.archive[()].step_time_us * (1 + search_request.most_slowdown)
+    return [one for one in bench.fitting(search_request.budget_bytes) if one.step_time_us <= slowest]
 
 
-def _answer(bench: Workbench, wish: Wish, recorded: Tried, took_s: float) -> Answer:
-    fits = _fast_enough(bench, wish)
+def _answer(bench: Workbench, search_request: SearchRequest, recorded: Candidate, took_s: float) -> SearchResult:
+    fits = _fast_enough(bench, search_request)
     inside = set(map(id, fits))
     others = sorted(
         (one for one in bench.archive.values() if id(one) not in inside and one.policies),
-        key=lambda one: (max(0, bench.needed(one) - wish.budget_bytes), *rank(one)),
+        key=lambda one: (max(0, bench.needed(one) - search_request.budget_bytes), *rank(one)),
     )
-    return Answer(
-        wish=wish,
+    return SearchResult(
+        search_request=search_request,
         recorded=recorded,
         fitting=tuple(fits),
         others=tuple(others),

@@ -12,8 +12,8 @@ from memprof.planners.scaling.base import SizedStep
 from memprof.planners.scaling.rule import scale_by_shape
 from memprof.planners.scaling.samples import find_samples
 from memprof.planners.scaling.sized import scale_samples
-from memprof.planners.search.explore import Answer, Wish, explore
-from memprof.planners.search.tried import Tried
+from memprof.planners.search.explore import SearchRequest, SearchResult, explore
+from memprof.planners.search.tried import Candidate
 from memprof.planners.search.workbench import Workbench
 from memprof.policies.base import Policy
 from memprof.trace.step import Step
@@ -33,7 +33,7 @@ class AtSize:
     """
 
     size: int
-    best: Tried | None
+    best: Candidate | None
     least_bytes: int
 
 
@@ -55,7 +55,7 @@ class Largest:
     source: str
     size: int
     step: Step | None
-    answer: Answer | None
+    answer: SearchResult | None
     tried: tuple[AtSize, ...]
     was_stopped: bool
 
@@ -74,7 +74,9 @@ def sized_step(steps: list[Step]) -> SizedStep:
     return scale_samples(find_samples([[step] for step in steps], advice=advice).samples)
 
 
-def find_largest(sized: SizedStep, wish: Wish, report: Callable[[Tried], None] = lambda _: None) -> Largest:
+def find_largest(
+    sized: SizedStep, search_request: SearchRequest, report: Callable[[Candidate], None] = lambda _: None
+) -> Largest:
     """Searches for the largest size that fits a budget under some plan, then for the fastest plan at that size.
 
     Sizes are doubled while something fits, and halved between; a size is first tried under the plans that did for
@@ -82,21 +84,21 @@ def find_largest(sized: SizedStep, wish: Wish, report: Callable[[Tried], None] =
 
     Args:
         sized: The step at any size.
-        wish: What is asked for; its time limit is for all sizes together.
+        search_request: What is asked for; its time limit is for all sizes together.
         report: Called with each plan that was replayed.
 
     Raises:
         PolicyError: A policy is named that there is not.
     """
-    if not wish.allow:  # held by force nearly every size fits, ever more slowly
-        wish = dataclasses.replace(wish, forbid=(*wish.forbid, "remat"))
-    deadline = time.monotonic() + wish.time_limit_s
+    if not search_request.allow:  # held by force nearly every size fits, ever more slowly
+        search_request = dataclasses.replace(search_request, forbid=(*search_request.forbid, "remat"))
+    deadline = time.monotonic() + search_request.time_limit_s
     at: dict[int, AtSize] = {}
     known: dict[tuple[Policy, ...], None] = {(): None}
 
     def fits(size: int) -> bool:
         if size not in at:
-            at[size] = _at_size(sized.step_at(size), size, wish, known, deadline, report)
+            at[size] = _at_size(sized.step_at(size), size, search_request, known, deadline, report)
         best = at[size].best
         if best is not None:
             known[best.policies] = None
@@ -114,7 +116,7 @@ def find_largest(sized: SizedStep, wish: Wish, report: Callable[[Tried], None] =
             high = middle
     step = sized.step_at(low) if low else None
     rest = max(5.0, deadline - time.monotonic())
-    answer = None if step is None else explore(step, dataclasses.replace(wish, time_limit_s=rest), report)
+    answer = None if step is None else explore(step, dataclasses.replace(search_request, time_limit_s=rest), report)
     if step is not None and answer is not None and answer.best is None:
         # What is left of the time was too short to find again what is known to fit.
         answer = dataclasses.replace(answer, fitting=tuple(one for one in (at[low].best,) if one is not None))
@@ -136,10 +138,10 @@ def _is_late(deadline: float) -> bool:
 def _at_size(
     step: Step,
     size: int,
-    wish: Wish,
+    search_request: SearchRequest,
     known: dict[tuple[Policy, ...], None],
     deadline: float,
-    report: Callable[[Tried], None],
+    report: Callable[[Candidate], None],
 ) -> AtSize:
     replayed = []
     for policies in reversed(known):  # those of the nearest size first
@@ -147,18 +149,20 @@ def _at_size(
         if one is not None:
             report(one)
             replayed.append(one)
-            if one.interval.most_bytes <= wish.budget_bytes and _is_fast(one, step, wish):
+            if one.interval.most_bytes <= search_request.budget_bytes and _is_fast(one, step, search_request):
                 return AtSize(size, one, one.interval.most_bytes)
-    left = min(wish.time_limit_s / 4, max(1.0, deadline - time.monotonic()))
-    answer = explore(step, dataclasses.replace(wish, time_limit_s=left), report)
+    left = min(search_request.time_limit_s / 4, max(1.0, deadline - time.monotonic()))
+    answer = explore(step, dataclasses.replace(search_request, time_limit_s=left), report)
     least = min([answer.least, *replayed], key=lambda one: one.interval.most_bytes)
     return AtSize(size, answer.best, least.interval.most_bytes)
 
 
-def _is_fast(one: Tried, step: Step, wish: Wish) -> bool:
-    return wish.most_slowdown is None or one.step_time_us <= step.duration_us * (1 + wish.most_slowdown)
+def _is_fast(one: Candidate, step: Step, search_request: SearchRequest) -> bool:
+    return search_request.most_slowdown is None or one.step_time_us <= step.duration_us * (
+        1 + search_request.most_slowdown
+    )
 
 
-def _replayed(step: Step, policies: tuple[Policy, ...]) -> Tried | None:
+def _replayed(step: Step, policies: tuple[Policy, ...]) -> Candidate | None:
     bench = Workbench(step, deadline=math.inf)
     return bench.try_plan(*policies)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from memprof.planners.search.groups import Group
-from memprof.planners.search.tried import Tried
+from memprof.planners.search.tried import Candidate
 from memprof.planners.search.workbench import Workbench, rank
 from memprof.policies.base import Policy
 from memprof.policies.checkpoint.policy import Checkpoint
@@ -58,10 +58,10 @@ class Selection:
         if not fitting:
             self._join(frame, done)
 
-    def _fits(self, one: Tried | None) -> bool:
+    def _fits(self, one: Candidate | None) -> bool:
         return one is not None and self._bench.needed(one) <= self._budget
 
-    def _try(self, frame: tuple[Policy, ...], maker: Maker, group: Group) -> Tried | None:
+    def _try(self, frame: tuple[Policy, ...], maker: Maker, group: Group) -> Candidate | None:
         return self._bench.try_plan(*frame, maker(group.chosen(len(group.members))))
 
     def _trim(self, frame: tuple[Policy, ...], maker: Maker, group: Group) -> None:
@@ -81,7 +81,7 @@ class Selection:
                 if inside:
                     self._bench.try_plan(*frame, maker((*order[: high - 1], *inside)))
 
-    def _join(self, frame: tuple[Policy, ...], done: list[tuple[Tried, Maker, Group]]) -> None:
+    def _join(self, frame: tuple[Policy, ...], done: list[tuple[Candidate, Maker, Group]]) -> None:
         """Adds groups to the one that frees most, until the step fits; then leaves out members that need not be."""
         if not done:
             return
@@ -109,7 +109,7 @@ class Selection:
 
     def _together(
         self, frame: tuple[Policy, ...], maker: Maker, groups: Sequence[Group], place: int = -1, count: int = 0
-    ) -> Tried | None:
+    ) -> Candidate | None:
         """Tries several groups whole, but of one only so many members."""
         names = [group.chosen(count if row == place else len(group.members)) for row, group in enumerate(groups)]
         return self._bench.try_plan(*frame, maker(tuple(name for part in names for name in part)))

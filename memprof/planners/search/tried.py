@@ -17,7 +17,7 @@ from memprof.trace.step import Step
 
 
 @dataclass(frozen=True)
-class Tried:
+class Candidate:
     """A plan, and the steps it leads to in numbers.
 
     Attributes:
@@ -58,9 +58,9 @@ class Tried:
         return max((policy.source for policy in self.policies), key=SOURCES.index, default=SOURCES[0])
 
 
-def tried(
+def candidate_of(
     policies: tuple[Policy, ...], recorded: Sequence[Step], predicted: Sequence[Step], fullest: Sequence[Step]
-) -> Tried:
+) -> Candidate:
     """Reads the numbers off steps that were predicted.
 
     Args:
@@ -73,7 +73,7 @@ def tried(
     during = live_bytes(step).during
     peak = int(np.argmax(during))
     module = int(step.ops.module_id[peak])
-    return Tried(
+    return Candidate(
         policies=policies,
         peak_bytes=int(during[peak]),
         step_time_us=float(predicted[0].duration_us),

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from memprof.errors import InvariantError, PolicyError
-from memprof.planners.search.tried import Tried, tried
+from memprof.planners.search.tried import Candidate, candidate_of
 from memprof.policies.base import Policy
 from memprof.policies.plan.plan import Plan
 from memprof.policies.plan.several_steps import transform_all
@@ -35,12 +35,12 @@ class Workbench:
 
     step: Step
     deadline: float
-    report: Callable[[Tried], None] = lambda _: None
-    archive: dict[tuple[Policy, ...], Tried] = field(default_factory=dict)
+    report: Callable[[Candidate], None] = lambda _: None
+    archive: dict[tuple[Policy, ...], Candidate] = field(default_factory=dict)
     refused: dict[tuple[Policy, ...], str] = field(default_factory=dict)
     was_stopped: bool = False
     others: tuple[Step, ...] = ()
-    needed: Callable[[Tried], int] = lambda one: one.interval.most_bytes
+    needed: Callable[[Candidate], int] = lambda one: one.interval.most_bytes
     _steps: dict[tuple[tuple[Policy, ...], bool], tuple[Step, ...]] = field(default_factory=dict)
 
     def is_late(self) -> bool:
@@ -49,7 +49,7 @@ class Workbench:
             self.was_stopped = True
         return self.was_stopped
 
-    def try_plan(self, *policies: Policy) -> Tried | None:
+    def try_plan(self, *policies: Policy) -> Candidate | None:
         """Replays a plan on every step, once.
 
         Returns:
@@ -68,7 +68,7 @@ class Workbench:
         except InvariantError as error:  # one plan that goes wrong must not take all others with it
             self.refused[key] = f"memprof cannot predict this plan, which is a fault of memprof: {error}"
             return None
-        self.archive[key] = found = tried(key, (self.step, *self.others), steps, fullest)
+        self.archive[key] = found = candidate_of(key, (self.step, *self.others), steps, fullest)
         self.report(found)
         return found
 
@@ -89,13 +89,13 @@ class Workbench:
             self._steps.pop(next(iter(self._steps)))
         return known
 
-    def fitting(self, budget_bytes: int) -> list[Tried]:
+    def fitting(self, budget_bytes: int) -> list[Candidate]:
         """Lists the plans within a budget, the fastest first; of equally fast ones the one with fewest policies."""
         inside = [one for one in self.archive.values() if self.needed(one) <= budget_bytes]
         return sorted(inside, key=rank)
 
 
-def rank(one: Tried) -> tuple[float, int, int, str]:
+def rank(one: Candidate) -> tuple[float, int, int, str]:
     """Orders plans: the fastest first, then the one with fewest policies, then the one with the least peak."""
     return one.step_time_us, len(one.policies), one.peak_bytes, one.plan.describe()
 

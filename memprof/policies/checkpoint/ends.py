@@ -20,7 +20,7 @@ RANDOM_STATE_BYTES = 5056
 
 
 @dataclass(frozen=True, eq=False)
-class Lives:
+class StorageEnds:
     """Ids are those of a Draft: the step's own, then copies, then markers.
 
     Attributes:
@@ -55,7 +55,7 @@ def find_lives(
     recompute: Recompute,
     inputs: tuple[Ints, Ints],
     is_kept: Bools,
-) -> Lives:
+) -> StorageEnds:
     """Finds when everything dies.
 
     Moments are compared as ranks: positions in the order of the new step.
@@ -95,7 +95,7 @@ def find_lives(
 
     states = _random_states(step, regions, recompute, rank, order, begins, ends, frame)
     freed = np.where(all_dies == NEVER, NONE, order[np.minimum(all_dies, len(order) - 1)])
-    return Lives(before, marked, ends, freed[: len(storages)], freed[len(storages) :], states)
+    return StorageEnds(before, marked, ends, freed[: len(storages)], freed[len(storages) :], states)
 
 
 def _frame_deaths(step: Step, regions: Regions, nodes: Nodes, rank: Ints) -> Ints:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from memprof.errors import PolicyError
-from memprof.policies.checkpoint.ends import Lives, find_lives
+from memprof.policies.checkpoint.ends import StorageEnds, find_lives
 from memprof.policies.checkpoint.kinds import KINDS, RANDOM_REFUSAL, operators_of
 from memprof.policies.checkpoint.nodes import find_nodes
 from memprof.policies.checkpoint.policy import Checkpoint
@@ -206,7 +206,7 @@ def _refuse_own_functions(step: Step, regions: Regions) -> None:
         )
 
 
-def _rewritten(step: Step, regions: Regions, recompute: Recompute, lives: Lives) -> Draft:
+def _rewritten(step: Step, regions: Regions, recompute: Recompute, lives: StorageEnds) -> Draft:
     draft = Draft(step)
     source, owner = recompute.op_source, recompute.op_region
     rows = step.ops.take(source)
@@ -239,7 +239,7 @@ def _rewritten(step: Step, regions: Regions, recompute: Recompute, lives: Lives)
     return draft
 
 
-def _more_time_us(step: Step, regions: Regions, recompute: Recompute, lives: Lives, *, has_kept: bool) -> float:
+def _more_time_us(step: Step, regions: Regions, recompute: Recompute, lives: StorageEnds, *, has_kept: bool) -> float:
     """Returns how much longer the step takes: the operators run again, and what torch's checkpoint does around them.
 
     A recorded duration is an operator's own; the step takes longer than their sum by what Python does in between, which
@@ -258,7 +258,7 @@ def _more_time_us(step: Step, regions: Regions, recompute: Recompute, lives: Liv
     return again_us * max(1.0, step.duration_us / max(total_us, 1.0)) + python_us
 
 
-def _with_markers(step: Step, rows: Ops, recompute: Recompute, lives: Lives) -> Ops:
+def _with_markers(step: Step, rows: Ops, recompute: Recompute, lives: StorageEnds) -> Ops:
     """Appends an operator for each region that runs again without one: it stops before its first kernel.
 
     What is seen of such a run is that torch detaches the first tensor it packs.
@@ -282,12 +282,12 @@ def _with_markers(step: Step, rows: Ops, recompute: Recompute, lives: Lives) -> 
     return type(rows)(**{c.name: np.append(getattr(rows, c.name), getattr(markers, c.name)) for c in Ops.columns()})
 
 
-def _copies(step: Step, recompute: Recompute, lives: Lives) -> Storages:
+def _copies(step: Step, recompute: Recompute, lives: StorageEnds) -> Storages:
     rows = step.storages.take(recompute.storage_source)
     return rows.replace(created_op_id=recompute.storage_op, freed_op_id=lives.copies_freed)
 
 
-def _saved(step: Step, regions: Regions, recompute: Recompute, lives: Lives) -> Saved:
+def _saved(step: Step, regions: Regions, recompute: Recompute, lives: StorageEnds) -> Saved:
     """Hands what a region saved over to its second run."""
     saved = step.saved
     region = regions.innermost[saved.forward_op_id]

@@ -13,7 +13,7 @@ from memprof.policies.remat.keys import Keys
 from memprof.policies.remat.memory import Memory
 from memprof.policies.remat.mode import RematMode
 from memprof.policies.remat.needs import Needs
-from memprof.policies.remat.recomputation import Remaking
+from memprof.policies.remat.recomputation import Recomputation
 from memprof.policies.remat.saved import SavedHooks
 from memprof.policies.remat.swapping import Swapping
 from memprof.policies.remat.transform import OVERLAP
@@ -47,7 +47,7 @@ class Runtime:
         self.memory.on_thrash = self._warn
         self.memory.warn_factor = policy.warn_factor
         self.needs = Needs(self.counter, job.device)
-        remaking = Remaking(self.memory)
+        remaking = Recomputation(self.memory)
         self.keys = Keys(self.memory, policy.recompute) if policy.recompute else None
         self.mode = RematMode(self.memory, self.needs, remaking, self.keys)
         self.hooks = SavedHooks(self.memory, remaking, self.keys)

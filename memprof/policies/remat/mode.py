@@ -18,7 +18,7 @@ from memprof.policies.remat.keys import Keys
 from memprof.policies.remat.memory import Memory
 from memprof.policies.remat.needs import Needs
 from memprof.policies.remat.operator_traits import Operator
-from memprof.policies.remat.recomputation import Remaking
+from memprof.policies.remat.recomputation import Recomputation
 from memprof.recorder.calls.higher_order import follow, is_traced, run_below, tensors_in
 from memprof.recorder.calls.sliding import SlidingMode, leaves_operators
 from memprof.recorder.calls.tracebacks import clean_uncaught, hide_frames_of
@@ -51,7 +51,7 @@ class _NotPlainError(Exception):
 class RematMode(SlidingMode):
     """Lies on the dispatch stack while the job runs, below any mode of the job's."""
 
-    def __init__(self, memory: Memory, needs: Needs, remaking: Remaking, keys: Keys | None) -> None:
+    def __init__(self, memory: Memory, needs: Needs, remaking: Recomputation, keys: Keys | None) -> None:
         """Shares the parts of the runtime."""
         super().__init__()  # type: ignore[no-untyped-call]  # torch's base is not annotated
         self._memory = memory

@@ -19,7 +19,7 @@ _keys = torch._C.DispatchKey
 _AUTOCAST = torch._C.DispatchKeySet(_keys.AutocastCPU) | torch._C.DispatchKeySet(_keys.AutocastCUDA)
 
 
-class Remaking:
+class Recomputation:
     """Runs recipes again.
 
     Attributes:

@@ -9,7 +9,7 @@ import torch
 from memprof.policies.remat.cells import Cell, view_of
 from memprof.policies.remat.keys import Keys
 from memprof.policies.remat.memory import Memory
-from memprof.policies.remat.recomputation import Remaking
+from memprof.policies.remat.recomputation import Recomputation
 from memprof.policies.runtime.forbidden_hooks import as_if_allowed, step_aside_where_forbidden, take_all_hooks
 from memprof.policies.swap.packing import Left, Version, is_plain
 from memprof.recorder.calls.untraced import untraced
@@ -51,7 +51,7 @@ class Handle:
 class SavedHooks:
     """The pair of hooks, below any that the job installs itself."""
 
-    def __init__(self, memory: Memory, remaking: Remaking, keys: Keys | None) -> None:
+    def __init__(self, memory: Memory, remaking: Recomputation, keys: Keys | None) -> None:
         """Shares the parts of the runtime.
 
         Args:

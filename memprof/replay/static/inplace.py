@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from memprof.replay.static.intervals import Lives
+from memprof.replay.static.intervals import Intervals
 from memprof.trace.schema import NONE, Bools, Ints
 from memprof.trace.step import Step
 
@@ -45,7 +45,7 @@ class Candidates:
         return Candidates(self.life[rows], self.over[rows], self.op_id[rows])
 
 
-def find_candidates(step: Step, lives: Lives) -> Candidates:
+def find_candidates(step: Step, lives: Intervals) -> Candidates:
     """Finds the outputs that could take an input's place.
 
     The operator works element by element, the input was made in the step, is as large as the output, and the
@@ -85,7 +85,7 @@ def find_candidates(step: Step, lives: Lives) -> Candidates:
     return Candidates(columns[:, 0], columns[:, 1], columns[:, 2])
 
 
-def in_place(lives: Lives, chosen: Candidates) -> Lives:
+def in_place(lives: Intervals, chosen: Candidates) -> Intervals:
     """Joins each chosen output with the input it is written over: one life, from the input's first to its own last.
 
     Args:

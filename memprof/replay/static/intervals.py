@@ -12,7 +12,7 @@ from memprof.trace.step import Step
 
 
 @dataclass(frozen=True, eq=False)
-class Lives:
+class Intervals:
     """Storages and workspaces of a step, each with the operators it is needed during; of shape ``(lives,)``.
 
     Attributes:
@@ -51,7 +51,7 @@ class Lives:
         """Returns the bytes of all lives together: what a plan without any sharing takes."""
         return int(self.size.sum())
 
-    def take(self, rows: Ints | Bools) -> Lives:
+    def take(self, rows: Ints | Bools) -> Intervals:
         """Returns some of the lives."""
         return replace(
             self,
@@ -63,7 +63,7 @@ class Lives:
         )
 
 
-def recorded_lives(step: Step, device: str) -> Lives:
+def recorded_lives(step: Step, device: str) -> Intervals:
     """Returns the lives as they were: from the operator that made a storage to the one it was freed after.
 
     Args:
@@ -73,7 +73,7 @@ def recorded_lives(step: Step, device: str) -> Lives:
     return _lives(step, device, step.storages.freed_op_id)
 
 
-def needed_lives(step: Step, device: str) -> Lives:
+def needed_lives(step: Step, device: str) -> Intervals:
     """Returns the lives as a planner knows them: to the last operator that touches a storage.
 
     What outlives the step is kept to its end: who reads it then is not known. Where no reads were recorded at all, the
@@ -97,7 +97,7 @@ def has_reads(step: Step) -> bool:
     return bool(np.any(step.uses.role != "write"))
 
 
-def _lives(step: Step, device: str, last: Ints) -> Lives:
+def _lives(step: Step, device: str, last: Ints) -> Intervals:
     storages, ops = step.storages, len(step.ops)
     is_planned = storages.allocated_bytes > 0
     if device != "cpu":
@@ -108,7 +108,7 @@ def _lives(step: Step, device: str, last: Ints) -> Lives:
     end = np.where(last[rows] == NONE, ops - 1, last[rows])
     size = np.concatenate([storages.allocated_bytes[rows], step.ops.workspace_bytes[workers]])
     is_fixed = (storages.created_op_id[rows] == NONE) & (storages.freed_op_id[rows] == NONE)
-    return Lives(
+    return Intervals(
         first=first,
         last=np.concatenate([end, workers]),
         size=-(-size // ROUNDING_BYTES) * ROUNDING_BYTES,

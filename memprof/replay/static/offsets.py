@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from memprof.replay.static.intervals import Lives
+from memprof.replay.static.intervals import Intervals
 from memprof.trace.schema import Ints
 
 #: Chooses among gaps: takes their starts and their bytes, returns one's place.
@@ -27,7 +27,7 @@ class Placement:
     height: int
 
 
-def greedy_by_size(lives: Lives) -> Placement:
+def greedy_by_size(lives: Intervals) -> Placement:
     """Places the largest first, each at the lowest offset that is free for its whole life.
 
     Source: Pisarchyk & Lee 2020, Efficient Memory Management for Deep Neural Net Inference, section 5.2, which takes
@@ -37,7 +37,7 @@ def greedy_by_size(lives: Lives) -> Placement:
     return _place(lives, order, lambda starts, sizes: 0)
 
 
-def best_fit(lives: Lives) -> Placement:
+def best_fit(lives: Intervals) -> Placement:
     """Places in order of birth, each in the smallest gap that is free for its whole life.
 
     Source: Sekiyama, Imai, Negishi & Kawachiya 2018, Profile-guided memory optimization for deep neural networks,
@@ -47,7 +47,7 @@ def best_fit(lives: Lives) -> Placement:
     return _place(lives, order, lambda starts, sizes: int(sizes.argmin()))
 
 
-def _place(lives: Lives, order: Ints, choose: _Choice) -> Placement:
+def _place(lives: Intervals, order: Ints, choose: _Choice) -> Placement:
     """Places lives one after the other, fixed ones at the bottom."""
     offset = np.zeros(len(lives), dtype=np.int64)
     fixed = np.flatnonzero(lives.is_fixed)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from memprof.trace.assemble import texts
-from memprof.trace.assemble.memory.native_events import Heard, devices_of, hear, within
+from memprof.trace.assemble.memory.native_events import DeviceEvents, devices_of, read_device_events, within
 from memprof.trace.assemble.steps import Epoch, choose_epoch, last_heard_ns, later_epochs, number_steps
 from memprof.trace.assemble.timeline import Timeline, merge
 from memprof.trace.files.spool import Spool
@@ -38,7 +38,7 @@ class Recording:
 
     spool: Spool
     epoch: Epoch
-    heard: Heard
+    heard: DeviceEvents
     is_cut_off: bool
     is_late: bool
     raw: dict[str, Ints]
@@ -100,7 +100,7 @@ def _open(spool: Spool, epoch: Epoch | None, device: str, *, is_late: bool = Fal
     if end <= epoch.first_op:
         return None
     raw = {name: values[epoch.first_op : end] for name, values in columns.items()}
-    heard = hear(spool, epoch, device)
+    heard = read_device_events(spool, epoch, device)
     timeline = merge(raw["start_ns"], raw["end_ns"], heard.time_ns, heard.address, heard.size_bytes)
     is_real = timeline.raw_op != NONE
     position = np.cumsum(is_real)

@@ -23,7 +23,7 @@ _ROUNDING_BYTES = 512
 
 
 @dataclass(frozen=True, eq=False)
-class Lives:
+class Allocations:
     """One row for each life of a block, those from before the window first; each column of shape ``(lives,)``.
 
     Attributes:
@@ -47,7 +47,7 @@ class Lives:
         return len(self.alloc)
 
 
-def find_lives(entries: Entries, blocks: Blocks, rounding: int = _ROUNDING_BYTES) -> Lives:
+def find_lives(entries: Entries, blocks: Blocks, rounding: int = _ROUNDING_BYTES) -> Allocations:
     """Pairs what was taken with what was given back, and adds everything that was there before the window.
 
     Memory is given back when that is requested; that it is complete only tells that other streams are done with it.
@@ -82,7 +82,7 @@ def find_lives(entries: Entries, blocks: Blocks, rounding: int = _ROUNDING_BYTES
     allocated = -(-requested // rounding) * rounding
     allocated[known] = blocks.size[block[known]]
     # Most are gone or left alone: the first part is freed in the window, the second never, the third as paired.
-    return Lives(
+    return Allocations(
         alloc=np.concatenate((np.full(len(gone) + len(left), NONE), born[by_time])).astype(np.int64),
         free=np.concatenate((gone, np.full(len(left), NONE), freed_by[is_alloc][by_time])).astype(np.int64),
         requested=requested,

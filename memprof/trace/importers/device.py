@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from memprof.trace.importers.allocations import Lives, Reserved
+from memprof.trace.importers.allocations import Allocations, Reserved
 from memprof.trace.importers.columns import Annotation, Blocks, Entries
 from memprof.trace.importers.facts import DeviceFacts
 from memprof.trace.importers.frames import StackTable
@@ -35,6 +35,6 @@ class DeviceHistory:
     blocks: Blocks
     annotations: list[Annotation]
     stacks: StackTable
-    lives: Lives
+    lives: Allocations
     reserved: Reserved
     facts: DeviceFacts

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from memprof.trace.importers.allocations import Lives, Reserved
+from memprof.trace.importers.allocations import Allocations, Reserved
 from memprof.trace.importers.columns import OOM, Blocks, Entries
 from memprof.trace.schema import ACTIONS, NONE, Segments
 
@@ -83,7 +83,13 @@ class DeviceFacts:
 
 
 def find_facts(
-    device: str, entries: Entries, segments: Segments, blocks: Blocks, all_blocks: int, lives: Lives, reserved: Reserved
+    device: str,
+    entries: Entries,
+    segments: Segments,
+    blocks: Blocks,
+    all_blocks: int,
+    lives: Allocations,
+    reserved: Reserved,
 ) -> DeviceFacts:
     """Works the figures of one device out."""
     end = int(blocks.requested[~blocks.is_pending].sum())

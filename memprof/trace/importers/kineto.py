@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from memprof.trace.importers.allocations import Lives, Reserved, find_lives
+from memprof.trace.importers.allocations import Allocations, Reserved, find_lives
 from memprof.trace.importers.columns import ALLOC, FREE, Blocks, Entries, whole_numbers
 from memprof.trace.importers.device import DeviceHistory
 from memprof.trace.importers.facts import find_facts
@@ -185,7 +185,7 @@ def _paired(size: Ints) -> Ints:
     return address
 
 
-def _rest_from_before(events: Sequence[MemoryEvent], size: Ints, lives: Lives) -> tuple[int, int]:
+def _rest_from_before(events: Sequence[MemoryEvent], size: Ints, lives: Allocations) -> tuple[int, int]:
     """Returns what was in use before the trace and is not freed in it, and how many counts differ from the sum."""
     counts = [event.allocated for event in events]
     if not counts or any(count is None for count in counts):

@@ -25,7 +25,7 @@ from playwright.sync_api import sync_playwright
 from werkzeug.serving import make_server
 
 from memprof_dashboard.app import create_app
-from memprof_dashboard.sources import Desk, open_sources
+from memprof_dashboard.sources import Workspace, open_sources
 from memprof_dashboard.state import View
 
 SAMPLES = Path(__file__).parents[3] / "sample_traces"
@@ -90,7 +90,7 @@ class Served:
 
     origin: str
     token: str
-    desk: Desk
+    desk: Workspace
 
     def address(self, search: str = "") -> str:
         """Returns what memprof prints; ``search`` is the view, such as ``tab=live&at=3``."""
@@ -231,7 +231,7 @@ def serve() -> Iterator[Callable[..., Served]]:
             server = make_server("127.0.0.1", 0, app.server, threaded=True)
             threading.Thread(target=server.serve_forever, daemon=True).start()
             servers.append(server)
-            running[paths] = Served(f"http://127.0.0.1:{server.port}", token, Desk(sources))
+            running[paths] = Served(f"http://127.0.0.1:{server.port}", token, Workspace(sources))
         return running[paths]
 
     yield start

@@ -18,7 +18,7 @@ from werkzeug.serving import make_server
 
 from memprof.errors import BadInputError
 from memprof_dashboard.app import create_app
-from memprof_dashboard.sources import Desk, open_sources
+from memprof_dashboard.sources import Workspace, open_sources
 from tests.dashboard.browser.conftest import Served, Shown
 
 #: Trains four steps, waits to be told to go on, and goes on until it is told to stop.
@@ -107,7 +107,7 @@ def test_page_follows_a_job_that_is_running(show: Callable[..., Shown], tmp_path
             app = create_app(sources, token="t")
             server = make_server("127.0.0.1", 0, app.server, threaded=True)
             threading.Thread(target=server.serve_forever, daemon=True).start()
-            page = show(Served(f"http://127.0.0.1:{server.port}", "t", Desk(sources))).page
+            page = show(Served(f"http://127.0.0.1:{server.port}", "t", Workspace(sources))).page
             (tmp_path / "go").touch()
             page.wait_for_function(
                 "ops => document.querySelector('#overview .js-plotly-plot')?.layout?.xaxis?.range?.[1] > ops",

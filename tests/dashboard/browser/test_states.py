@@ -167,12 +167,12 @@ def test_server_killed_while_the_page_is_open(show: Show, tmp_path: Path, small_
     from werkzeug.serving import make_server
 
     from memprof_dashboard.app import create_app
-    from memprof_dashboard.sources import Desk
+    from memprof_dashboard.sources import Workspace
 
     sources = open_sources([write(tmp_path / "run.memprof", small_tables)])
     server = make_server("127.0.0.1", 0, create_app(sources, token="t").server, threaded=True)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    shown = show(Served(f"http://127.0.0.1:{server.port}", "t", Desk(sources)))
+    shown = show(Served(f"http://127.0.0.1:{server.port}", "t", Workspace(sources)))
     shown.wait_idle()
     server.shutdown()
     server.server_close()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from memprof.replay.live import live_bytes
 from memprof.replay.static.inplace import find_candidates, in_place, operator_name
-from memprof.replay.static.intervals import Lives, needed_lives, recorded_lives
+from memprof.replay.static.intervals import Intervals, needed_lives, recorded_lives
 from memprof.replay.static.offsets import Placement, best_fit, greedy_by_size
 from memprof.trace.schema import NONE
 from memprof.trace.step import Step
@@ -31,7 +31,7 @@ def chain(layers: int, size: int = MIB) -> Step:
     return make_step(ops, [Storage(f"x{n}", size) for n in range(layers + 1)])
 
 
-def check(lives: Lives, placed: Placement) -> None:
+def check(lives: Intervals, placed: Placement) -> None:
     """No two that live at once overlap, and the height is that of the highest."""
     ends = placed.offset + lives.size
     for row in range(len(lives)):
@@ -44,7 +44,7 @@ def check(lives: Lives, placed: Placement) -> None:
 
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("layers", [1, 2, 9, 50])
-def test_a_chain_needs_two_buffers(plan: Callable[[Lives], Placement], layers: int) -> None:
+def test_a_chain_needs_two_buffers(plan: Callable[[Intervals], Placement], layers: int) -> None:
     """Inference through N layers of one size takes two buffers, however many layers there are."""
     lives = needed_lives(chain(layers), "cpu")
     assert lives.lower_bound() == 2 * MIB
@@ -99,7 +99,7 @@ def test_a_planner_frees_at_the_last_use() -> None:
 def test_best_fit_takes_the_smallest_gap() -> None:
     """Gaps of 3 and 1 units: a unit goes into the second for best fit; the height stays the bound."""
     unit = 512
-    lives = Lives(
+    lives = Intervals(
         first=np.array([0, 0, 0, 0, 1]),
         last=np.array([0, 2, 0, 2, 1]),
         size=np.array([3, 1, 1, 1, 1]) * unit,
@@ -124,7 +124,7 @@ def test_no_two_live_storages_overlap(rows: list[tuple[int, int, int, bool]]) ->
     fixed = np.array([row[3] for row in rows], dtype=np.bool_)
     first = np.array([row[0] for row in rows], dtype=np.int64)
     last = first + np.array([row[1] for row in rows], dtype=np.int64)
-    lives = Lives(
+    lives = Intervals(
         first=np.where(fixed, 0, first),
         last=np.where(fixed, 28, last),
         size=512 * np.array([row[2] for row in rows], dtype=np.int64),

@@ -19,7 +19,7 @@ import numpy as np
 from memprof.replay.allocator.blocks import ALLOCATED, PENDING, UNMAPPED, Block, Segment
 from memprof.replay.allocator.model import CachingAllocator
 from memprof.replay.allocator.rules import Settings
-from memprof.trace.assemble.memory.native_events import Heard, hear
+from memprof.trace.assemble.memory.native_events import DeviceEvents, read_device_events
 from memprof.trace.assemble.steps import choose_epoch
 from memprof.trace.files.spool import COLUMNS, WRITE, Spool, SpoolWriter, read_spool
 from memprof.trace.schema import ACTIONS, Ints
@@ -64,7 +64,7 @@ class Twin:
         self._spool = read_spool(source)
         epoch = choose_epoch(self._spool)
         assert epoch is not None
-        self._heard: Heard = hear(self._spool, epoch, "cpu")
+        self._heard: DeviceEvents = read_device_events(self._spool, epoch, "cpu")
         self._start_ns = epoch.start_ns
         self._allocator = CachingAllocator(settings)
         self._delay, self._is_history = delay, is_history

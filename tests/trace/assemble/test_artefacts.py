@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from memprof.trace.assemble.memory.artefacts import Mergers, find_mergers, merge_lives, wrapped_twice
-from memprof.trace.assemble.memory.block_lives import Lives, pair
+from memprof.trace.assemble.memory.block_lives import BlockLives, pair
 from memprof.trace.assemble.timeline import NEVER, Timeline, merge
 from memprof.trace.schema import NONE, Ints
 
 _NOTHING = np.empty(0, dtype=np.int64)
 
 
-def heard(operators: list[tuple[int, int]], events: list[tuple[int, int, int]]) -> tuple[Timeline, Lives]:
+def heard(operators: list[tuple[int, int]], events: list[tuple[int, int, int]]) -> tuple[Timeline, BlockLives]:
     starts, ends = np.array(operators, dtype=np.int64).T
     timeline = merge(starts, ends, *np.array(events, dtype=np.int64).reshape(-1, 3).T)
     return timeline, pair(timeline, _NOTHING, _NOTHING)

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memprof.trace.assemble.memory.block_lives import Lives, count, pair
+from memprof.trace.assemble.memory.block_lives import BlockLives, count, pair
 from memprof.trace.assemble.memory.elsewhere import Elsewhere, account
 from memprof.trace.assemble.timeline import Timeline, merge
 from memprof.trace.schema import NONE
@@ -15,7 +15,7 @@ from tests.trace.assemble.conftest import Moments, jobs
 
 def heard(
     operators: list[tuple[int, int]], events: list[tuple[int, int, int]], alive: dict[int, int] | None = None
-) -> tuple[Timeline, Lives]:
+) -> tuple[Timeline, BlockLives]:
     starts, ends = np.array(operators, dtype=np.int64).T
     timeline = merge(starts, ends, *np.array(events, dtype=np.int64).T)
     alive = alive or {}
@@ -23,7 +23,7 @@ def heard(
     return timeline, pair(timeline, *held)
 
 
-def accounted(timeline: Timeline, lives: Lives, *totals: int) -> Elsewhere:
+def accounted(timeline: Timeline, lives: BlockLives, *totals: int) -> Elsewhere:
     return account(timeline, lives, np.array(totals, dtype=np.int64))
 
 
@@ -33,7 +33,7 @@ def storages(elsewhere: Elsewhere) -> list[tuple[int, int, int]]:
     return sorted(zip(*(column.tolist() for column in columns), strict=True))
 
 
-def counters(timeline: Timeline, lives: Lives, elsewhere: Elsewhere) -> tuple[list[int], list[int]]:
+def counters(timeline: Timeline, lives: BlockLives, elsewhere: Elsewhere) -> tuple[list[int], list[int]]:
     """Returns the counter before each row and its highest value in each."""
     start = int(lives.size_bytes[lives.born == NONE].sum()) + elsewhere.start_bytes
     is_void = np.zeros(len(timeline.event_bytes), dtype=np.bool_)

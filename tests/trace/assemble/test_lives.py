@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given
 
-from memprof.trace.assemble.memory.block_lives import Counter, Lives, count, pair
+from memprof.trace.assemble.memory.block_lives import BlockLives, Counter, count, pair
 from memprof.trace.assemble.timeline import NEVER, Timeline, merge
 from memprof.trace.schema import NONE, Ints
 from tests.trace.assemble.conftest import Moments, jobs
@@ -16,17 +16,17 @@ def merged(operators: list[tuple[int, int]], events: list[tuple[int, int, int]])
     return merge(starts, ends, *np.array(events, dtype=np.int64).reshape(-1, 3).T)
 
 
-def paired(timeline: Timeline, alive: dict[int, int]) -> Lives:
+def paired(timeline: Timeline, alive: dict[int, int]) -> BlockLives:
     return pair(timeline, np.array(list(alive), dtype=np.int64), np.array(list(alive.values()), dtype=np.int64))
 
 
-def told(lives: Lives) -> list[tuple[int, int, int, int]]:
+def told(lives: BlockLives) -> list[tuple[int, int, int, int]]:
     """Lists lives as (address, bytes, event that began it, event that ended it)."""
     columns = (lives.address, lives.size_bytes, lives.born, lives.died)
     return list(zip(*(column.tolist() for column in columns), strict=True))
 
 
-def counted(timeline: Timeline, lives: Lives) -> Counter:
+def counted(timeline: Timeline, lives: BlockLives) -> Counter:
     """Follows the counter of a job whose every event was heard."""
     start = int(lives.size_bytes[lives.born == NONE].sum())
     is_void = np.zeros(len(timeline.event_bytes), dtype=np.bool_)
@@ -125,7 +125,7 @@ def test_bytes_of_others_are_counted() -> None:
     assert counter.peak.tolist() == [1062]
 
 
-def replayed(timeline: Timeline, lives: Lives, counter: Counter) -> tuple[Ints, int]:
+def replayed(timeline: Timeline, lives: BlockLives, counter: Counter) -> tuple[Ints, int]:
     """Replays lives as a trace does: returns the bytes before each row, and those at the end."""
     rows = len(timeline.raw_op)
     born, died = np.zeros(rows, dtype=np.int64), np.zeros(rows, dtype=np.int64)

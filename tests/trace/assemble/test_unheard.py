@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from memprof.trace.assemble.memory.block_lives import Lives, count, pair
+from memprof.trace.assemble.memory.block_lives import BlockLives, count, pair
 from memprof.trace.assemble.memory.elsewhere import account
 from memprof.trace.assemble.memory.missed_frees import end_unheard
 from memprof.trace.assemble.timeline import NEVER, Timeline, merge
@@ -13,7 +13,7 @@ KIB = 1024
 Event = tuple[int, int, int]
 
 
-def recorded(events: list[Event]) -> tuple[Timeline, Lives, np.ndarray]:
+def recorded(events: list[Event]) -> tuple[Timeline, BlockLives, np.ndarray]:
     """One operator of 10 ns for each event, which is heard in its middle.
 
     Args:

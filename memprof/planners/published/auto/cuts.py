@@ -27,7 +27,7 @@ _TOLERANCE = 1e-6
 
 
 @dataclass(frozen=True, eq=False)
-class Answer:
+class Solution:
     """What the model says for one budget.
 
     Attributes:
@@ -94,7 +94,7 @@ class CutModel:
 
     def solve(
         self, budget_bytes: int, *, whole: bool, seconds: float, fixed: tuple[Bools, Floats] | None = None
-    ) -> Answer:
+    ) -> Solution:
         """Finds the least time within a budget.
 
         Args:
@@ -118,14 +118,14 @@ class CutModel:
             options={"time_limit": max(seconds, 0.1), "mip_rel_gap": 1e-4 if self.columns > _SMALL_COLUMNS else 0.0},
         )
         if answer.status == 2:  # scipy's word for infeasible
-            return Answer(is_feasible=False, bound_us=0.0)
+            return Solution(is_feasible=False, bound_us=0.0)
         bound_us = 0.0
         if whole and answer.mip_dual_bound is not None:
             bound_us = float(answer.mip_dual_bound)
         elif not whole and answer.status == 0:
             bound_us = float(answer.fun)
         repeats = None if answer.x is None else self._placed(answer.x > 0.5)
-        return Answer(True, max(0.0, bound_us * (1.0 - _TOLERANCE)), repeats, answer.x)
+        return Solution(True, max(0.0, bound_us * (1.0 - _TOLERANCE)), repeats, answer.x)
 
     def decisions_of(self, state: Repeats) -> Floats:
         """Returns the decisions that lead to a schedule."""

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from memprof.planners.base import Task
+from memprof.planners.base import ScheduleRequest
 from memprof.planners.published.auto.front import Choice, Front
 from memprof.planners.published.auto.moves import Moves
 from memprof.trace.schema import Floats
@@ -23,7 +23,7 @@ def note(moves: Moves, front: Front) -> None:
         front.add(Choice(peak, max(0.0, state.extra_us), tuple(state.repeats())))
 
 
-def drop_until_fits(moves: Moves, front: Front, task: Task, budget_bytes: int) -> bool:
+def drop_until_fits(moves: Moves, front: Front, task: ScheduleRequest, budget_bytes: int) -> bool:
     """Drops, one by one, the value that takes the most bytes off the stages above budget for its time.
 
     Source: Kirisame 2021 (Dynamic Tensor Rematerialization, section 4.1), the heuristic MSPS: time of the value and of
@@ -59,7 +59,14 @@ def drop_until_fits(moves: Moves, front: Front, task: Task, budget_bytes: int) -
 
 
 def exchange(
-    moves: Moves, front: Front, task: Task, budget_bytes: int, *, steps: int, hot: float = 0.1, cold: float = 0.005
+    moves: Moves,
+    front: Front,
+    task: ScheduleRequest,
+    budget_bytes: int,
+    *,
+    steps: int,
+    hot: float = 0.1,
+    cold: float = 0.005,
 ) -> None:
     """Anneals around the present schedule: bytes above the budget have a price that rises until it fits.
 

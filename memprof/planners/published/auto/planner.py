@@ -9,10 +9,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from memprof.planners.base import Found, Planner, Task
+from memprof.planners.base import Planner, ScheduleRequest, ScheduleResult
 from memprof.planners.graph.bounds import needed_bytes
 from memprof.planners.graph.schedule import as_recorded, replay
-from memprof.planners.published.auto.cuts import Answer, CutModel
+from memprof.planners.published.auto.cuts import CutModel, Solution
 from memprof.planners.published.auto.front import Choice, Front
 from memprof.planners.published.auto.improve import drop_until_fits, exchange
 from memprof.planners.published.auto.moves import Moves
@@ -60,12 +60,12 @@ class Auto(Planner):
     )
     summary: ClassVar[str] = "tries every quick planner, then improves on the best and proves how close it is"
 
-    def search(self, task: Task) -> Found:
+    def search(self, task: ScheduleRequest) -> ScheduleResult:
         """Looks for the schedule with the least time whose peak is within the budget."""
         graph, budget = task.graph, task.budget_bytes
         recorded = replay(graph, as_recorded(graph))
         if recorded.peak_bytes <= budget:
-            return Found("optimal", "The step as recorded is within the budget.", recorded.runs, 0.0, budget)
+            return ScheduleResult("optimal", "The step as recorded is within the budget.", recorded.runs, 0.0, budget)
         return _Search(task).found()
 
 
@@ -78,7 +78,7 @@ class _QuickDtr(Dtr):
 class _Search:
     """One search, and what it has found so far."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: ScheduleRequest) -> None:
         self.task = task
         self.graph = task.graph
         self.budget = task.budget_bytes
@@ -90,7 +90,7 @@ class _Search:
         # Schedules that are none of ours: in an order within a stage that ours do not have.
         self.other: tuple[float, Ints] | None = None
 
-    def found(self) -> Found:
+    def found(self) -> ScheduleResult:
         """Runs the search to its end."""
         needed = needed_bytes(self.graph)
         if needed > self.budget:
@@ -109,21 +109,27 @@ class _Search:
         self._ask_exactly()
         return self._answer()
 
-    def _answer(self) -> Found:
+    def _answer(self) -> ScheduleResult:
         least = 0 if self._least_us() < float("inf") else self._least_found()
         best = self._best()
         if best is None:
             status = "time limit" if self.task.is_late() else "nothing found"
-            return Found(status, "No schedule was found that fits, and none was ruled out.", None, self.bound_us, least)
+            return ScheduleResult(
+                status, "No schedule was found that fits, and none was ruled out.", None, self.bound_us, least
+            )
         extra_us, runs = best
         percent = 100.0 * (extra_us - self.bound_us) / (self.graph.duration_us + self.bound_us or 1.0)
         if self._is_proved():
-            return Found("optimal", "No schedule within the budget is faster.", runs, self.bound_us, self.budget)
+            return ScheduleResult(
+                "optimal", "No schedule within the budget is faster.", runs, self.bound_us, self.budget
+            )
         reason = f"Proved within {percent:.2g} % of the fastest."
-        return Found("time limit" if self.task.is_late() else "found", reason, runs, self.bound_us, self.budget)
+        return ScheduleResult(
+            "time limit" if self.task.is_late() else "found", reason, runs, self.bound_us, self.budget
+        )
 
-    def _impossible(self, why: str) -> Found:
-        return Found("infeasible", why, None, 0.0, self._least_found())
+    def _impossible(self, why: str) -> ScheduleResult:
+        return ScheduleResult("infeasible", why, None, 0.0, self._least_found())
 
     def _best(self) -> tuple[float, Ints] | None:
         """Returns time and schedule of the fastest that fits, by replay."""
@@ -231,7 +237,7 @@ class _Search:
     def _seconds(self, most: float) -> float:
         return min(most, self.task.deadline - time.monotonic())
 
-    def _bounded(self, model: CutModel, *, whole: bool, seconds: float) -> Answer:
+    def _bounded(self, model: CutModel, *, whole: bool, seconds: float) -> Solution:
         """Solves the model, raises the bound and loads its schedule."""
         answer = model.solve(self.budget, whole=whole, seconds=self._seconds(seconds))
         self.bound_us = max(self.bound_us, answer.bound_us)

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from memprof.planners.base import Found, Planner, Task
+from memprof.planners.base import Planner, ScheduleRequest, ScheduleResult
 from memprof.planners.graph.bounds import needed_bytes
 from memprof.planners.graph.graph import Graph
 from memprof.planners.graph.schedule import as_recorded, replay
@@ -47,13 +47,13 @@ class Chain(Planner):
     source: ClassVar[str] = "Beaumont et al. 2020 (rotor), sections 3 and 4; stage options as in Zhao et al. 2023"
     summary: ClassVar[str] = "cuts the step into stages and solves what each keeps by dynamic programming"
 
-    def search(self, task: Task) -> Found:
+    def search(self, task: ScheduleRequest) -> ScheduleResult:
         """Looks for the fastest schedule within the budget."""
         graph = task.graph
         recorded = as_recorded(graph)
         least = replay(graph, recorded).peak_bytes
         if least <= task.budget_bytes:
-            return Found("optimal", "The step fits as it was recorded.", recorded)
+            return ScheduleResult("optimal", "The step fits as it was recorded.", recorded)
         best_us, best = np.inf, None
         for runs in _schedules(graph, task.is_late):
             done = replay(graph, runs)
@@ -63,14 +63,14 @@ class Chain(Planner):
         is_late = task.is_late()
         if best is not None:
             reason = "The fastest schedule of its stages that fits" + (" of those tried in time." if is_late else ".")
-            return Found("time limit" if is_late else "found", reason, best, least_bytes=least)
+            return ScheduleResult("time limit" if is_late else "found", reason, best, least_bytes=least)
         needed = needed_bytes(graph)
         if needed > task.budget_bytes:
             reason = f"One operator with all it reads and makes comes to {needed} bytes."
-            return Found("infeasible", reason, least_bytes=least)
+            return ScheduleResult("infeasible", reason, least_bytes=least)
         if is_late:
-            return Found("time limit", "Time ran out before any schedule fitted.", least_bytes=least)
-        return Found("nothing found", "No schedule of its stages fits.", least_bytes=least)
+            return ScheduleResult("time limit", "Time ran out before any schedule fitted.", least_bytes=least)
+        return ScheduleResult("nothing found", "No schedule of its stages fits.", least_bytes=least)
 
 
 def _schedules(graph: Graph, is_late: Callable[[], bool]) -> Iterator[Ints]:

@@ -20,7 +20,7 @@ _GAP = 1e-6
 
 
 @dataclass(frozen=True, eq=False)
-class Answer:
+class Solution:
     """What the solver says.
 
     Attributes:
@@ -95,7 +95,7 @@ class Model:
         """Number of columns that are whole."""
         return sum(self._is_whole)
 
-    def solve(self, deadline: float, *, is_relaxed: bool = False) -> Answer:
+    def solve(self, deadline: float, *, is_relaxed: bool = False) -> Solution:
         """Solves the programme, or gets as far as time allows.
 
         Args:
@@ -103,7 +103,7 @@ class Model:
             is_relaxed: Nothing has to be whole: the linear relaxation, whose objective is a bound.
         """
         if not self.is_possible:
-            return Answer(is_proved=True, objective=math.inf, bound=math.inf, values=None)
+            return Solution(is_proved=True, objective=math.inf, bound=math.inf, values=None)
         done = solve(
             np.array(self._cost),
             integrality=np.array([whole and not is_relaxed for whole in self._is_whole], dtype=np.int64),
@@ -113,12 +113,12 @@ class Model:
         )
         unit = self._scale if self._least_peak else self._unit_us
         if done.status == 2:
-            return Answer(is_proved=True, objective=math.inf, bound=math.inf, values=None)
+            return Solution(is_proved=True, objective=math.inf, bound=math.inf, values=None)
         if done.x is None or (is_relaxed and done.status != 0):
-            return Answer(is_proved=False, objective=math.inf, bound=-math.inf, values=None)
+            return Solution(is_proved=False, objective=math.inf, bound=-math.inf, values=None)
         # A programme without whole numbers has no bound beside its optimum.
         bound = done.fun if is_relaxed or done.mip_dual_bound is None else done.mip_dual_bound
-        return Answer(done.status == 0, float(done.fun) * unit, float(bound) * unit, np.asarray(done.x))
+        return Solution(done.status == 0, float(done.fun) * unit, float(bound) * unit, np.asarray(done.x))
 
     def runs_again(self, values: Floats, least: float = 0.5) -> list[list[int]]:
         """Returns the nodes that run again before each event to more than some degree, in their order."""

@@ -10,13 +10,13 @@ from typing import ClassVar
 
 import numpy as np
 
-from memprof.planners.base import Found, Planner, Task
+from memprof.planners.base import Planner, ScheduleRequest, ScheduleResult
 from memprof.planners.graph.bounds import needed_bytes
 from memprof.planners.graph.graph import Graph
 from memprof.planners.graph.schedule import as_recorded, replay
 from memprof.planners.graph.walk import Walk
 from memprof.planners.published.checkmate.condensed import Blocks, blocks_of
-from memprof.planners.published.checkmate.model import Answer, Model
+from memprof.planners.published.checkmate.model import Model, Solution
 from memprof.trace.schema import Floats, Ints
 
 #: Up to so many nodes, the programme also weighs running operators again before backward begins.
@@ -88,16 +88,16 @@ class Checkmate(Planner):
     source: ClassVar[str] = "Jain et al. 2020 (Checkmate), sections 4 and 5; solved with HiGHS"
     summary: ClassVar[str] = "solves what is kept and what runs again as a mixed-integer programme"
 
-    def search(self, task: Task) -> Found:
+    def search(self, task: ScheduleRequest) -> ScheduleResult:
         """Looks for the fastest schedule within the budget, and for a bound below which no schedule comes."""
         graph = task.graph
         best = _Best(graph, task.budget_bytes)
         if best.offer(as_recorded(graph)) <= task.budget_bytes:
-            return Found("optimal", "The step fits as it was recorded.", best.runs)
+            return ScheduleResult("optimal", "The step fits as it was recorded.", best.runs)
         needed = needed_bytes(graph)
         if needed > task.budget_bytes:
             reason = f"One operator with all it reads and makes comes to {needed} bytes."
-            return Found("infeasible", reason, least_bytes=_least_bytes(task, best))
+            return ScheduleResult("infeasible", reason, least_bytes=_least_bytes(task, best))
 
         blocks = blocks_of(graph)
         bound_us = 0.0
@@ -106,7 +106,7 @@ class Checkmate(Planner):
             bound_us, likely = _relaxed(task, blocks, best)
             if math.isinf(bound_us):
                 reason = "No schedule holds what each operator reads and makes within the budget."
-                return Found("infeasible", reason, least_bytes=_least_bytes(task, best))
+                return ScheduleResult("infeasible", reason, least_bytes=_least_bytes(task, best))
         if _MOST_NODES < len(blocks.members) <= _MOST_NODES_TO_JOIN:
             blocks = blocks_of(graph, _MOST_NODES)
             likely = _relaxed(task, blocks, best)[1]
@@ -114,7 +114,7 @@ class Checkmate(Planner):
         if likely and not in_forward:
             now = time.monotonic()
             _solved(task, blocks, best, now + _FIRST_SHARE * (task.deadline - now), only=likely)
-        answer = Answer(is_proved=False, objective=math.inf, bound=-math.inf, values=None)
+        answer = Solution(is_proved=False, objective=math.inf, bound=-math.inf, values=None)
         is_small = len(blocks.members) <= _MOST_NODES_TO_SOLVE
         if is_small and not task.is_late() and best.extra_us > bound_us * (1 + _TOLERANCE):
             answer = _solved(task, blocks, best, task.deadline, in_forward=in_forward)
@@ -122,7 +122,7 @@ class Checkmate(Planner):
         return _found(task, best, answer, bound_us, is_whole=is_whole)
 
 
-def _relaxed(task: Task, blocks: Blocks, best: _Best) -> tuple[float, set[tuple[int, int]]]:
+def _relaxed(task: ScheduleRequest, blocks: Blocks, best: _Best) -> tuple[float, set[tuple[int, int]]]:
     """Solves the linear relaxation and rounds it, and those for somewhat smaller budgets.
 
     Returns:
@@ -161,7 +161,7 @@ def _rounded(graph: Graph, blocks: Blocks, model: Model, values: Floats, degree:
 
 
 def _solved(
-    task: Task,
+    task: ScheduleRequest,
     blocks: Blocks,
     best: _Best,
     deadline: float,
@@ -169,7 +169,7 @@ def _solved(
     in_forward: bool = False,
     only: Set[tuple[int, int]] | None = None,
     least_peak: bool = False,
-) -> Answer:
+) -> Solution:
     """Solves one programme; where the solver's tolerance lets it step over the budget, once more with that less."""
     budget = task.budget_bytes
     while True:
@@ -204,7 +204,7 @@ def _written(graph: Graph, blocks: Blocks, again: list[list[int]]) -> Ints:
     return np.array([*runs, *range(at, graph.ops)], dtype=np.int64)
 
 
-def _least_bytes(task: Task, best: _Best) -> int:
+def _least_bytes(task: ScheduleRequest, best: _Best) -> int:
     """Looks for the smallest budget with a schedule; returns that of the best it has when time runs out."""
     blocks = blocks_of(task.graph)
     if _MOST_NODES < len(blocks.members) <= _MOST_NODES_TO_JOIN:
@@ -217,24 +217,26 @@ def _least_bytes(task: Task, best: _Best) -> int:
     return best.least_bytes
 
 
-def _found(task: Task, best: _Best, answer: Answer, bound_us: float, *, is_whole: bool) -> Found:
+def _found(task: ScheduleRequest, best: _Best, answer: Solution, bound_us: float, *, is_whole: bool) -> ScheduleResult:
     """Says how the search ended."""
     if best.runs is not None:
         if best.extra_us <= bound_us * (1 + _TOLERANCE):
-            return Found("optimal", "Proved: no schedule whatever is faster.", best.runs, best.extra_us)
+            return ScheduleResult("optimal", "Proved: no schedule whatever is faster.", best.runs, best.extra_us)
         if is_whole:
             reason = "Proved: no schedule that runs operators again in the order of the step is faster."
-            return Found("optimal", reason, best.runs, best.extra_us)
+            return ScheduleResult("optimal", reason, best.runs, best.extra_us)
         if answer.is_proved:
             reason = "The fastest that runs nothing again in forward and treats joined operators as one."
-            return Found("found", reason, best.runs, bound_us)
+            return ScheduleResult("found", reason, best.runs, bound_us)
         if task.is_late():
-            return Found("time limit", "The best when time ran out.", best.runs, bound_us)
-        return Found("found", "Rounded from the relaxation: too many nodes to solve.", best.runs, bound_us)
+            return ScheduleResult("time limit", "The best when time ran out.", best.runs, bound_us)
+        return ScheduleResult("found", "Rounded from the relaxation: too many nodes to solve.", best.runs, bound_us)
     least = _least_bytes(task, best)
     if answer.is_proved:
         reason = "No schedule fits that runs its operators again in the order of the step."
-        return Found("nothing found", reason, bound_us=bound_us, least_bytes=least)
+        return ScheduleResult("nothing found", reason, bound_us=bound_us, least_bytes=least)
     if task.is_late():
-        return Found("time limit", "Time ran out before any schedule fitted.", bound_us=bound_us, least_bytes=least)
-    return Found("nothing found", "Too many nodes to solve.", bound_us=bound_us, least_bytes=least)
+        return ScheduleResult(
+            "time limit", "Time ran out before any schedule fitted.", bound_us=bound_us, least_bytes=least
+        )
+    return ScheduleResult("nothing found", "Too many nodes to solve.", bound_us=bound_us, least_bytes=least)

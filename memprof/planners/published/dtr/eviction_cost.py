@@ -8,7 +8,7 @@ from memprof.planners.graph.graph import Graph
 HEURISTICS = ("eq-class", "msps", "local", "full")
 
 
-class Worth:
+class EvictionCost:
     """Keeps track of evicted values, and of what each would add to the time of making another one again.
 
     Source: Kirisame 2021, section 4.1 and appendix C. With c the time of a value's operator:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from memprof.planners.base import Found, Planner, Task
+from memprof.planners.base import Planner, ScheduleRequest, ScheduleResult
 from memprof.planners.graph.bounds import needed_bytes
 from memprof.planners.graph.schedule import as_recorded, replay
 from memprof.planners.published.dtr.eviction_cost import HEURISTICS
@@ -21,25 +21,29 @@ class Dtr(Planner):
     #: The heuristics that are tried.
     heuristics: ClassVar[tuple[str, ...]] = HEURISTICS
 
-    def search(self, task: Task) -> Found:
+    def search(self, task: ScheduleRequest) -> ScheduleResult:
         """Looks for the schedule with the least time whose peak is within the budget."""
         graph, budget = task.graph, task.budget_bytes
         recorded = replay(graph, as_recorded(graph))
         if recorded.peak_bytes <= budget:
-            return Found("optimal", "The step as recorded is within the budget.", recorded.runs, 0.0, budget)
+            return ScheduleResult("optimal", "The step as recorded is within the budget.", recorded.runs, 0.0, budget)
         needed = needed_bytes(graph)
         if needed > budget:
             reason = f"One operator alone holds {needed} bytes with what it reads and makes."
-            return Found("infeasible", reason, least_bytes=self._least_bytes(task, needed, recorded.peak_bytes))
+            return ScheduleResult(
+                "infeasible", reason, least_bytes=self._least_bytes(task, needed, recorded.peak_bytes)
+            )
         best, chosen = self._best(task, budget)
         if best is None:
             least = self._least_bytes(task, budget, recorded.peak_bytes)
             status = "time limit" if task.is_late() else "nothing found"
-            return Found(status, "Every heuristic ran out of memory with nothing left to evict.", least_bytes=least)
+            return ScheduleResult(
+                status, "Every heuristic ran out of memory with nothing left to evict.", least_bytes=least
+            )
         status = "time limit" if task.is_late() else "found"
-        return Found(status, f"The {chosen} heuristic was the fastest.", best, least_bytes=budget)
+        return ScheduleResult(status, f"The {chosen} heuristic was the fastest.", best, least_bytes=budget)
 
-    def _best(self, task: Task, budget_bytes: int) -> tuple[Ints | None, str]:
+    def _best(self, task: ScheduleRequest, budget_bytes: int) -> tuple[Ints | None, str]:
         """Tries every heuristic; returns the fastest schedule and whose it is."""
         best: Ints | None = None
         chosen, least_us = "", float("inf")
@@ -49,7 +53,7 @@ class Dtr(Planner):
                 best, chosen, least_us = runs, heuristic, extra_us
         return best, chosen
 
-    def _least_bytes(self, task: Task, low: int, high: int) -> int:
+    def _least_bytes(self, task: ScheduleRequest, low: int, high: int) -> int:
         """Narrows down the smallest budget that its quickest heuristic can do with; 0 where the clock stops it."""
         while high - low > high // 200 and not task.is_late():
             middle = (low + high) // 2

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from memprof.planners.base import Task
-from memprof.planners.published.dtr.eviction_cost import Worth
+from memprof.planners.base import ScheduleRequest
+from memprof.planners.published.dtr.eviction_cost import EvictionCost
 from memprof.trace.schema import NONE, Bools, Floats, Ints
 
 
@@ -18,7 +18,7 @@ class Simulation:
     the step will not ask for any more is evicted eagerly.
     """
 
-    def __init__(self, task: Task, budget_bytes: int, heuristic: str) -> None:
+    def __init__(self, task: ScheduleRequest, budget_bytes: int, heuristic: str) -> None:
         """Prepares a run.
 
         Args:
@@ -29,7 +29,7 @@ class Simulation:
         graph = task.graph
         self._task, self._graph, self._budget = task, graph, budget_bytes
         self._is_stale_cheap = heuristic != "msps"
-        self._worth = Worth(graph, heuristic)
+        self._worth = EvictionCost(graph, heuristic)
         self._cost_around = np.array([self._worth.cost_us(value) for value in range(graph.values)])
         self._reads, self._made = graph.reads_by_op(), graph.values_by_op()
         self._maker: list[int] = graph.value_op.tolist()

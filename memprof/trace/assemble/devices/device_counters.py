@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from memprof.trace.assemble.devices.history import block_bytes, pending_bytes, rows_at
-from memprof.trace.assemble.memory.block_lives import Lives
-from memprof.trace.assemble.memory.native_events import Heard
+from memprof.trace.assemble.memory.block_lives import BlockLives
+from memprof.trace.assemble.memory.native_events import DeviceEvents
 from memprof.trace.assemble.timeline import Timeline
 from memprof.trace.schema import NONE, Ints
 
 
-def requested_bytes(heard: Heard, lives: Lives) -> Ints:
+def requested_bytes(heard: DeviceEvents, lives: BlockLives) -> Ints:
     """Returns the bytes that each life was asked for with; NONE where unknown. Shape (lives,)."""
     requested = np.full(len(lives.born), NONE, dtype=np.int64)
     is_born = lives.born != NONE
@@ -22,7 +22,7 @@ def requested_bytes(heard: Heard, lives: Lives) -> Ints:
     return requested
 
 
-def reserved_peaks(heard: Heard, timeline: Timeline) -> Ints:
+def reserved_peaks(heard: DeviceEvents, timeline: Timeline) -> Ints:
     """Returns the most bytes reserved while each row ran; NONE where the allocator has or tells none. Shape (rows,).
 
     A row that takes and gives back nothing runs with what was reserved before; rows ahead of the first event with what
@@ -41,7 +41,7 @@ def reserved_peaks(heard: Heard, timeline: Timeline) -> Ints:
     return np.maximum(peak, np.concatenate(([first], before[:-1])))
 
 
-def active_peaks(heard: Heard, timeline: Timeline, allocated: Ints) -> Ints:
+def active_peaks(heard: DeviceEvents, timeline: Timeline, allocated: Ints) -> Ints:
     """Returns the most bytes in use, or freed and awaiting another stream, while each row ran. Shape (rows,).
 
     Args:
@@ -71,7 +71,7 @@ def active_peaks(heard: Heard, timeline: Timeline, allocated: Ints) -> Ints:
     return np.where(own == NONE, peak, np.maximum(own, allocated))
 
 
-def _allocated_after(heard: Heard) -> Ints:
+def _allocated_after(heard: DeviceEvents) -> Ints:
     """Returns the allocated bytes after each event: the allocator's own count, or the sum where it told none."""
     summed = int(heard.alive_bytes.sum()) + np.cumsum(heard.size_bytes)
     return np.where(heard.total < 0, summed, heard.total)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from memprof.trace.assemble.memory.native_events import Heard
+from memprof.trace.assemble.memory.native_events import DeviceEvents
 from memprof.trace.assemble.recording import Recording
 from memprof.trace.assemble.timeline import Timeline
 from memprof.trace.schema import ACTIONS, NONE, AllocatorEvents, Ints
@@ -19,7 +19,7 @@ def allocator_events(recording: Recording) -> AllocatorEvents:
     return _history(heard, timeline) if len(heard.history) else _heard(heard, timeline)
 
 
-def _heard(heard: Heard, timeline: Timeline) -> AllocatorEvents:
+def _heard(heard: DeviceEvents, timeline: Timeline) -> AllocatorEvents:
     total = len(timeline.event_bytes)
     size = np.abs(timeline.event_bytes)
     return AllocatorEvents.of(
@@ -33,7 +33,7 @@ def _heard(heard: Heard, timeline: Timeline) -> AllocatorEvents:
     )
 
 
-def _history(heard: Heard, timeline: Timeline) -> AllocatorEvents:
+def _history(heard: DeviceEvents, timeline: Timeline) -> AllocatorEvents:
     history = heard.history
     before = history.alive
     older = len(before["address"])
@@ -51,7 +51,7 @@ def _history(heard: Heard, timeline: Timeline) -> AllocatorEvents:
     )
 
 
-def _rows(heard: Heard, timeline: Timeline) -> Ints:
+def _rows(heard: DeviceEvents, timeline: Timeline) -> Ints:
     """Returns the row each entry belongs to: of the event that reports it, else of the one before it.
 
     A segment is taken for the event behind.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from memprof.trace.assemble.memory.block_lives import Lives
+from memprof.trace.assemble.memory.block_lives import BlockLives
 from memprof.trace.assemble.timeline import NEVER, Timeline
 from memprof.trace.schema import NONE, Bools, Ints
 
@@ -34,7 +34,7 @@ class Mergers:
     dropped: Ints
 
 
-def find_mergers(timeline: Timeline, lives: Lives, op: Ints, input_life: Ints, output_life: Ints) -> Mergers:
+def find_mergers(timeline: Timeline, lives: BlockLives, op: Ints, input_life: Ints, output_life: Ints) -> Mergers:
     """Finds, among operators said to run in place, those whose input gave way to their result.
 
     Args:
@@ -54,7 +54,7 @@ def find_mergers(timeline: Timeline, lives: Lives, op: Ints, input_life: Ints, o
     return Mergers(op[fits], kept[fits], dropped[fits])
 
 
-def merge_lives(timeline: Timeline, lives: Lives, mergers: Mergers) -> tuple[Lives, Ints, Bools]:
+def merge_lives(timeline: Timeline, lives: BlockLives, mergers: Mergers) -> tuple[BlockLives, Ints, Bools]:
     """Makes one life of each pair.
 
     Returns:
@@ -72,10 +72,10 @@ def merge_lives(timeline: Timeline, lives: Lives, mergers: Mergers) -> tuple[Liv
         is_void[lives.born[dropped]] = True
         is_void[lives.died[kept]] = True
         died[root] = lives.died[dropped]
-    return Lives(lives.address, lives.size_bytes, lives.born, died), become, is_void
+    return BlockLives(lives.address, lives.size_bytes, lives.born, died), become, is_void
 
 
-def wrapped_twice(timeline: Timeline, lives: Lives, op_start_ns: Ints) -> Bools:
+def wrapped_twice(timeline: Timeline, lives: BlockLives, op_start_ns: Ints) -> Bools:
     """Finds the numbers that operators wrapped as tensors although they had been wrapped ahead of them.
 
     Args:

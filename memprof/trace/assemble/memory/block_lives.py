@@ -11,7 +11,7 @@ from memprof.trace.schema import NONE, Bools, Ints
 
 
 @dataclass(frozen=True)
-class Lives:
+class BlockLives:
     """Lives of blocks, sorted by address and birth. Shape (lives,) each.
 
     Attributes:
@@ -42,7 +42,7 @@ class Lives:
         return np.where(is_alive, row_inside, NONE)
 
 
-def pair(timeline: Timeline, alive_address: Ints, alive_bytes: Ints) -> Lives:
+def pair(timeline: Timeline, alive_address: Ints, alive_bytes: Ints) -> BlockLives:
     """Pairs events into lives.
 
     A free of an unknown block means that it was alive before. A second allocation at an address means that the
@@ -73,7 +73,7 @@ def pair(timeline: Timeline, alive_address: Ints, alive_bytes: Ints) -> Lives:
     previous_is_taking[1:] = is_taking[:-1]
     is_older = ~is_taking & ~(same_previous & previous_is_taking)
     is_life = is_taking | is_older
-    return Lives(
+    return BlockLives(
         address=address[is_life],
         size_bytes=np.abs(size[is_life]),
         born=np.where(is_older, NONE, index)[is_life],
@@ -96,7 +96,9 @@ class Counter:
     is_temporary: Bools
 
 
-def count(timeline: Timeline, lives: Lives, start_bytes: int, is_void: Bools, extra: Ints, relief: Ints) -> Counter:
+def count(
+    timeline: Timeline, lives: BlockLives, start_bytes: int, is_void: Bools, extra: Ints, relief: Ints
+) -> Counter:
     """Follows the allocator's counter through the events.
 
     Args:

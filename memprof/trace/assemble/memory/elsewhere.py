@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from memprof.trace.assemble.memory.block_lives import Lives
+from memprof.trace.assemble.memory.block_lives import BlockLives
 from memprof.trace.assemble.memory.missed_frees import told_ends
 from memprof.trace.assemble.timeline import Timeline
 from memprof.trace.schema import NONE, Ints
@@ -48,7 +48,7 @@ class Elsewhere:
         return cls(none, none, none, np.zeros(events, dtype=np.int64), np.zeros(rows, dtype=np.int64), 0, 0)
 
 
-def account(timeline: Timeline, lives: Lives, totals: Ints) -> Elsewhere:
+def account(timeline: Timeline, lives: BlockLives, totals: Ints) -> Elsewhere:
     """Follows the difference between the allocator's count and the lives that are known.
 
     Args:

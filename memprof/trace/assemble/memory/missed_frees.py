@@ -10,7 +10,7 @@ import itertools
 
 import numpy as np
 
-from memprof.trace.assemble.memory.block_lives import Lives
+from memprof.trace.assemble.memory.block_lives import BlockLives
 from memprof.trace.assemble.timeline import NEVER, Timeline
 from memprof.trace.schema import NONE, Ints
 
@@ -20,7 +20,7 @@ _SUM_OF, _AMONG = 3, 24
 _LEAST_BYTES = 1024
 
 
-def end_unheard(timeline: Timeline, lives: Lives, totals: Ints) -> Lives:
+def end_unheard(timeline: Timeline, lives: BlockLives, totals: Ints) -> BlockLives:
     """Ends lives where the allocator's count falls by their size without an event.
 
     Args:
@@ -48,7 +48,7 @@ def end_unheard(timeline: Timeline, lives: Lives, totals: Ints) -> Lives:
     return dataclasses.replace(lives, died=died)
 
 
-def told_ends(timeline: Timeline, lives: Lives) -> Ints:
+def told_ends(timeline: Timeline, lives: BlockLives) -> Ints:
     """Returns the bytes, negative, of the lives that end at an event of another block's. Shape (events,)."""
     ended = np.zeros(len(timeline.event_bytes), dtype=np.int64)
     rows = np.flatnonzero(lives.died != NEVER)

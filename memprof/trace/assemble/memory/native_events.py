@@ -21,7 +21,7 @@ _HALF_US = 500
 
 
 @dataclass(frozen=True, eq=False)
-class Heard:
+class DeviceEvents:
     """Events of one device, by time; each of shape ``(events,)``.
 
     Attributes:
@@ -89,7 +89,7 @@ def devices_of(spool: Spool, epoch: Epoch) -> list[str]:
     return [names[number] for number in order.tolist() if is_heard[number]] or [CPU]
 
 
-def hear(spool: Spool, epoch: Epoch, device: str) -> Heard:
+def read_device_events(spool: Spool, epoch: Epoch, device: str) -> DeviceEvents:
     """Returns the events of a device.
 
     Of a device they come from the allocator's reports to the profiler where the epoch has them, else from the
@@ -114,7 +114,7 @@ def hear(spool: Spool, epoch: Epoch, device: str) -> Heard:
     events = {name: values[is_own] for name, values in events.items()}
     order = np.argsort(events["time_ns"], kind="stable")
     events = {name: values[order] for name, values in events.items()}
-    return Heard(
+    return DeviceEvents(
         device=device,
         time_ns=events["time_ns"],
         address=events["address"],
@@ -136,7 +136,7 @@ def within(columns: dict[str, Ints], epoch: Epoch) -> dict[str, Ints]:
     return {name: values[is_inside] for name, values in columns.items()}
 
 
-def _on_cpu(spool: Spool, epoch: Epoch) -> Heard:
+def _on_cpu(spool: Spool, epoch: Epoch) -> DeviceEvents:
     events, alive = within(spool.columns("events"), epoch), within(spool.columns("alive"), epoch)
     is_own = own_events(events["time_ns"], events["address"], events["size_bytes"], events["total"], alive["address"])
     is_own &= events["size_bytes"] != 0  # else a mark: everything up to here was heard
@@ -145,7 +145,7 @@ def _on_cpu(spool: Spool, epoch: Epoch) -> Heard:
     unknown = np.full(len(order), NONE, dtype=np.int64)
     # Tensors on a device are held by Python, too, but their memory is not the processor's.
     is_here = ~np.isin(alive["address"], spool.columns("device_alive")["address"])
-    return Heard(
+    return DeviceEvents(
         device=CPU,
         time_ns=events["time_ns"][order],
         address=events["address"][order],
@@ -188,13 +188,13 @@ def _requested(events: dict[str, Ints], history: History) -> Ints:
     return requested
 
 
-def _from_history(device: str, history: History, alive: dict[str, Ints]) -> Heard:
+def _from_history(device: str, history: History, alive: dict[str, Ints]) -> DeviceEvents:
     """Makes events of the allocator's history alone; blocks are as large as rounding makes them."""
     rows = np.flatnonzero(history.is_taking | history.is_giving_back)
     size = block_bytes(history)[rows]
     in_use = alive["is_pending"] == 0
     taking = history.is_taking[rows]
-    return Heard(
+    return DeviceEvents(
         device=device,
         # Entries tie, and their moments are cut to microseconds: order is theirs.
         time_ns=np.maximum.accumulate(history.time_us[rows] * 1000 + _HALF_US) if len(rows) else rows,

@@ -10,7 +10,7 @@ from memprof.trace.assemble import texts
 from memprof.trace.assemble.devices.device_counters import active_peaks, requested_bytes, reserved_peaks
 from memprof.trace.assemble.devices.workspaces import name_workspaces
 from memprof.trace.assemble.memory.artefacts import Mergers, find_mergers, merge_lives, wrapped_twice
-from memprof.trace.assemble.memory.block_lives import Counter, Lives, count, pair
+from memprof.trace.assemble.memory.block_lives import BlockLives, Counter, count, pair
 from memprof.trace.assemble.memory.categories import Facts, Lifetimes, categorize
 from memprof.trace.assemble.memory.elsewhere import NAME, Elsewhere, account
 from memprof.trace.assemble.memory.foreign import Foreign, find_foreign
@@ -182,7 +182,7 @@ def memory_samples(recording: Recording, counter: Counter) -> Memory:
     )
 
 
-def _touches(recording: Recording, lives: Lives) -> _Touches:
+def _touches(recording: Recording, lives: BlockLives) -> _Touches:
     columns = recording.spool.columns("touches")
     op = columns["op"] - recording.epoch.first_op
     is_inside = (op >= 0) & (op < recording.raw_count) & (columns["address"] != 0)
@@ -193,7 +193,7 @@ def _touches(recording: Recording, lives: Lives) -> _Touches:
     return _Touches(op, address, columns["size_bytes"][is_inside], role, columns["tensor"][is_inside], life)
 
 
-def _mergers(recording: Recording, lives: Lives, touches: _Touches, partners: dict[int, Partners]) -> Mergers:
+def _mergers(recording: Recording, lives: BlockLives, touches: _Touches, partners: dict[int, Partners]) -> Mergers:
     """Finds operators that run in place without the recorder: as the timed step says, or as autograd does."""
     raw = recording.raw
     names = texts.look_up(recording.names, raw["name"])
@@ -213,7 +213,7 @@ def _mergers(recording: Recording, lives: Lives, touches: _Touches, partners: di
     return find_mergers(recording.timeline, lives, recording.row_of_raw[candidates], input_life, output_life)
 
 
-def _is_sum_of_gradients(recording: Recording, lives: Lives, touches: _Touches, raw_op: Ints) -> Bools:
+def _is_sum_of_gradients(recording: Recording, lives: BlockLives, touches: _Touches, raw_op: Ints) -> Bools:
     """Tells the engine's sums of gradients from sums within a backward formula.
 
     The engine's first term was made under another node, and its result is used under another node.
@@ -270,7 +270,7 @@ def _own_start(recording: Recording) -> Ints:
     return np.where(recording.is_real, recording.raw["start_ns"][recording.before], recording.timeline.start_ns)
 
 
-def _elsewhere(recording: Recording, lives: Lives) -> Elsewhere:
+def _elsewhere(recording: Recording, lives: BlockLives) -> Elsewhere:
     totals = recording.heard.total
     if not _has_totals(recording):
         return Elsewhere.nothing(len(totals), recording.rows)
@@ -297,7 +297,7 @@ def _notes(elsewhere: Elsewhere) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _facts(recording: Recording, lives: Lives, storage_of_life: Ints, foreign: Foreign) -> Facts:
+def _facts(recording: Recording, lives: BlockLives, storage_of_life: Ints, foreign: Foreign) -> Facts:
     columns = recording.in_epoch("facts")
     position = recording.timeline.position(columns["time_ns"])
     storage = storage_of_life[lives.find(columns["address"], position)]
