@@ -119,9 +119,9 @@ def describe_least(found: Suggestion) -> str:
     if answer.search_request.needed(least) <= answer.search_request.budget_bytes:
         fastest_us = min(one.step_time_us for one in _inside(answer))
         return (
-            f"No plan is within {format_bytes(answer.search_request.budget_bytes)} and the slowdown allowed: the fastest "
-            f"within the budget takes {fastest_us / answer.recorded.step_time_us:.2f} times the recorded step. Allow more "
-            "with --max-slowdown."
+            f"No plan is within {format_bytes(answer.search_request.budget_bytes)} and the slowdown allowed: the "
+            f"fastest within the budget takes {fastest_us / answer.recorded.step_time_us:.2f} times the recorded step. "
+            "Allow more with --max-slowdown."
         )
     more = " The search was stopped before its end." if answer.was_stopped else ""
     return (
