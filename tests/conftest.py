@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Iterator
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # One process a core already: more threads in each only wait for one another. Before torch is imported.
@@ -40,6 +39,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
 
 
+#: The file whose tests run.
+_of: dict[str, Path] = {}
+
+
+def _forget_older_objects() -> None:
+    """Takes what torch consists of, and what earlier files left, out of the garbage collector's sight.
+
+    A process that runs tests holds millions of objects. Each of its many recordings looks for models among all of
+    them, and would find those that earlier tests have left alive.
+    """
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Lets the scripts that tests start run in forks of a process that has imported torch."""
     if not config.getoption("--cold"):
@@ -55,25 +68,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skips what needs a GPU where there is none, and says how the processes of this test start."""
     client.set_enabled(item.get_closest_marker("cold") is None)
+    if item.path != _of.get("path"):
+        _of["path"] = item.path
+        _forget_older_objects()
     if item.get_closest_marker("gpu") is not None:
         import torch
 
         if not torch.cuda.is_available():
             pytest.skip("needs a CUDA device")
-
-
-@pytest.fixture(scope="session")
-def small_heap() -> Iterator[None]:
-    """Takes what torch consists of out of the garbage collector's sight, with which a recording looks for models.
-
-    A process that runs tests holds a million objects, and each of its many short jobs would go through them all.
-    """
-    import torch._dynamo  # what the first optimizer imports  # noqa: F401
-
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture

@@ -82,14 +82,14 @@ def both(text: str, folder: Path) -> tuple[tuple[list[float], int], tuple[list[f
     return found, applied
 
 
-def test_arguments_train_as_the_plan_does(small_heap: None, tmp_path: Path) -> None:
+def test_arguments_train_as_the_plan_does(tmp_path: Path) -> None:
     """Trainer's own bf16 and recomputation of every layer: the same losses, the same peak to the byte."""
     found, applied = both("[precision]\ndtype = 'bf16'\n[checkpoint]\nmodules = ['model.layers.*']", tmp_path)
     assert found == applied
 
 
 @pytest.mark.slow  # the code around the model is that of test_pytorch.py
-def test_what_has_no_argument_is_code_around_the_model(small_heap: None, tmp_path: Path) -> None:
+def test_what_has_no_argument_is_code_around_the_model(tmp_path: Path) -> None:
     """Some layers, and operators whose outputs stay: prepare(model) does it, to the byte."""
     text = "[checkpoint]\nmodules = ['model.layers.0', 'model.layers.*.mlp']\nkeep = ['matmul']"
     found, applied = both(text, tmp_path)
@@ -106,7 +106,7 @@ def test_parts_of_a_batch_and_the_form_of_updates_are_arguments(tmp_path: Path) 
 
 
 @pytest.mark.slow  # that the arguments are taken is held above
-def test_parts_of_a_batch_add_up(small_heap: None, tmp_path: Path) -> None:
+def test_parts_of_a_batch_add_up(tmp_path: Path) -> None:
     """Two micro-batches of four train as a batch of eight to rounding, in less memory."""
     arguments = scope_of(emit("[accumulate]\nmicro_batches = 2", batch=8))["training_arguments"](**own(tmp_path))
     losses, peak = train(make_model(), arguments)

@@ -79,7 +79,7 @@ def train(text: str, *, is_emitted: bool, batch: int = 8) -> tuple[list[float], 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.slow  # the code around the model is that of test_pytorch.py
-def test_what_has_no_argument_is_code_around_the_model(small_heap: None) -> None:
+def test_what_has_no_argument_is_code_around_the_model() -> None:
     """The same losses and the same peak to the byte as under the plan."""
     text = "[checkpoint]\nmodules = ['layers.*']\nkeep = ['matmul']"
     assert train(text, is_emitted=True) == train(text, is_emitted=False)
@@ -87,7 +87,7 @@ def test_what_has_no_argument_is_code_around_the_model(small_heap: None) -> None
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.slow  # that the Trainer takes the arguments is held below
-def test_arguments_train_as_the_plan_says(small_heap: None) -> None:
+def test_arguments_train_as_the_plan_says() -> None:
     """Two parts of four in bf16: the mean of their losses is the batch's, to the type's rounding, in less memory.
 
     Lightning runs the loss under autocast too, and updates behind every second part.

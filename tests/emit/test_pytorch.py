@@ -53,7 +53,7 @@ def emit(text: str, **request: object) -> Emitted:
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=SLOW if name in SLOWER else ()) for name in PLANS])
-def test_emitted_code_trains_as_memprof_does(small_heap: None, name: str) -> None:
+def test_emitted_code_trains_as_memprof_does(name: str) -> None:
     """Every loss and the weights at the end are equal to the bit, and so is the peak of a recorded step to the byte."""
     job, plan, difference = PLANS[name]
     emitted = emit(plan)
@@ -68,7 +68,7 @@ def test_emitted_code_trains_as_memprof_does(small_heap: None, name: str) -> Non
 
 
 @pytest.mark.slow  # "states" and "all" move as much
-def test_a_copy_ahead_is_said_to_be_missing(small_heap: None) -> None:
+def test_a_copy_ahead_is_said_to_be_missing() -> None:
     """With prefetch the emitted code waits instead: its peak is that of prefetch = 0, and it says so."""
     plan = "[swap]\nmodules = ['layers.*']\nto = 'disk'\nprefetch = {}"
     emitted = emit(plan.format(2))

@@ -10,7 +10,7 @@ import torch
 
 
 @pytest.fixture(scope="session", autouse=True)
-def one_thread(small_heap: None) -> Iterator[None]:
+def one_thread() -> Iterator[None]:
     """Keeps torch to one thread: sums are added in one order."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

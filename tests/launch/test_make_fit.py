@@ -24,8 +24,6 @@ from memprof.policies.checkpoint.policy import Checkpoint
 from memprof.policies.plan.plan import Plan
 from memprof.policies.registry import policy_types
 
-pytestmark = pytest.mark.usefixtures("small_heap")
-
 STEPS = 10
 
 

@@ -9,11 +9,6 @@ import pytest
 from tests.policies.loops import Loop
 
 
-@pytest.fixture(scope="session", autouse=True)
-def many_jobs(small_heap: None) -> None:
-    """Keeps what a recording costs down."""
-
-
 @pytest.fixture
 def loop(flag: str) -> Iterator[Callable[[], Loop]]:
     """Makes a loop under a plan, which is taken back after the test."""

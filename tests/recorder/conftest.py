@@ -21,7 +21,7 @@ Job = Callable[[], Any]
 
 
 @pytest.fixture(scope="session", autouse=True)
-def one_thread(small_heap: None) -> Iterator[None]:
+def one_thread() -> Iterator[None]:
     """Keeps torch to one thread: sums are added in one order, and a fork finds no lock held."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
