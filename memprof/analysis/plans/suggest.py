@@ -10,7 +10,6 @@ from memprof.analysis.allocator.reserved import reserved_under
 from memprof.analysis.allocator.room import with_room
 from memprof.analysis.plans.basis import Basis
 from memprof.analysis.plans.predict import step_warnings
-from memprof.errors import GateFailedError
 from memprof.planners.search.explore import SearchRequest, SearchResult, explore
 from memprof.planners.search.learned import kinds_of
 from memprof.planners.search.tried import Candidate
@@ -96,18 +95,6 @@ def suggest(
         others=tuple(one for one in one_of_each_family(answer.others) if kinds_of(one.policies) not in known),
         warnings=(*step_warnings(trace, basis.step), *basis.warnings),
     )
-
-
-def require_fit(found: Suggestion) -> Candidate:
-    """Returns the best plan.
-
-    Raises:
-        GateFailedError: Nothing fits; the sentence names the least budget for which something would, and what is held
-            there.
-    """
-    if found.answer.best is not None:
-        return found.answer.best
-    raise GateFailedError(describe_least(found))
 
 
 def describe_least(found: Suggestion) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -284,9 +284,3 @@ def _part_spreads(parts: RankParts, kind: str, ranks: Ints) -> tuple[Spread, ...
     np.add.at(held, (coded.codes, np.searchsorted(ranks, parts.rank)), parts.allocated_bytes)
     spreads = [_spread(str(name), ranks, row) for name, row in zip(coded.distinct, held, strict=True)]
     return tuple(sorted(spreads, key=lambda one: (-one.bytes, -one.most, one.name)))
-
-
-def worst_of(peaks: Sequence[RankPeak]) -> RankPeak | None:
-    """Returns the rank with the highest peak, the lowest of equals; None where none ran operators."""
-    known = [one for one in peaks if one.peak_bytes is not None]
-    return max(known, key=lambda one: (one.peak_bytes or 0, -one.rank), default=None)

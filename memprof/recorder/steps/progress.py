@@ -50,7 +50,6 @@ class Progress:
     optimizer_calls_depth: int = 0
     in_closure: bool = False
     sequence: int = 0
-    saw_model: bool = False
     is_evaluating: bool = False
     is_eval_mode: bool = False
     calls: list[OpenCall] = field(default_factory=list)
@@ -70,7 +69,6 @@ class Progress:
         Args:
             trains: Whether a model that the job trains is in training mode; None where it is no such model.
         """
-        self.saw_model = True
         self.leave_backward()
         self.is_evaluating = False
         if trains is not None:

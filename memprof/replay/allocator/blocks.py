@@ -9,7 +9,6 @@ from memprof.replay.allocator.rules import LARGE_SEGMENT_BYTES, SMALL_SEGMENT_BY
 
 #: States of a block. A pending one is freed, but another stream may still use it.
 FREE, ALLOCATED, PENDING, UNMAPPED = 0, 1, 2, 3
-STATE_NAMES = ("free", "allocated", "pending", "unmapped")
 
 _ADDRESS_BITS = 64
 _COUNTER_BITS = 40

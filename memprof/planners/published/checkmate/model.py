@@ -90,11 +90,6 @@ class Model:
         self.is_possible = True
         self._write(in_forward)
 
-    @property
-    def binaries(self) -> int:
-        """Number of columns that are whole."""
-        return sum(self._is_whole)
-
     def solve(self, deadline: float, *, is_relaxed: bool = False) -> Solution:
         """Solves the programme, or gets as far as time allows.
 

@@ -22,9 +22,6 @@ from memprof.trace.schema import NONE, ModulePeaks, Modules, Ops, StepPeaks, Ste
 #: What memory is called that was there before the stretch and that no model or optimizer holds.
 _OLDER = "older than the stretch, held by no model and no optimizer"
 
-#: Makes tables of an ordinary raw recording.
-Assembled = tuple[Manifest, dict[type[Table], Table]]
-
 
 def is_light(folder: Path) -> bool:
     """Whether a process was recorded lightly."""
