@@ -14,6 +14,9 @@ GPU_PYTHON ?=
 GPU_ARGS ?=
 GPU_VERSION ?= 3.12
 
+# Tests start hundreds of processes, each of which would compile memprof anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 # These run in processes of their own: the models they leave alive would be in the recordings of other tests.
 APART := tests/policies/matrix tests/policies/test_averages.py tests/policies/test_copies.py
 

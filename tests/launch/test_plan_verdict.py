@@ -264,15 +264,15 @@ def raised_in(*names: str) -> BaseException:
 
 def test_who_is_at_fault() -> None:
     """The policy whose code comes last, but for the recorder and torch; never where the job's or a module's does."""
-    package = str(Path(plan_errors.__file__).parent.parent)
+    package = str(Path(plan_errors.__file__).parents[2])
     library = str(Path(torch.__file__).parent)
-    swap, shared = f"{package}/policies/swap/moves.py", f"{package}/policies/job.py"
+    swap, shared = f"{package}/policies/swap/moves.py", f"{package}/policies/runtime/job.py"
     assert policy_at_fault(raised_in("train.py", swap)) == "swap"
     assert policy_at_fault(raised_in("train.py", swap, f"{library}/autograd/graph.py")) == "swap"
     assert policy_at_fault(raised_in("train.py", swap, shared, f"{package}/recorder/operators.py")) == "swap"
     assert policy_at_fault(raised_in("train.py", swap, "model.py")) == ""
     assert policy_at_fault(raised_in("train.py", swap, f"{library}/nn/modules/linear.py")) == ""
-    assert policy_at_fault(raised_in("train.py", swap, f"{package}/policies/patterns.py")) == ""
+    assert policy_at_fault(raised_in("train.py", swap, f"{package}/policies/plan/patterns.py")) == ""
     assert policy_at_fault(raised_in("train.py", shared)) == ""
     assert policy_at_fault(MemoryError()) == ""
 

@@ -619,7 +619,7 @@ def test_a_chain_within_its_root_runs_each_layer_a_few_times(length):
     gc.collect()
     size = held_before() + int((4 * length**0.5 + 10) * activation)
     counted = []
-    again = runtime.Remaking._run
+    again = runtime.Recomputation._run
 
     def count(self, recipe, args, kwargs):
         counted.append(recipe)
@@ -627,7 +627,7 @@ def test_a_chain_within_its_root_runs_each_layer_a_few_times(length):
 
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        patch.setattr(runtime.Remaking, "_run", count)
+        patch.setattr(runtime.Recomputation, "_run", count)
         run(Chain, squares, Remat(budget=str(size)), steps=1)
     assert len(counted) <= 6 * 2 * length
 
