@@ -126,7 +126,8 @@ def exit_code_table(markdown: str) -> str:
 
 
 def _context(verb: str, command: click.Command) -> click.Context:
-    parent = click.Context(memprof, info_name="memprof")
+    # With its settings: a command keeps the help option of the first context it is shown in.
+    parent = click.Context(memprof, info_name="memprof", **memprof.context_settings)
     return click.Context(command, info_name=verb, parent=parent, max_content_width=100, terminal_width=100)
 
 

@@ -43,7 +43,7 @@ def test_every_verb_has_a_page(pages: dict[str, str]) -> None:
 
 def test_every_option_is_in_it(pages: dict[str, str]) -> None:
     """As it is typed: dashes are dashes."""
-    context = click.Context(memprof)
+    context = click.Context(memprof, **memprof.context_settings)
     for verb in VERBS:
         command = memprof.get_command(context, verb)
         assert command is not None

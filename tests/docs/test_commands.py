@@ -157,7 +157,8 @@ def _wait_until_it_listens(host: str, port: int) -> None:
 def test_what_the_documentation_says_to_type_can_be_parsed(command: Command) -> None:
     """Every whole command line is one that the program's own parser takes, run here or not."""
     parser = verbs.command_of(command.verb)
-    parser.make_context(command.verb, list(command.words[1:]), parent=click.Context(memprof))
+    parent = click.Context(memprof, **memprof.context_settings)
+    parser.make_context(command.verb, list(command.words[1:]), parent=parent)
 
 
 def test_synopses_and_text_name_options_that_exist() -> None:
