@@ -1,4 +1,4 @@
-"""Starts the server of a test process, and puts what hands jobs to it on ``PYTHONPATH``."""
+"""Starts the servers of a test process, and puts what hands processes to them on ``PYTHONPATH``."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from pathlib import Path
 from typing import Any
 
 _HERE = Path(__file__).parent
-_NAME = "WARM_PYTHON"
+_NAME, _PREFIX = "WARM_PYTHON", "WARM_PREFIX"
+_KINDS = ("job", "cli")
 _START = "import sys; exec(compile(open(sys.argv[1]).read(), '<frozen warm>', 'exec'))"
 
 
 class Client:
-    """The server that this process starts with the first process that it starts, and the variables that name it."""
+    """The servers that this process starts with the first process that it starts, and the variable that names them."""
 
     def __init__(self) -> None:
         """Starts nothing."""
         self._pid = os.getpid()
         self._address = Path(tempfile.gettempdir()) / f"warm-python-{self._pid}"
-        self._server: subprocess.Popen[bytes] | None = None
+        self._servers: dict[str, subprocess.Popen[bytes]] = {}
         self._is_enabled = False
         self._has_begun = False
 
@@ -31,30 +32,33 @@ class Client:
         if event == "subprocess.Popen" and self._is_enabled and not self._has_begun and os.getpid() == self._pid:
             self._has_begun = True
             # Its end of the pipe closes with this process, however that ends.
-            self._server = subprocess.Popen(
-                [sys.executable, "-c", _START, str(_HERE / "server.py"), str(self._address)],
-                stdin=subprocess.PIPE,
-                env={**_without(os.environ), "OMP_NUM_THREADS": "1"},
-                start_new_session=True,
-            )
+            for kind in _KINDS:
+                self._servers[kind] = subprocess.Popen(
+                    [sys.executable, "-c", _START, str(_HERE / "server.py"), f"{self._address}-{kind}", kind],
+                    stdin=subprocess.PIPE,
+                    env={**_without(os.environ), "OMP_NUM_THREADS": "1"},
+                    start_new_session=True,
+                )
             atexit.register(self._stop)
 
     def set_enabled(self, is_enabled: bool) -> None:
         """Says in the environment whether jobs are handed to the server."""
         self._is_enabled = is_enabled
-        os.environ.pop(_NAME, None)
+        for name in (_NAME, _PREFIX):
+            os.environ.pop(name, None)
         paths = [path for path in os.environ.pop("PYTHONPATH", "").split(os.pathsep) if path not in ("", str(_HERE))]
         if is_enabled:
-            os.environ[_NAME] = str(self._address)
+            os.environ |= {_NAME: str(self._address), _PREFIX: sys.prefix}
             paths.insert(0, str(_HERE))
         if paths:
             os.environ["PYTHONPATH"] = os.pathsep.join(paths)
 
     def _stop(self) -> None:
-        if self._server is not None and os.getpid() == self._pid:
-            self._server.kill()
-            self._server.wait()
-            self._address.unlink(missing_ok=True)
+        if os.getpid() == self._pid:
+            for kind, server in self._servers.items():
+                server.kill()
+                server.wait()
+                Path(f"{self._address}-{kind}").unlink(missing_ok=True)
 
 
 _client: Client | None = None
@@ -75,4 +79,7 @@ def set_enabled(is_enabled: bool) -> None:
 
 
 def _without(environment: os._Environ[str]) -> dict[str, str]:
-    return {name: value for name, value in environment.items() if name not in (_NAME, "PYTHONPATH")}
+    """Returns an environment in which processes hand nothing over."""
+    paths = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path not in ("", str(_HERE))]
+    plain = {name: value for name, value in environment.items() if name not in (_NAME, _PREFIX, "PYTHONPATH")}
+    return {**plain, "PYTHONPATH": os.pathsep.join(paths)} if paths else plain

@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import json
 import os
+import resource
 import signal
 import socket
 import struct
@@ -14,19 +15,26 @@ from collections.abc import Mapping, Sequence
 #: Signals that a job may be sent.
 _RELAYED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
+_LIMITS = tuple(name for name in dir(resource) if name.startswith("RLIMIT_"))
+
 #: Settings of the interpreter's that the server's fork follows.
 _FOLLOWED = ("PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE", "PYTHONHASHSEED")
 
 
-def is_job(words: Sequence[str], environment: Mapping[str, str]) -> bool:
-    """Whether a command line, without the interpreter, is a script's that may begin with torch imported.
+def kind_of(words: Sequence[str], environment: Mapping[str, str]) -> str:
+    """Says which server may run a command line, given without the interpreter: ``job``, ``cli``, or "" for none.
 
     Settings of the interpreter's own take effect at its start alone, so such processes start anew.
     """
     if any(name.startswith("PYTHON") and name not in _FOLLOWED for name in environment):
-        return False
-    scripts = words[1:2] if words[:1] == ["-u"] else words[:1]
-    return any(word.endswith(".py") and os.path.isfile(word) for word in scripts)
+        return ""
+    while words[:1] in (["-u"], ["-P"]):
+        words = words[1:]
+    if words[:1] == ["-m"] and len(words) > 1:
+        if words[1] in ("memprof", "memprof.cli.main"):
+            return "cli"
+        return "job" if words[1].startswith("tests.") or words[1] == "torch.distributed.run" else ""
+    return "job" if words and words[0].endswith(".py") and os.path.isfile(words[0]) else ""
 
 
 def run_elsewhere(address: str) -> None:
@@ -47,6 +55,7 @@ def run_elsewhere(address: str) -> None:
         "umask": umask,
         "descriptors": descriptors,
         "ignored": ignored,
+        "limits": {name: resource.getrlimit(getattr(resource, name)) for name in _LIMITS},
     }
     for number in _RELAYED:
         if number not in ignored:

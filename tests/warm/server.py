@@ -1,6 +1,7 @@
-"""Has torch imported, and runs each job that it is handed in a fork of itself, as a new interpreter would.
+"""Has imported what many processes need, and runs each of them in a fork of itself, as a new interpreter would.
 
-Importing torch and what its first optimizer needs takes most of a small job's processor time (2.7 of 2.8 s).
+Importing torch and what its first optimizer needs takes most of a small job's processor time (2.7 of 2.8 s); numpy and
+pyarrow take most of a command line's.
 
 It ends when its standard input does. Its own code is named as what Python is made of (client.py), since its frames are
 below those of every job.
@@ -17,6 +18,8 @@ import importlib
 import io
 import json
 import os
+import resource
+import runpy
 import selectors
 import signal
 import socket
@@ -142,8 +145,12 @@ def _copy_beyond(number: int, beyond: int) -> int:
     return fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, beyond)
 
 
-def become(request: dict[str, Any]) -> str:
-    """Makes this process look as if an interpreter had just started it; returns the script's path."""
+def become(request: dict[str, Any]) -> tuple[str, str]:
+    """Makes this process look as if an interpreter had just started it.
+
+    Returns:
+        The module to run, "" where it is a script; and the script's path.
+    """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
         default = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
         signal.signal(number, signal.SIG_IGN if number in request["ignored"] else default)
@@ -167,14 +174,18 @@ def become(request: dict[str, Any]) -> str:
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
     sys.__stdin__ = sys.stdin
-    words = request["words"]
-    sys.orig_argv = [sys.executable, *words]
-    if words[0] == "-u":
-        words = words[1:]
-    script = words[0]
-    sys.argv = list(words)
+    for name, limit in request["limits"].items():
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(getattr(resource, name), tuple(limit))
+    sys.orig_argv = [sys.executable, *request["words"]]
+    words, is_safe = list(request["words"]), False
+    while words[0] in ("-u", "-P"):
+        is_safe |= words.pop(0) == "-P"
+    is_module = words[0] == "-m"
+    sys.argv = words[1:] if is_module else list(words)
+    first = request["folder"] if is_module else os.path.dirname(os.path.realpath(words[0]))
     paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and path != HERE]
-    sys.path[:] = [os.path.dirname(os.path.realpath(script)), *paths, *BASE_PATH]
+    sys.path[:] = [*([] if is_safe else [first]), *paths, *BASE_PATH]
     sys.path_importer_cache.clear()
     importlib.invalidate_caches()
     try:
@@ -182,11 +193,14 @@ def become(request: dict[str, Any]) -> str:
     except ImportError as error:
         if error.name != "sitecustomize":
             raise
-    return os.path.abspath(script)
+    return words[1] if is_module else "", os.path.abspath(words[0])
 
 
-def run(script: str) -> None:
-    """Runs a script as the main module."""
+def run(module: str, script: str) -> None:
+    """Runs a module or a script as the main module."""
+    if module:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        return
     from importlib.machinery import SourceFileLoader
 
     main = ModuleType("__main__")
@@ -230,20 +244,31 @@ def status_of(error: SystemExit) -> int:
     return 1
 
 
-def main() -> None:
-    """Serves until its standard input ends; in a fork, runs a job."""
-    import torch
-    import torch._dynamo  # noqa: F401
-
+def prepare(kind: str) -> None:
+    """Imports what processes of a kind need; nothing in it starts a thread."""
+    if kind == "job":
+        import torch
+        import torch._dynamo  # noqa: F401
+    else:
+        import memprof.analysis.plans.suggest
+        import memprof.cli.verbs.record
+        import memprof.cli.verbs.report
+        import memprof.cli.verbs.suggest
+        import memprof.trace.files.pack  # noqa: F401
     gc.collect()
     gc.freeze()
-    request = Server(sys.argv[2]).serve()
+
+
+def main(address: str, kind: str) -> None:
+    """Serves until its standard input ends; in a fork, runs what was handed over."""
+    prepare(kind)
+    request = Server(address).serve()
     if request is None:
         return
-    script = become(request)
+    module, script = become(request)
     status = 0
     try:
-        run(script)
+        run(module, script)
     except SystemExit as error:
         status = status_of(error)
     except BaseException as error:  # noqa: BLE001
@@ -252,7 +277,7 @@ def main() -> None:
     end(status)
 
 
-BASE_PATH = [entry for entry in sys.path if entry != HERE]
+BASE_PATH = [entry for entry in sys.path if entry not in ("", HERE)]
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[2:])

@@ -1,4 +1,4 @@
-"""Runs first in Python processes that tests start, and hands those that run a job to a process that has torch already.
+"""Runs first in Python processes that tests start, and hands some to a process that has imported what they need.
 
 It lies first on ``PYTHONPATH`` while tests run (tests/warm/client.py). What it cannot hand over goes on as it is.
 """
@@ -10,15 +10,15 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 def _hand_over() -> None:
-    if not os.environ.get("WARM_PYTHON"):
+    if not os.environ.get("WARM_PYTHON") or os.environ.get("WARM_PREFIX") != sys.prefix:
         return
     sys.path.insert(0, HERE)
     try:
-        from relay import is_job, run_elsewhere
+        from relay import kind_of, run_elsewhere
     finally:
         sys.path.remove(HERE)
-    if is_job(sys.orig_argv[1:], os.environ):
-        run_elsewhere(os.environ["WARM_PYTHON"])
+    if kind := kind_of(sys.orig_argv[1:], os.environ):
+        run_elsewhere(f"{os.environ['WARM_PYTHON']}-{kind}")
 
 
 sys.path[:] = [entry for entry in sys.path if entry != HERE]
