@@ -1,4 +1,4 @@
-"""Changes the optimizers of a job: their state, their loop, and when they update."""
+"""Applies the optimizer policy to a job: state, update loop, and when updates run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def apply(job: Job, policy: OptimizerPolicy) -> None:
     """Changes every optimizer of the job.
 
     Raises:
-        PolicyError: There is none, or one of them cannot do what is asked.
+        PolicyError: The job has no optimizer, or one of them does not support the policy.
     """
     job.require_optimizer("The optimizer policy")
     for optimizer in job.optimizers:
@@ -89,7 +89,7 @@ def _needed(loop: str) -> tuple[str, ...]:
 
 
 def _set_loop(job: Job, optimizer: torch.optim.Optimizer, loop: str) -> None:
-    """Sets the form of the update in every group; a fused one wants its step counters on the device."""
+    """Sets the update form in every group; the fused form needs its step counters on the device."""
     flags = _FLAGS[loop]
     for group in (*optimizer.param_groups, optimizer.defaults):
         before = {key: group[key] for key in flags if key in group}
@@ -107,19 +107,19 @@ def _set_loop(job: Job, optimizer: torch.optim.Optimizer, loop: str) -> None:
 
 
 def _begin_momenta(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    """Gives parameters that are new among others a momentum: the fused form takes those of all or of none."""
+    """Initialises the missing momenta of a group: fused SGD requires all parameters to have one, or none."""
     for group in optimizer.param_groups:
         if not group["momentum"] or group["dampening"]:
             continue
         own = [parameter for parameter in group["params"] if parameter.grad is not None]
         new = [each for each in own if optimizer.state.get(each, {}).get("momentum_buffer") is None]
         if len(new) < len(own):
-            for parameter in new:  # 0 x momentum + gradient, which is what the others began with
+            for parameter in new:  # 0 x momentum + gradient, the same initial value as the others
                 optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
 
 def _place_counters(optimizer: torch.optim.Optimizer) -> None:
-    """Moves the step counters to where the form of the update looks for them."""
+    """Moves the step counters to the device that the update form expects."""
     for group in optimizer.param_groups:
         is_on_device = bool(group.get("fused") or group.get("capturable"))
         for parameter in group["params"]:

@@ -1,4 +1,4 @@
-"""Changes how the optimizer works: its state in 8 bits or in host memory, its loop over parameters, when it updates."""
+"""Defines the optimizer policy: 8-bit or host state, the loop over parameters, and updates inside backward."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ _IN_BACKWARD = "in-backward"
 
 @dataclass(frozen=True)
 class OptimizerPolicy(Policy):
-    """Changes how the optimizer works.
+    """Changes the optimizer's state, loop or time of update.
 
     Attributes:
-        state: "" as it is; "8bit" keeps state in 8 bits (torchao or bitsandbytes); "host" keeps it in host memory and
-            brings one parameter's at a time.
-        loop: "" as it is; "foreach" updates all parameters at once, "fused" in one kernel, "loop" one after another.
-        in_backward: Update each parameter as soon as backward has completed its gradient, which then goes at once.
+        state: "" leaves it unchanged; "8bit" keeps state in 8 bits (torchao or bitsandbytes); "host" keeps it in host
+            memory and copies one parameter's state to the device at a time.
+        loop: "" leaves it unchanged; "foreach" updates all parameters at once, "fused" in one kernel, "loop" one after
+            another.
+        in_backward: Update each parameter as soon as backward has completed its gradient, then free the gradient.
     """
 
     name: ClassVar[str] = "optimizer"
@@ -34,7 +35,7 @@ class OptimizerPolicy(Policy):
         "Change the optimizer: in-backward, foreach, fused or loop, 8bit or host, separated by commas."
     )
     flag_example: ClassVar[str] = "in-backward,foreach"
-    numerics: ClassVar[str] = "rounding"  # fused kernels round otherwise; in 8 bits the state itself is rounded
+    numerics: ClassVar[str] = "rounding"  # fused kernels round differently; 8-bit state is itself rounded
     source: ClassVar[str] = "modelled"
     errors_seen: ClassVar[tuple[float, float]] = (0.01, 0.01)
 
@@ -43,7 +44,7 @@ class OptimizerPolicy(Policy):
     in_backward: bool = False
 
     def __post_init__(self) -> None:
-        """Checks the settings."""
+        """Validates the settings."""
         if self.state not in ("", *STATES):
             raise PolicyError(f"The optimizer's state cannot be {self.state!r}; write one of {', '.join(STATES)}.")
         if self.loop not in ("", *LOOPS):
@@ -79,10 +80,10 @@ class OptimizerPolicy(Policy):
         return cls(state="".join(states), loop="".join(loops), in_backward=_IN_BACKWARD in words)
 
     def errors(self, steps: Sequence[Step]) -> tuple[float, float]:
-        """Returns what was seen: with the state in 8 bits more than with another loop."""
+        """Returns the observed errors: larger for 8-bit state than for another loop."""
         return self.errors_seen if self.state else (0.002, 0.002)
 
     def describe(self) -> str:
-        """Says what it does: ``optimizer in-backward, foreach``."""
+        """Describes the policy: ``optimizer in-backward, foreach``."""
         words = [_IN_BACKWARD] if self.in_backward else []
         return "optimizer " + ", ".join(word for word in (*words, self.loop, self.state) if word)
