@@ -1,4 +1,4 @@
-"""Installs the runtime that holds a budget in a real job."""
+"""Installs the rematerialisation runtime in a real job."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 
 
 class Runtime:
-    """The parts of one budget; a process has one, whichever of its models it was asked for."""
+    """The components of one budget; a process has one, even with several models."""
 
     def __init__(self, policy: Remat, job: Job) -> None:
-        """Builds the parts.
+        """Builds the components.
 
         Raises:
-            PolicyError: The device does not tell what is allocated, or nothing can be carried where the policy says.
+            PolicyError: The device's allocator has no counter, or the swap target is not available.
         """
         self.policy = policy
         self.users = 0
@@ -54,13 +54,13 @@ class Runtime:
         self._has_warned = False
 
     def begin(self) -> None:
-        """Puts mode and hooks below those of the job."""
+        """Installs mode and hooks below those of the job."""
         self.needs.begin()
         self.hooks.slide_in()
         self.mode.slide_in()
 
     def end(self) -> None:
-        """Takes them out. What autograd keeps already is still given back."""
+        """Removes them. Tensors that autograd already saved can still be restored."""
         self.mode.slide_out()
         self.hooks.slide_out()
         self.needs.end()
@@ -68,7 +68,7 @@ class Runtime:
         self.counter.close()
 
     def _warn(self) -> None:
-        """Says once that most of the time goes into making things again."""
+        """Warns once when most of the time is spent on recomputation."""
         if self._has_warned:
             return
         self._has_warned = True
@@ -86,7 +86,7 @@ _runtime: Runtime | None = None
 
 
 def start(policy: Remat) -> None:
-    """Has the allocator count before the job makes its first tensor."""
+    """Starts the allocator's count before the job creates its first tensor."""
     ProcessorCounter.begin_early()
 
 
@@ -94,10 +94,10 @@ def apply(job: Job, policy: Remat) -> None:
     """Installs the policy; several models of one process share a budget.
 
     Raises:
-        PolicyError: The model is compiled or divided over ranks, other hooks are in its way, or another budget is
-            in force.
+        PolicyError: The model is compiled or sharded, other hooks conflict, or another budget is
+            active.
     """
-    global _runtime  # noqa: PLW0603 - one budget a process
+    global _runtime  # noqa: PLW0603 - one budget per process
     _refuse(job)
     if _runtime is not None and _runtime.policy != policy:
         raise PolicyError("This process holds another budget of remat already; give one budget for all its models.")
@@ -117,7 +117,7 @@ def apply(job: Job, policy: Remat) -> None:
 
 
 def _leave() -> None:
-    global _runtime  # noqa: PLW0603 - one budget a process
+    global _runtime  # noqa: PLW0603 - one budget per process
     if _runtime is not None:
         _runtime.users -= 1
         if not _runtime.users:
@@ -162,8 +162,8 @@ def _carrier(policy: Remat, job: Job) -> HostCarrier | DiskCarrier | None:
 
 
 def _leave_in_child() -> None:
-    """Lets a forked process, such as a worker that loads data, go without."""
-    global _runtime  # noqa: PLW0603 - one budget a process
+    """Removes the runtime from a forked process, such as a data loading worker."""
+    global _runtime  # noqa: PLW0603 - one budget per process
     if _runtime is not None:
         _runtime.mode.slide_out()
         _runtime.hooks.slide_out()

@@ -1,4 +1,4 @@
-"""Holds a budget of bytes: saved tensors are dropped while memory is short, and made again when backward asks."""
+"""Enforces a memory budget: saved tensors are dropped when memory is short, and recomputed for backward."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ SWAPS = ("", "host", "disk")
 
 @dataclass(frozen=True)
 class Remat(Policy):
-    """Drops saved tensors while memory is short and makes them again, operator by operator.
+    """Drops saved tensors when memory is short and recomputes them, operator by operator.
 
     Attributes:
-        budget: Most bytes that may be allocated at once, as text: ``8GiB``; "" where the plan names what is dropped.
-        recompute: Keys of saved tensors that are dropped at once and made again, whatever the budget:
-            ``layers.0.mlp.1:aten.gelu.default:0``, the module, the operator, and which of its runs made it.
-        heuristic: How the victim is chosen where the budget decides; one of HEURISTICS.
-        swap: ``host`` or ``disk`` where a victim is carried there instead if that is quicker than making it again.
-        warn_factor: Time of operators run again, as a multiple of those run first, from which on the job is warned.
+        budget: Maximum bytes allocated at once, as text: ``8GiB``; "" if the plan names what is dropped.
+        recompute: Keys of saved tensors that are always dropped and recomputed, whatever the budget:
+            ``layers.0.mlp.1:aten.gelu.default:0``, the module, the operator, and the index of its run.
+        heuristic: Eviction heuristic if the budget decides; one of HEURISTICS.
+        swap: ``host`` or ``disk`` to move a victim there if that is faster than recomputing it.
+        warn_factor: Ratio of recomputation time to first-run time at which to warn.
     """
 
     name: ClassVar[str] = "remat"
@@ -46,7 +46,7 @@ class Remat(Policy):
     warn_factor: float = 2.0
 
     def __post_init__(self) -> None:
-        """Checks the settings."""
+        """Validates the settings."""
         if not self.budget and not self.recompute:
             raise PolicyError("remat needs a budget, or what is made again: write budget = '8GiB'.")
         if self.budget and self.budget_bytes <= 0:
@@ -65,10 +65,10 @@ class Remat(Policy):
 
     @property
     def budget_bytes(self) -> int:
-        """The budget, 0 where there is none.
+        """The budget, 0 if there is none.
 
         Raises:
-            PolicyError: The text is no size.
+            PolicyError: The text is not a size.
         """
         if not self.budget:
             return 0
@@ -79,20 +79,20 @@ class Remat(Policy):
 
     @property
     def held_bytes(self) -> int | None:
-        """The budget, which the runtime keeps whatever the prediction."""
+        """The budget, which the runtime enforces whatever the prediction."""
         return self.budget_bytes or None
 
     @property
     def handles_saved(self) -> bool:
-        """It does."""
+        """Always true."""
         return True
 
     @classmethod
     def from_flag(cls, text: str) -> Self:
-        """Reads ``8GiB``, with ``:host`` or ``:disk`` behind it.
+        """Reads ``8GiB``, optionally followed by ``:host`` or ``:disk``.
 
         Raises:
-            PolicyError: The text makes no sense.
+            PolicyError: The text is invalid.
         """
         size, _, to = text.partition(":")
         if to.strip() not in SWAPS:
@@ -103,16 +103,16 @@ class Remat(Policy):
 
     @property
     def guesses(self) -> bool:
-        """The runtime needs some room above what it keeps, and how much is not known."""
+        """The runtime needs some room beyond the tensors it keeps, of unknown size."""
         return True
 
     @property
     def starts_early(self) -> bool:
-        """Allocated bytes are counted from before the job makes its first tensor."""
+        """Allocated bytes are counted from before the job's first tensor."""
         return True
 
     def describe(self) -> str:
-        """Names the budget, or what is made again."""
+        """Describes the budget, or what is recomputed."""
         parts = [f"within {format_bytes(self.budget_bytes)}"] if self.budget else []
         if self.recompute:
             parts.append(f"{len(self.recompute)} saved tensors made again")

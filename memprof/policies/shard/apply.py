@@ -1,4 +1,4 @@
-"""Divides an unmodified training job over the ranks that torchrun has started."""
+"""Shards an unmodified training job over the ranks started by torchrun."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ if TYPE_CHECKING:
     from memprof.policies.runtime.job import Job
     from memprof.policies.shard.policy import Shard
 
-#: Wrappers and parameters of jobs that are distributed already.
+#: Wrappers and parameters of jobs that are already distributed.
 _DISTRIBUTED = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "FSDPModule", "DTensor")
 
 
 def start(policy: Shard) -> None:
-    """Leaves the process its rank's device, and its DataLoaders their part of the data.
+    """Restricts the process to its rank's device, and its DataLoaders to its part of the data.
 
     Raises:
         PolicyError: There are fewer devices than ranks.
     """
     if policy.world_size == 1 or os.environ.get("WORLD_SIZE") != str(policy.world_size):
-        return  # a process beside the ranks, as torchrun itself; or apply says what is wrong
+        return  # a process that is not a rank, such as torchrun itself; otherwise apply reports the error
     choose_device()
     feed_from_start(_feed(policy))
 
 
 def apply(job: Job, policy: Shard) -> None:
-    """Divides the job; of a single rank there is nothing to divide.
+    """Shards the job; does nothing for a single rank.
 
     Raises:
-        PolicyError: The ranks are not there, or the model or an optimizer cannot be divided; nothing has been changed.
+        PolicyError: The ranks are missing, or the model or an optimizer cannot be sharded; nothing has been changed.
     """
     if policy.world_size == 1:
         job.notes.append("shard has one rank: there is nothing to divide, and the job runs as it is.")
@@ -65,7 +65,7 @@ def apply(job: Job, policy: Shard) -> None:
             for optimizer in job.optimizers:
                 DividedUpdates(optimizer, policy, rank).install(job)
     job.notes += _notes(job, policy, names, left)
-    # A dry run has no other ranks to ask.
+    # A dry run has no other ranks to compare with.
     if not is_dry_run() and draws_alike(job.device) and not feed.divided:
         job.notes.append(SENTENCE)
 
@@ -76,10 +76,10 @@ def _feed(policy: Shard, rank: int | None = None) -> RankFeed:
 
 
 def _check(job: Job, policy: Shard, names: list[str]) -> None:
-    """Refuses what cannot be divided.
+    """Rejects jobs that cannot be sharded.
 
     Raises:
-        PolicyError: The sentence says what, and what to do.
+        PolicyError: Names the reason and the remedy.
     """
     tensors = [*job.model.parameters(), *job.model.modules()]
     found = {kind.__name__ for each in tensors for kind in type(each).__mro__} & set(_DISTRIBUTED)
@@ -111,7 +111,7 @@ def _check(job: Job, policy: Shard, names: list[str]) -> None:
 
 
 def _notes(job: Job, policy: Shard, names: list[str], left: int) -> list[str]:
-    """Says what changes for the user."""
+    """Returns notes for the user on what changes."""
     ranks = policy.world_size
     notes = []
     if policy.batch == "split":

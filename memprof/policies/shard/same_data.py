@@ -1,4 +1,4 @@
-"""Notices when all ranks draw the same data, which is work done many times over."""
+"""Detects that all ranks draw the same data, which duplicates work."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SENTENCE = (
 
 
 def draws_alike(device: torch.device) -> bool:
-    """Whether torch and Python will draw the same numbers on all ranks from here on."""
+    """Returns whether torch and Python will draw the same numbers on all ranks from here on."""
     state = bytes(torch.get_rng_state().tolist()) + repr(random.getstate()).encode()
     own = zlib.crc32(state)
     low, high = (torch.tensor(own, dtype=torch.int64, device=device) for _ in range(2))

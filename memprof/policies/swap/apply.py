@@ -1,4 +1,4 @@
-"""Moves saved tensors, optimizer state or parameters of a real job."""
+"""Applies the swap policy to a real job: saved tensors, optimizer state or parameters."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def apply(job: Job, policy: Swap) -> None:
     """Installs the policy.
 
     Raises:
-        PolicyError: The job does not run where the policy moves from, a pattern matches nothing, or the folder
-            cannot be written.
+        PolicyError: The job does not run on the device that the policy moves from, a pattern matches nothing, or the
+            folder is not writable.
     """
     device = job.device
     if policy.to == "host" and device.type != "cuda":
