@@ -40,47 +40,47 @@ def apply(job: Job, policy: OptimizerPolicy) -> None:
             _set_loop(job, one.optimizer, policy.loop)
     if policy.in_backward:
         InBackward(job, updates, kind).start()
-        job.notes.append("Gradients are gone when backward returns: each parameter is updated inside it.")
+        job.notes.append("Gradients are freed inside backward, where each parameter is updated.")
 
 
 def _check(job: Job, optimizer: torch.optim.Optimizer, policy: OptimizerPolicy) -> None:
     kind = type(optimizer).__name__
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     if policy.state == "host" and all(parameter.device.type == "cpu" for parameter in parameters):
-        raise PolicyError("The parameters are in host memory, and so is the optimizer's state; host changes nothing.")
+        raise PolicyError("The parameters and the optimizer state are already in host memory; host changes nothing.")
     if policy.loop and not all(key in group for group in optimizer.param_groups for key in _needed(policy.loop)):
-        raise PolicyError(f"{kind} has no {policy.loop} form; leave the loop out.")
+        raise PolicyError(f"{kind} has no {policy.loop} form; leave loop out.")
     if policy.loop == "fused" and any(not parameter.is_floating_point() for parameter in parameters):
         raise PolicyError(f"The fused form of {kind} updates floating point parameters only; write foreach.")
     is_short = any(each.dtype == torch.bfloat16 and each.device.type == "cpu" for each in parameters)
     if policy.loop == "fused" and is_short and isinstance(optimizer, torch.optim.SGD):
         raise PolicyError(
-            "torch's fused SGD leaves parameters of bfloat16 on a CPU as they are; write foreach, or leave loop out."
+            "torch's fused SGD does not update bfloat16 parameters on a CPU; write foreach, or leave loop out."
         )
     if policy.in_backward or policy.state == "host":
         closure = inspect.signature(type(optimizer).step).parameters.get("closure")
         if closure is not None and closure.default is inspect.Parameter.empty:
             raise PolicyError(
-                f"{kind} computes the loss again inside its step and needs all parameters there; it cannot update one "
+                f"{kind} recomputes the loss inside its step and needs all parameters there; it cannot update one "
                 "parameter at a time. Leave in_backward and host out."
             )
     if job.has_parts and (policy.in_backward or policy.state):
         raise PolicyError(
-            "Parameters are divided over ranks, and so is the optimizer's state; leave state and in_backward out, or "
-            "shard in stage 0 or 1."
+            "Parameters and optimizer state are sharded over ranks; leave state and in_backward out, or use shard "
+            "stage 0 or 1."
         )
     if policy.in_backward:
         if job.averages:
             raise PolicyError(
-                "Gradients are averaged over ranks after they are complete; a step inside backward would be taken "
-                "before. Leave in_backward out."
+                "Gradients are averaged over ranks after they are complete; a step inside backward would run before "
+                "that. Leave in_backward out."
             )
         if any(not parameter.is_leaf for parameter in parameters):
-            raise PolicyError(f"{kind} updates tensors that are computed; it cannot update them inside backward.")
+            raise PolicyError(f"{kind} updates non-leaf tensors; it cannot update them inside backward.")
         if any(isinstance(m, torch.nn.parallel.DistributedDataParallel) for m in job.model.modules()):
             raise PolicyError(
-                "DistributedDataParallel sums gradients after they are complete; a step inside backward would be taken "
-                "before. Use sharding, or leave in_backward out."
+                "DistributedDataParallel sums gradients after they are complete; a step inside backward would run "
+                "before that. Use sharding, or leave in_backward out."
             )
 
 

@@ -133,19 +133,19 @@ class InBackward:
         updated = [parameter for parameter in parameters if id(parameter) in self._updated]
         if any(self._owners[id(parameter)][0]() is not optimizer for parameter in updated):
             raise PolicyError(
-                "Another optimizer is stepped than the one made last for its parameters, by which step-in-backward has "
-                "updated them. Leave in_backward out, or give each optimizer parameters of its own."
+                "Step-in-backward updated parameters with the optimizer created last for them, but a different "
+                "optimizer is stepped. Leave in_backward out, or give each optimizer its own parameters."
             )
         if any(parameter.grad is not None and not isinstance(parameter.grad, UsedGradient) for parameter in updated):
             raise PolicyError(
                 "Gradients were set after backward had completed them, as DistributedDataParallel does when it "
-                "averages them; step-in-backward has updated without. Leave in_backward out."
+                "averages them; step-in-backward has updated without that. Leave in_backward out."
             )
         used = self._settings.pop(id(optimizer), None)
         if used is not None and used != _settings(optimizer):
             raise PolicyError(
                 "The optimizer's settings (such as the learning rate) were changed between backward and "
-                "optimizer.step(); step-in-backward has updated with the old ones. Change them before backward."
+                "optimizer.step(); step-in-backward used the old ones. Change them before backward."
             )
         self._stepping = optimizer
         for parameter in parameters:
@@ -190,8 +190,8 @@ class InBackward:
         given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
         if any(id(parameter) in self._hooked for parameter in given):
             raise PolicyError(
-                f"torch.nn.utils.{before.__name__} was called: step-in-backward cannot clip gradients, for it has used "
-                "them already. Leave in_backward out, or do not clip."
+                f"torch.nn.utils.{before.__name__} was called: step-in-backward cannot clip gradients, because "
+                "they are already used. Leave in_backward out, or do not clip."
             )
         return before(given, *args, **kwargs)
 
@@ -218,8 +218,8 @@ def _require_reset(frame: FrameType | None) -> None:
             return
         frame = frame.f_back
     raise PolicyError(
-        "Gradients are not reset between optimizer.step() and the next backward: step-in-backward cannot add them up, "
-        "for it has used them already. Leave in_backward out, or call zero_grad() in each step."
+        "Gradients are not reset between optimizer.step() and the next backward: step-in-backward cannot accumulate "
+        "them, because they are already used. Leave in_backward out, or call zero_grad() in each step."
     )
 
 

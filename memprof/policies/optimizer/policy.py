@@ -46,18 +46,18 @@ class OptimizerPolicy(Policy):
     def __post_init__(self) -> None:
         """Validates the settings."""
         if self.state not in ("", *STATES):
-            raise PolicyError(f"The optimizer's state cannot be {self.state!r}; write one of {', '.join(STATES)}.")
+            raise PolicyError(f"optimizer: invalid state {self.state!r}; write one of {', '.join(STATES)}.")
         if self.loop not in ("", *LOOPS):
-            raise PolicyError(f"The optimizer's loop cannot be {self.loop!r}; write one of {', '.join(LOOPS)}.")
+            raise PolicyError(f"optimizer: invalid loop {self.loop!r}; write one of {', '.join(LOOPS)}.")
         if not isinstance(self.in_backward, bool):
-            raise PolicyError(f"The optimizer's in_backward cannot be {self.in_backward!r}; write true or false.")
+            raise PolicyError(f"optimizer: invalid in_backward {self.in_backward!r}; write true or false.")
         if not (self.state or self.loop or self.in_backward):
             words = ", ".join((_IN_BACKWARD, *LOOPS, *STATES))
             raise PolicyError(f"The optimizer policy changes nothing; write at least one of {words}.")
         if self.state and self.loop:
             raise PolicyError(
-                f"The optimizer cannot have its state in {self.state} and a {self.loop} loop: its state decides how it "
-                "loops; write one of them."
+                f"optimizer: state {self.state} and loop {self.loop} are incompatible: the state determines the loop; "
+                "write one of them."
             )
 
     @classmethod
@@ -71,12 +71,12 @@ class OptimizerPolicy(Policy):
         known = (_IN_BACKWARD, *LOOPS, *STATES)
         for word in words:
             if word not in known:
-                raise PolicyError(f"The optimizer policy does not know {word!r}; write some of {', '.join(known)}.")
+                raise PolicyError(f"optimizer: unknown option {word!r}; write some of {', '.join(known)}.")
         states = [word for word in words if word in STATES]
         loops = [word for word in words if word in LOOPS]
         for chosen in (states, loops):
             if len(chosen) > 1:
-                raise PolicyError(f"The optimizer cannot be {' and '.join(chosen)} at once; write one of them.")
+                raise PolicyError(f"optimizer: options {' and '.join(chosen)} are incompatible; write one of them.")
         return cls(state="".join(states), loop="".join(loops), in_backward=_IN_BACKWARD in words)
 
     def errors(self, steps: Sequence[Step]) -> tuple[float, float]:

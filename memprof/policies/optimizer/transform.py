@@ -70,24 +70,24 @@ def _check(step: Step, updates: Updates, policy: OptimizerPolicy, form: str) -> 
     keeps_form = form == updates.form == "loop" and not policy.state
     if not keeps_form and np.isin(step.ops.name[updates.ops], _SWAPS).any():
         raise PolicyError(
-            "What the optimizer updates is swapped; only a loop over its parameters can be predicted for it, with "
-            "in_backward or without. Leave foreach and fused out, or swap."
+            "Swapped parameters or state can only be predicted with a loop over parameters, with or without "
+            "in_backward. Leave foreach and fused out, or leave swap out."
         )
     if not keeps_form and not updates.algorithm:
         raise PolicyError(
-            "The step's optimizer is none of Adam, AdamW and SGD, whose forms memprof knows; only in_backward can be "
-            "predicted for it, and only where it runs as a loop."
+            "Unsupported optimizer: only Adam, AdamW and SGD can be predicted in full; for others only in_backward can "
+            "be predicted, and only if they run as a loop."
         )
     if policy.state == "8bit" and updates.algorithm != "adam":
         raise PolicyError("8-bit state is predicted for Adam and AdamW only.")
     if policy.state == "host" and "cpu" in set(step.storages.device[step.storages.category == "parameter"]):
-        raise PolicyError("The parameters are in host memory, and so is the optimizer's state; host changes nothing.")
+        raise PolicyError("The parameters and the optimizer state are already in host memory; host changes nothing.")
     if not policy.in_backward:
         return
     ops, uses = step.ops, step.uses
     if ops.micro_batch.max(initial=0) > 0:
         raise PolicyError(
-            "The step accumulates gradients over several micro-batches; step-in-backward cannot: it uses them at once."
+            "The step accumulates gradients over several micro-batches, which step-in-backward does not support."
         )
     gradients = [update.storages[GRADIENT] for update in updates.updates if GRADIENT in update.storages]
     # A second backward adds to an existing gradient: one from this step, or an older one set to zero.
@@ -96,8 +96,8 @@ def _check(step: Step, updates: Updates, policy: OptimizerPolicy, form: str) -> 
     added = np.bincount(uses.storage_id[rows], minlength=len(step.storages))[gradients]
     if np.any(added + (step.storages.created_op_id[gradients] != NONE) > 1):
         raise PolicyError(
-            "The step runs backward several times before the update, which adds their gradients up; step-in-backward "
-            "cannot: it uses them at once."
+            "The step accumulates gradients over several backward calls before the update, which step-in-backward does "
+            "not support."
         )
     last = max((update.completed_by for update in updates.updates), default=NONE)
     is_between = np.isin(uses.storage_id, gradients) & (uses.op_id > last) & ~np.isin(uses.op_id, updates.ops)
@@ -105,13 +105,13 @@ def _check(step: Step, updates: Updates, policy: OptimizerPolicy, form: str) -> 
         name = ops.name[uses.op_id[is_between][0]]
         raise PolicyError(
             f"Gradients are used between backward and the update ({name}: are they clipped?); step-in-backward would "
-            "have used them before."
+            "use them before that."
         )
     missing = [update.name for update in updates.updates if update.completed_by == NONE]
     if missing:
         raise PolicyError(
-            f"The step does not tell when backward completes the gradient of {missing[0]}; step-in-backward cannot be "
-            "predicted."
+            f"The recording does not show when backward completes the gradient of {missing[0]}; step-in-backward "
+            "cannot be predicted."
         )
 
 

@@ -132,7 +132,7 @@ class EightBitUpdates(Updates):
         super().__init__(optimizer)
         kind = _eight_bit_type(optimizer)
         if any(len(state) for state in optimizer.state.values()):
-            raise PolicyError("The optimizer has state of 32 bits already; apply 8-bit state before the first step.")
+            raise PolicyError("The optimizer already has 32-bit state; apply 8-bit state before the first step.")
         known = inspect.signature(kind).parameters
         groups = [
             {key: value for key, value in group.items() if key in known or key == "params"}
@@ -233,5 +233,5 @@ def _eight_bit_type(optimizer: torch.optim.Optimizer) -> Any:
         if found is not None:
             return found
     if is_installed:
-        raise PolicyError(f"There is no 8-bit form of {kind.__name__}; it is there for Adam and AdamW.")
-    raise PolicyError("8-bit optimizer state needs torchao or bitsandbytes; pip install torchao.")
+        raise PolicyError(f"{kind.__name__} has no 8-bit form; only Adam and AdamW do.")
+    raise PolicyError("8-bit optimizer state needs torchao or bitsandbytes; install one: pip install torchao.")

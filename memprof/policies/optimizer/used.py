@@ -10,16 +10,16 @@ import torch
 from memprof.errors import PolicyError
 
 _USED = (
-    "A gradient is read or changed after backward: step-in-backward has used it already, and it is gone. Leave "
-    "in_backward out, or do it in a hook on the parameter (register_hook)."
+    "A gradient is read or changed after backward: step-in-backward has already used and freed it. Leave "
+    "in_backward out, or access it in a hook on the parameter (register_hook)."
 )
 SECOND_BACKWARD = (
-    "A second backward came before optimizer.step(): step-in-backward cannot accumulate gradients, for it has used "
-    "them already. Leave in_backward out, or accumulate nothing."
+    "A second backward ran before optimizer.step(): step-in-backward cannot accumulate gradients, because they are "
+    "already used. Leave in_backward out, or do not accumulate gradients."
 )
 _AVERAGED = (
     "A gradient is read or changed inside backward after it was complete, as DistributedDataParallel does to average "
-    "it: step-in-backward has used it already. Leave in_backward out, or shard instead."
+    "it: step-in-backward has already used it. Leave in_backward out, or shard instead."
 )
 
 Tensor = torch.Tensor

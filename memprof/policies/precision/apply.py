@@ -64,14 +64,14 @@ def apply(job: Job, policy: Precision) -> None:
 def _refuse(job: Job, policy: Precision) -> None:
     if not any(p.dtype == torch.float32 for p in job.model.parameters()):
         raise PolicyError(
-            f"precision: {type(job.model).__name__} has no parameters in float32 to shorten; leave the policy out."
+            f"precision: {type(job.model).__name__} has no float32 parameters to cast; leave the policy out."
         )
     device = job.device.type
     if not torch.amp.autocast_mode.is_autocast_available(device):
         raise PolicyError(f"precision: this torch has no autocast for {device}; leave the policy out.")
     # Before Ampere torch emulates it: slower than fp32, and with workspaces that the prediction does not cover.
     if device == "cuda" and policy.dtype == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False):
-        raise PolicyError("precision: this GPU does not compute in bf16; write dtype = 'fp16'.")
+        raise PolicyError("precision: this GPU does not support bf16; write dtype = 'fp16'.")
     # For the other recurrent layers torch has bf16 kernels of its own.
     recurrent = torch.nn.RNNBase if policy.dtype == "fp16" else torch.nn.LSTM
     if device == "cpu" and any(isinstance(module, recurrent) for module in job.model.modules()):
@@ -80,7 +80,7 @@ def _refuse(job: Job, policy: Precision) -> None:
         return
     if any(isinstance(optimizer, torch.optim.LBFGS) for optimizer in job.optimizers):
         raise PolicyError(
-            "precision: LBFGS runs the model several times a step, which loss scaling for fp16 does not allow; "
+            "precision: LBFGS runs the model several times per step, which fp16 loss scaling does not support; "
             "write dtype = 'bf16'."
         )
 
@@ -166,7 +166,7 @@ class _PureRoot:
                 raise
             raise PolicyError(
                 f"precision: {type(self._model).__name__} does not run in bfloat16: {str(error).splitlines()[0]}; "
-                "cast the tensors that meet there to one type, or write bf16 instead of pure-bf16."
+                "cast the operands there to one type, or write bf16 instead of pure-bf16."
             ) from error
         finally:
             self._of_thread.is_inside = before

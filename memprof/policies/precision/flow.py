@@ -99,7 +99,7 @@ def follow_types(step: Step, *, is_pure: bool, has_own_casts: bool = False) -> T
     is_inside = is_float & (created != NONE)
     is_inside[is_inside] = region[created[is_inside]] != NONE
     if not np.any(is_float & (storages.category == "parameter") & of_trained_models(step)):
-        raise PolicyError("precision: the recorded model has no parameters in float32 to shorten.")
+        raise PolicyError("precision: the recorded model has no float32 parameters to cast.")
 
     is_primary = _primary(step, is_float)
     has_side_results = is_one_of(names, SIDE_RESULTS)

@@ -42,8 +42,8 @@ def refuse_own_autocast(step: Step, policy: Precision) -> None:
         is_here = np.any(is_of_cast & (storages.dtype == dtype))
         if is_here and (policy.is_pure or SHORT_TYPES[policy.dtype] != dtype):
             raise PolicyError(
-                f"precision: the recorded job runs under an autocast of its own, in {dtype}; leave the policy out, or "
-                "take autocast (and GradScaler) out of the script and record it anew."
+                f"precision: the recorded job already runs under autocast, in {dtype}; leave the policy out, or "
+                "remove autocast (and GradScaler) from the script and record it again."
             )
 
 
@@ -64,8 +64,8 @@ def refuse_mixed_types(step: Step, types: Types) -> None:
         module = step.ops.module_id[mixed[0]]
         place = f" in {step.modules.name[module] or step.modules.type[module]}" if module != NONE else ""
         raise PolicyError(
-            f"precision: {types.names[mixed[0]]}{place} would be given float32 and short tensors together, which "
-            "torch's autocast refuses; cast one of them in the model (.to(other.dtype)), or leave the policy out."
+            f"precision: {types.names[mixed[0]]}{place} would mix float32 and short operands, which "
+            "torch's autocast rejects; cast one of them in the model (.to(other.dtype)), or leave the policy out."
         )
 
 
@@ -85,8 +85,8 @@ def refuse_sparse(step: Step, types: Types) -> None:
         high, _, wide = read[0].partition("x")
         if made[0] not in (f"{high}x{high}", f"{wide}x{wide}"):
             raise PolicyError(
-                "precision: aten.mm multiplies with a sparse tensor, of which the recording does not tell what a short "
-                "copy takes; leave the policy out."
+                "precision: unsupported: aten.mm with a sparse tensor, because the recording does not contain the "
+                "size of its short copy; leave the policy out."
             )
 
 
@@ -119,6 +119,6 @@ def require_recurrent(policy: Precision, short_types: Sequence[str]) -> None:
         raise PolicyError("precision: torch cannot train recurrent layers in fp16 on a CPU; write dtype = 'bf16'.")
     if SHORT_TYPES[policy.dtype] not in short_types:
         raise PolicyError(
-            f"precision: torch cannot train recurrent layers in {policy.dtype} on this processor (oneDNN has none for "
-            "it); leave the policy out."
+            f"precision: torch cannot train recurrent layers in {policy.dtype} on this processor (oneDNN has no "
+            "kernels for it); leave the policy out."
         )

@@ -29,7 +29,7 @@ class Precision(Policy):
     """
 
     name: ClassVar[str] = "precision"
-    flag_help: ClassVar[str] = "compute in a shorter floating point type: bf16, fp16, or pure-bf16 (weights too)"
+    flag_help: ClassVar[str] = "compute in lower precision: bf16, fp16, or pure-bf16 (weights too)"
     flag_example: ClassVar[str] = "bf16"
     numerics: ClassVar[str] = "rounding"
     source: ClassVar[str] = "modelled"
@@ -45,11 +45,11 @@ class Precision(Policy):
             PolicyError: A setting is unknown, or the two are incompatible.
         """
         if self.dtype not in ("bf16", "fp16"):
-            raise PolicyError(f"precision: dtype {self.dtype!r} is not known; write 'bf16' or 'fp16'.")
+            raise PolicyError(f"precision: unknown dtype {self.dtype!r}; write 'bf16' or 'fp16'.")
         if self.weights not in ("fp32", "bf16"):
-            raise PolicyError(f"precision: weights {self.weights!r} is not known; write 'fp32' or 'bf16'.")
+            raise PolicyError(f"precision: unknown weights {self.weights!r}; write 'fp32' or 'bf16'.")
         if self.weights == "bf16" and self.dtype != "bf16":
-            raise PolicyError("precision: weights in bf16 compute in bf16; write dtype = 'bf16' with them.")
+            raise PolicyError("precision: weights = 'bf16' requires bf16 compute; write dtype = 'bf16' with it.")
 
     @property
     def is_pure(self) -> bool:
@@ -64,7 +64,7 @@ class Precision(Policy):
             PolicyError: The text is none of them.
         """
         if text not in FLAGS:
-            raise PolicyError(f"--precision {text!r} is not known; write one of {', '.join(FLAGS)}.")
+            raise PolicyError(f"unknown --precision {text!r}; write one of {', '.join(FLAGS)}.")
         dtype, weights = FLAGS[text]
         return cls(dtype=dtype, weights=weights)
 

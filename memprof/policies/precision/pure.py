@@ -26,8 +26,8 @@ def shorten_weights(job: Job, dtype: torch.dtype) -> list[Callable[[], None]]:
     model = job.model
     if job.has_parts:
         raise PolicyError(
-            "Parameters are divided over ranks and stay in the type they have; write bf16 instead of pure-bf16, or "
-            "cast the model in the script."
+            "Parameters are sharded over ranks and keep their type; write bf16 instead of pure-bf16, or cast the model "
+            "in the script."
         )
     views = _own_views(model)
     tensors = [t for t in (*model.parameters(), *model.buffers()) if t.dtype == torch.float32]

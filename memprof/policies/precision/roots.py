@@ -36,7 +36,7 @@ def is_trained_root(step: Step, root_of: Ints) -> Bools:
     owners = storages.module_id[(storages.category == "gradient") & (storages.module_id != NONE)]
     is_trained[root_of[owners]] = True
     if not is_trained.any():
-        raise PolicyError("precision: no model is trained in the recorded step: there is no gradient of a parameter.")
+        raise PolicyError("precision: the recorded step trains no model: it has no gradient of a parameter.")
     return is_trained
 
 

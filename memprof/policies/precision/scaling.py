@@ -46,7 +46,7 @@ class LossScaling:
         job.notes.append(
             "precision: gradients are scaled inside the model for fp16, and a step whose gradients overflow is skipped."
             if job.optimizers
-            else "precision: no optimizer is known, so a step whose fp16 gradients overflow is not skipped."
+            else "precision: no optimizer found, so a step whose fp16 gradients overflow is not skipped."
         )
 
     def watch(self, parameters: Iterable[torch.Tensor]) -> None:
@@ -85,7 +85,7 @@ class LossScaling:
         """
         if torch.is_grad_enabled():
             raise PolicyError(
-                "precision: gradients are computed with create_graph=True, which loss scaling for fp16 does not allow; "
+                "precision: gradients are computed with create_graph=True, which fp16 loss scaling does not support; "
                 "write dtype = 'bf16'."
             )
         task = torch._C._current_graph_task_id()
@@ -130,7 +130,7 @@ class LossScaling:
             waiting += [following for following, _ in node.next_functions]
         if has_left and goes_round:
             raise PolicyError(
-                "precision: a part of the loss does not come from the model's output (a penalty on weights, or a "
+                "precision: part of the loss does not come from the model's output (a penalty on weights, or a "
                 "tensor that a hook or an attribute took out of the model), and loss scaling for fp16 would lose its "
                 "gradient; return it from forward, or write dtype = 'bf16'."
             )

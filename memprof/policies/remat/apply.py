@@ -74,9 +74,9 @@ class Runtime:
         self._has_warned = True
         memory = self.memory
         warnings.warn(
-            f"remat: what is made again takes {memory.again_us / max(memory.first_us, 1.0):.1f} times as long as what "
-            f"runs for the first time, to stay within {format_bytes(memory.budget_bytes)}. A larger budget, a smaller "
-            "batch or swap makes it quicker.",
+            f"remat: recomputation takes {memory.again_us / max(memory.first_us, 1.0):.1f} times as long as the first "
+            f"runs, to stay within {format_bytes(memory.budget_bytes)}. Use a larger budget, a smaller batch or swap "
+            "to reduce it.",
             RuntimeWarning,
             stacklevel=2,
         )
@@ -100,7 +100,7 @@ def apply(job: Job, policy: Remat) -> None:
     global _runtime  # noqa: PLW0603 - one budget per process
     _refuse(job)
     if _runtime is not None and _runtime.policy != policy:
-        raise PolicyError("This process holds another budget of remat already; give one budget for all its models.")
+        raise PolicyError("This process already has another budget for remat; use one budget for all its models.")
     runtime = _runtime or Runtime(policy, job)
     try:
         if runtime.keys is not None:
@@ -135,11 +135,11 @@ def _refuse(job: Job) -> None:
         is_compiled = any(hasattr(forward, "_torchdynamo_orig_callable") for forward in (own, layer))
         if is_compiled or getattr(module, "_compiled_call_impl", None) is not None:
             raise PolicyError(
-                f"{name or 'The model'} is compiled by torch.compile, whose operators remat does not see: leave one of "
-                "the two out, or give the compiler itself a budget with --compile."
+                f"{name or 'The model'} is compiled by torch.compile, whose operators are invisible to remat: leave "
+                "one of the two out, or set a budget for the compiler itself with --compile."
             )
     if type(job.model).__name__ == "OptimizedModule" or job.has_parts:
-        raise PolicyError("remat needs the plain model: it is divided over ranks, or compiled by torch.compile.")
+        raise PolicyError("remat needs a plain model; this one is sharded over ranks, or compiled by torch.compile.")
 
 
 def _carrier(policy: Remat, job: Job) -> HostCarrier | DiskCarrier | None:
@@ -148,13 +148,11 @@ def _carrier(policy: Remat, job: Job) -> HostCarrier | DiskCarrier | None:
     kind = job.device.type
     if policy.swap == "host":
         if kind != "cuda":
-            raise PolicyError(
-                "This model is in host memory already, so remat cannot carry it there; write swap = 'disk'."
-            )
+            raise PolicyError("remat cannot swap to host: this model is already in host memory; write swap = 'disk'.")
         return HostCarrier(job.device)
     if kind != "cpu":
         raise PolicyError(
-            f"remat carries to disk what is in host memory, and this model is on {kind}; write swap = 'host'."
+            f"remat can only swap to disk from host memory, and this model is on {kind}; write swap = 'host'."
         )
     carrier = DiskCarrier(tempfile.gettempdir())
     job.on_undo(carrier.close)

@@ -13,7 +13,7 @@ from memprof.recorder.light.count import AllocatorCount
 from memprof.recorder.memory.live_objects import live_objects
 from memprof.recorder.profiler.native import AllocatorTable
 
-_NO_COUNT = "remat needs the allocator's own count of bytes, which this build of torch does not tell."
+_NO_COUNT = "remat needs the allocator's count of allocated bytes, which this build of torch does not provide."
 
 
 class Counter(Protocol):
@@ -138,4 +138,4 @@ def counter_of(device: torch.device) -> Counter:
         return ProcessorCounter()
     if device.type == "cuda":
         return DeviceCounter(device)
-    raise PolicyError(f"remat holds budgets of CUDA devices and of processors, and this model is on {device.type}.")
+    raise PolicyError(f"remat supports CUDA devices and CPUs, and this model is on {device.type}.")

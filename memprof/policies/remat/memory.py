@@ -99,7 +99,7 @@ class Memory:
             return
         if not self._settle(cell):
             # A dropped content was computed from it: keep the old content for that.
-            self.make_room(cell.size_bytes, "a copy of what is changed in place")
+            self.make_room(cell.size_bytes, "the copy for an in-place write")
             copy = copied(storage)
             for recipe in readers:
                 recipe.anchors = tuple(copy if each is storage else each for each in recipe.anchors)
@@ -203,11 +203,11 @@ class Memory:
         if lack > 0 and is_sure:
             used = self.counter.used_bytes()
             raise PolicyError(
-                f"remat cannot hold {format_bytes(self.budget_bytes)}: {what} needs {format_bytes(need_bytes)} at once "
-                f"beside {format_bytes(used)} that cannot be dropped (parameters, gradients, optimizer state, inputs, "
-                f"and what is in use), {lack:,} bytes too many. "
-                f"Give it {format_bytes(used + need_bytes + MARGIN_BYTES)} "
-                "or more, a smaller batch, or a policy that makes the rest smaller."
+                f"remat cannot stay within {format_bytes(self.budget_bytes)}: {what} needs {format_bytes(need_bytes)} "
+                f"at once in addition to {format_bytes(used)} that cannot be dropped (parameters, gradients, "
+                f"optimizer state, inputs, and storages in use), {lack:,} bytes too many. Set a budget of "
+                f"{format_bytes(used + need_bytes + MARGIN_BYTES)} or more, use a smaller batch, or add a policy that "
+                "reduces the rest."
             )
 
     def drop(self, cell: Cell) -> None:
@@ -244,7 +244,7 @@ class Memory:
     def fetch(self, cell: Cell) -> torch.UntypedStorage:
         """Copies a cell's content back to the device."""
         assert self.swapping is not None
-        self.make_room(cell.size_bytes, "what is carried back")
+        self.make_room(cell.size_bytes, "the copy back")
         storage = self.swapping.carry_back(cell.place)
         self.adopt(cell, storage)
         return storage

@@ -31,8 +31,8 @@ class Remat(Policy):
 
     name: ClassVar[str] = "remat"
     flag_help: ClassVar[str] = (
-        "never more than so many allocated bytes: saved tensors are dropped while memory is short and made again when "
-        "backward asks; :host or :disk carries them there where that is quicker"
+        "a hard memory cap: saved tensors are dropped when memory is short and recomputed for backward; :host or :disk "
+        "moves them there instead if that is faster"
     )
     flag_example: ClassVar[str] = "8GiB"
     numerics: ClassVar[str] = "none"
@@ -48,20 +48,20 @@ class Remat(Policy):
     def __post_init__(self) -> None:
         """Validates the settings."""
         if not self.budget and not self.recompute:
-            raise PolicyError("remat needs a budget, or what is made again: write budget = '8GiB'.")
+            raise PolicyError("remat needs a budget or a list of tensors to recompute: write budget = '8GiB'.")
         if self.budget and self.budget_bytes <= 0:
-            raise PolicyError("remat cannot hold a budget of nothing; write budget = '8GiB'.")
+            raise PolicyError("remat needs a positive budget; write budget = '8GiB'.")
         for key in self.recompute:
             if len(key.rsplit(":", 2)) != 3 or not key.rsplit(":", 1)[1].isdecimal():
                 raise PolicyError(
-                    f"remat does not know {key!r}; write module, operator and number: 'layers.0:aten.gelu.default:0'."
+                    f"remat: invalid key {key!r}; write module, operator and number: 'layers.0:aten.gelu.default:0'."
                 )
         if self.heuristic not in HEURISTICS:
-            raise PolicyError(f"remat does not know heuristic = {self.heuristic!r}; write {' or '.join(HEURISTICS)}.")
+            raise PolicyError(f"remat: unknown heuristic {self.heuristic!r}; write {' or '.join(HEURISTICS)}.")
         if self.swap not in SWAPS:
-            raise PolicyError(f"remat does not know swap = {self.swap!r}; write host or disk, or leave it out.")
+            raise PolicyError(f"remat: unknown swap {self.swap!r}; write host or disk, or leave it out.")
         if not self.warn_factor > 0:
-            raise PolicyError(f"remat cannot warn at {self.warn_factor} times the forward; write warn_factor = 2.0.")
+            raise PolicyError(f"remat: invalid warn_factor {self.warn_factor}; write warn_factor = 2.0.")
 
     @property
     def budget_bytes(self) -> int:
@@ -75,7 +75,7 @@ class Remat(Policy):
         try:
             return parse_bytes(self.budget)
         except UsageError as error:
-            raise PolicyError(f"remat cannot read its budget: {error}.") from None
+            raise PolicyError(f"remat: invalid budget: {error}.") from None
 
     @property
     def held_bytes(self) -> int | None:
@@ -96,7 +96,7 @@ class Remat(Policy):
         """
         size, _, to = text.partition(":")
         if to.strip() not in SWAPS:
-            raise PolicyError(f"remat does not know {to.strip()!r} behind ':'; write --remat {cls.flag_example}:disk.")
+            raise PolicyError(f"remat: unknown suffix {to.strip()!r} after ':'; write --remat {cls.flag_example}:disk.")
         if not size.strip():
             raise PolicyError(f"remat needs a budget; write --remat {cls.flag_example}.")
         return cls(budget=size.strip(), swap=to.strip())
@@ -115,7 +115,7 @@ class Remat(Policy):
         """Describes the budget, or what is recomputed."""
         parts = [f"within {format_bytes(self.budget_bytes)}"] if self.budget else []
         if self.recompute:
-            parts.append(f"{len(self.recompute)} saved tensors made again")
+            parts.append(f"{len(self.recompute)} saved tensors recomputed")
         if self.swap:
-            parts.append(f"swap to {self.swap} where quicker")
+            parts.append(f"swap to {self.swap} if faster")
         return f"remat {', '.join(parts)}"

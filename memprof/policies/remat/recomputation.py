@@ -72,9 +72,7 @@ class Recomputation:
     def _push(self, stack: list[Recipe], cell: Cell) -> None:
         recipe = cell.recipe
         if recipe is None or not recipe.can_repeat:
-            raise RuntimeError(
-                "remat lost the way to make a saved tensor again. This is a fault of memprof, not of your job."
-            )
+            raise RuntimeError("remat cannot recompute a saved tensor: internal error in memprof, not in your job.")
         for each in recipe.inputs:
             each.locks += 1
         stack.append(recipe)
@@ -94,7 +92,7 @@ class Recomputation:
             storage = cell.storage()
             assert storage is not None
             storages[cell] = storage
-        name = f"{recipe.function} run again"
+        name = f"recomputing {recipe.function}"
         taken = recipe.changes
         if taken is not None and (taken.locks > 1 or taken.saved or not _is_only_ours(taken)):
             memory.make_room(taken.size_bytes, name)
@@ -113,9 +111,9 @@ class Recomputation:
             storage = storages[taken] if taken is not None else results[made.number].untyped_storage()
             if storage.nbytes() != made.size_bytes:
                 raise RuntimeError(
-                    f"{recipe.function} made {made.size_bytes:,} bytes the first time and {storage.nbytes():,} now: it "
-                    "depends on more than its arguments. Keep what it makes: run it under torch.no_grad() or in an "
-                    "autograd.Function."
+                    f"{recipe.function} returned {made.size_bytes:,} bytes the first time and {storage.nbytes():,} "
+                    "now: it depends on more than its arguments. Exclude it from recomputation: run it under "
+                    "torch.no_grad() or in an autograd.Function."
                 )
             memory.adopt(made, storage)
 

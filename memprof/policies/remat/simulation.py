@@ -191,9 +191,9 @@ class Simulation:
             victims = [storage for storage in self._pool if not self._locks[storage]]
             if not victims:
                 raise PolicyError(
-                    f"remat cannot hold {format_bytes(self._budget)}: {self._step.ops.name[op_id]} in "
-                    f"{self._step.ops.phase[op_id]} needs {format_bytes(self._live + floor)} with all dropped that can "
-                    "be. Give it more, or add a policy that makes the rest smaller."
+                    f"remat cannot stay within {format_bytes(self._budget)}: {self._step.ops.name[op_id]} in "
+                    f"{self._step.ops.phase[op_id]} needs {format_bytes(self._live + floor)} with everything "
+                    "possible dropped. Set a larger budget, or add a policy that reduces the rest."
                 )
             self._drop(min(victims, key=self._h))
 

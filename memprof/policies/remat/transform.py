@@ -27,7 +27,7 @@ ROOM = 0.05
 #: Operators inserted by policies that replace saved tensors.
 _OTHERS = ("memprof.swap_out", "memprof.compress")
 #: Error where both are in one plan.
-OVERLAP = "Two policies (remat, and swap or compress) would replace what is saved; leave one of them out of the plan."
+OVERLAP = "Two policies (remat, and swap or compress) would replace saved tensors; leave one of them out of the plan."
 
 
 def transform(step: Step, policy: Remat, *, at_most: bool = False) -> Step:

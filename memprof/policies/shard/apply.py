@@ -43,7 +43,7 @@ def apply(job: Job, policy: Shard) -> None:
         PolicyError: The ranks are missing, or the model or an optimizer cannot be sharded; nothing has been changed.
     """
     if policy.world_size == 1:
-        job.notes.append("shard has one rank: there is nothing to divide, and the job runs as it is.")
+        job.notes.append("shard has one rank: nothing is sharded, and the job runs unchanged.")
         return
     names = units_of(job.model, policy.units) if policy.stage >= 2 else []
     _check(job, policy, names)
@@ -85,25 +85,26 @@ def _check(job: Job, policy: Shard, names: list[str]) -> None:
     found = {kind.__name__ for each in tensors for kind in type(each).__mro__} & set(_DISTRIBUTED)
     if found:
         raise PolicyError(
-            f"The job is distributed already ({', '.join(sorted(found))} is in its model); take shard out of the plan."
+            f"The job is already distributed ({', '.join(sorted(found))} is in its model); remove shard from the plan."
         )
     trained = [(name, each) for name, each in job.model.named_parameters() if each.requires_grad]
     if any(each.is_meta for _, each in trained) or len({each.device for _, each in trained}) > 1:
-        raise PolicyError("shard needs a model whose parameters are all on one device, and this one's are not.")
+        raise PolicyError("shard needs a model with all parameters on one device; this one has them on several.")
     for name, module in job.model.named_modules():
         if getattr(module, "sparse", False) and isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)):
             title = name or type(module).__name__
             raise PolicyError(
-                f"Module {title} makes sparse gradients, which are not summed over ranks; write sparse=False."
+                f"Module {title} has sparse gradients, which are not summed over ranks; write sparse=False."
             )
     if policy.stage >= 1:
         job.require_optimizer("shard")
     if policy.stage >= 1 and any(optimizer.state for optimizer in job.optimizers):
         raise PolicyError(
-            "An optimizer has state already, whole; apply shard before its first update, and before it loads a state."
+            "An optimizer already has unsharded state; apply shard before its first update, and before it loads a "
+            "state."
         )
     if policy.stage >= 1 and any(isinstance(optimizer, torch.optim.LBFGS) for optimizer in job.optimizers):
-        raise PolicyError("LBFGS treats all parameters as one vector, which cannot be divided; use stage 0.")
+        raise PolicyError("LBFGS treats all parameters as one vector, which cannot be sharded; use stage 0.")
     if policy.stage == 1:
         check_elementwise(job.optimizers)
     if policy.stage >= 2:
@@ -115,24 +116,24 @@ def _notes(job: Job, policy: Shard, names: list[str], left: int) -> list[str]:
     ranks = policy.world_size
     notes = []
     if policy.batch == "split":
-        notes.append(f"Each of the {ranks} ranks trains on its part of every batch that a DataLoader hands out.")
+        notes.append(f"Each of the {ranks} ranks trains on its part of every DataLoader batch.")
     else:
         notes.append(
             f"Each of the {ranks} ranks trains on whole batches: an update is over {ranks} times the samples, and a "
             f"DataLoader's epoch has 1/{ranks} of the steps."
         )
-    notes.append("Each rank runs the whole script: what it prints and saves is done once a rank.")
+    notes.append("Each rank runs the whole script, so it prints and saves once per rank.")
     if policy.stage >= 2:
         units = f"{len(names)} units and the rest of the model" if names else "the model as one unit"
         notes.append(
-            f"Parameters are divided and gathered by {units}; they are DTensors between steps. model.state_dict() "
+            f"Parameters are sharded and gathered by {units}; they are DTensors between steps. model.state_dict() "
             "gathers whole tensors, on all ranks; an optimizer's state_dict() holds this rank's part."
         )
     elif policy.stage == 1:
         notes.append("An optimizer's state_dict() holds this rank's part.")
     if left:
-        notes.append(f"{left} tuples hold parameters as they were before: what is done with them has no effect.")
+        notes.append(f"{left} tuples still hold the original parameters: changes to those have no effect.")
     norms = sum(isinstance(each, torch.nn.modules.batchnorm._BatchNorm) for each in job.model.modules())
     if norms:
-        notes.append(f"{norms} BatchNorm layers take statistics of each rank's own samples.")
+        notes.append(f"{norms} BatchNorm layers compute statistics over each rank's own samples.")
     return notes

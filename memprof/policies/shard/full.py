@@ -51,18 +51,18 @@ def check_units(model: torch.nn.Module, names: list[str]) -> None:
         first, first_unit = unit_of.setdefault(id(parameter), (name, unit))
         if first_unit != unit:
             raise PolicyError(
-                f"{first} and {name} are one parameter in two units, which cannot be gathered apart: choose units that "
-                f"hold both, or leave {_title(first_unit or unit)} out of the units."
+                f"{first} and {name} are one parameter in two units, which cannot be gathered separately: choose "
+                f"units that hold both, or leave {_title(first_unit or unit)} out of the units."
             )
         if not parameter.dim():
-            raise PolicyError(f"{name} is a single number without a dimension to divide along; give it the shape (1,).")
+            raise PolicyError(f"{name} is zero-dimensional and cannot be sharded; give it the shape (1,).")
         if parameter.requires_grad:
             types.setdefault(unit, {}).setdefault(parameter.dtype, name)
     for unit, found in types.items():
         if len(found) > 1:
             (one, name), (other, other_name) = list(found.items())[:2]
             raise PolicyError(
-                f"{_title(unit)} trains parameters of two types, which cannot be gathered as one: {name} is "
+                f"{_title(unit)} trains parameters of two types, which cannot be gathered together: {name} is "
                 f"{str(one).removeprefix('torch.')}, {other_name} is {str(other).removeprefix('torch.')}; cast the "
                 "model to one, or make units of the modules that differ."
             )
@@ -99,7 +99,7 @@ def shard_fully(job: Job, policy: Shard, names: list[str]) -> int:
             module._parameters[key] = old
         _take_hooks_away(classes)
         reason = str(error).strip().partition("\n")[0].rstrip(".")
-        raise PolicyError(f"torch's fully_shard cannot divide this model: {reason}; use stage 0 or 1.") from error
+        raise PolicyError(f"torch's fully_shard cannot shard this model: {reason}; use stage 0 or 1.") from error
     for module, kind in classes:
         type(module).__name__ = kind.__name__  # keeps the printed form of the model unchanged
     if is_gloo(job.device):

@@ -36,7 +36,7 @@ class Shard(Policy):
     """
 
     name: ClassVar[str] = "shard"
-    flag_help: ClassVar[str] = "Divide the job over ranks: ddp, zero1, zero2 or fsdp (or stage 0 to 3), and how many."
+    flag_help: ClassVar[str] = "Shard the job over ranks: ddp, zero1, zero2 or fsdp (or stage 0 to 3), and how many."
     flag_example: ClassVar[str] = "fsdp:8"
     numerics: ClassVar[str] = "rounding"
     source: ClassVar[str] = "modelled"
@@ -58,18 +58,18 @@ class Shard(Policy):
             PolicyError: A setting is invalid.
         """
         if type(self.stage) is not int or not 0 <= self.stage <= 3:
-            raise PolicyError(f"shard has the stages 0 (ddp), 1, 2 and 3 (fsdp), not {self.stage!r}; write stage = 3.")
+            raise PolicyError(f"shard: invalid stage {self.stage!r}; write 0 (ddp), 1, 2 or 3 (fsdp).")
         if type(self.world_size) is not int or self.world_size < 1:
             raise PolicyError(
                 f"shard needs a world size of at least 1 rank, not {self.world_size!r}; write world_size = 8."
             )
         if self.batch not in BATCHES:
-            raise PolicyError(f"shard has no batch {self.batch!r}; write batch = 'keep' or batch = 'split'.")
+            raise PolicyError(f"shard: invalid batch {self.batch!r}; write batch = 'keep' or batch = 'split'.")
         if type(self.bucket_mib) is not int or self.bucket_mib < 1:
             raise PolicyError(f"shard needs buckets of at least 1 MiB, not {self.bucket_mib!r}; write bucket_mib = 25.")
         if not self.link_gigabytes_per_second > 0:
             raise PolicyError(
-                f"shard needs a link that sends something, not {self.link_gigabytes_per_second!r} gigabytes a second; "
+                f"shard needs a positive link bandwidth, not {self.link_gigabytes_per_second!r} GB/s; "
                 "write link_gigabytes_per_second = 25.0."
             )
         if not self.link_latency_us >= 0:

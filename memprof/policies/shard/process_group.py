@@ -35,7 +35,7 @@ def choose_device() -> None:
     local, ranks = int(os.environ["LOCAL_RANK"]), int(os.environ.get("LOCAL_WORLD_SIZE", os.environ["WORLD_SIZE"]))
     if ranks > count:
         raise PolicyError(
-            f"shard has {ranks} ranks on this machine, and it has {count} CUDA device{'s' * (count != 1)}: start as "
+            f"shard has {ranks} ranks on this machine, which has {count} CUDA device{'s' * (count != 1)}: start as "
             f"many ranks as there are devices, or hide the devices to train on CPU: {_DEVICES}=''."
         )
     visible = os.environ.get(_DEVICES, "")
@@ -62,7 +62,7 @@ def join_ranks(job: Job, world_size: int) -> int:
         raise PolicyError("shard needs torch.distributed, which this torch was built without.")
     if not is_joined and missing:
         raise PolicyError(
-            f"shard divides over {world_size} ranks, and this job is a single process: start it with torchrun "
+            f"shard needs {world_size} ranks, and this job is a single process: start it with torchrun "
             f"--nproc-per-node {world_size}, or let memprof do so: memprof record --plan PLAN train.py"
         )
     there = dist.get_world_size() if is_joined else int(os.environ["WORLD_SIZE"])

@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 
 SENTENCE = (
-    "All ranks draw the same random numbers, and no DataLoader has fed the model: where the script draws its batches "
-    "itself, all ranks train on the same ones. Read from a DataLoader, whose batches are divided, or add the "
+    "All ranks draw the same random numbers, and no DataLoader feeds the model: if the script draws its batches "
+    "itself, all ranks train on the same ones. Read from a DataLoader, whose batches are sharded, or add the "
     "environment's RANK to the seed."
 )
 

@@ -40,8 +40,8 @@ def check_elementwise(optimizers: list[torch.optim.Optimizer]) -> None:
     for optimizer in optimizers:
         if type(optimizer) not in _ELEMENTWISE:
             raise PolicyError(
-                f"shard in stage 1 updates parts of parameters, and {type(optimizer).__name__} is not known to treat "
-                "each number alike; use stage 3, or one of torch's Adam, AdamW, SGD, RMSprop, Adagrad."
+                f"shard in stage 1 updates parts of parameters, and {type(optimizer).__name__} is not known to update "
+                "each element independently; use stage 3, or one of torch's Adam, AdamW, SGD, RMSprop, Adagrad."
             )
 
 

@@ -125,7 +125,7 @@ class DiskCarrier:
         error = place.out.wait()
         if error is not None and not (self._has_failed or self._is_closed):
             self._has_failed = True
-            warnings.warn(f"swap: what is saved stays in memory from now on: {error}", RuntimeWarning, stacklevel=2)
+            warnings.warn(f"swap: saved tensors stay in memory from now on: {error}", RuntimeWarning, stacklevel=2)
         return error is None
 
     def fetch(self, place: _Place) -> torch.UntypedStorage:
@@ -135,7 +135,7 @@ class DiskCarrier:
             RuntimeError: The policy has been undone since.
         """
         if self._is_closed:
-            raise RuntimeError("swap was taken back between forward and backward: what was on disk is gone")
+            raise RuntimeError("swap was removed between forward and backward: the data on disk is gone")
         place.back = _Ticket()
         storage = torch.UntypedStorage(place.size_bytes)  # type: ignore[no-untyped-call]
         self._jobs.put((os.preadv, storage.data_ptr(), place, place.back))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 HISTORY = "torch/optim/lbfgs.py"
 NO_HISTORY = (
     "swap cannot move LBFGS' state: it is a history of gradients in lists, in use while the closure runs. Lower its "
-    "history_size, or leave swap of the optimizer out."
+    "history_size, or do not swap the optimizer."
 )
 
 
@@ -39,7 +39,9 @@ def transform_state(step: Step, policy: Swap) -> Step:
     is_large = storages.requested_bytes >= max(policy.minimum_bytes, 1)
     moved = np.flatnonzero((storages.category == "optimizer_state") & is_there & is_large)
     if not len(moved):
-        raise PolicyError(f"The step has no optimizer state from {policy.minimum_bytes} bytes on; there is no gain.")
+        raise PolicyError(
+            f"The step has no optimizer state of {policy.minimum_bytes:,} bytes or more; swap has no effect."
+        )
     start, end = _update_of(step, moved)
     return _with_stays(step, policy, moved, start, end, np.ones(len(moved), dtype=np.bool_))
 
@@ -61,7 +63,7 @@ def transform_parameters(step: Step, policy: Swap) -> Step:
     moved = np.flatnonzero(top_of != NONE)
     if not len(moved):
         raise PolicyError(
-            f"No parameter of the chosen modules has {policy.minimum_bytes} bytes and is theirs alone; choose other "
+            f"No unshared parameter of the chosen modules has {policy.minimum_bytes:,} bytes or more; choose other "
             "modules or a smaller minimum_bytes."
         )
     at, starts, ends, is_new = [moved], *([column] for column in _update_of(step, moved)), [np.ones(len(moved), bool)]
@@ -136,7 +138,7 @@ def _update_of(step: Step, storages: Ints) -> tuple[Ints, Ints]:
     edges = np.diff(np.concatenate([[False], is_update, [False]]).astype(np.int64))
     first, last = np.flatnonzero(edges == 1), np.flatnonzero(edges == -1) - 1
     if not len(first):
-        raise PolicyError("The step has no optimizer update, so nothing tells when its state and parameters are used.")
+        raise PolicyError("The step has no optimizer update, so it does not show when state and parameters are used.")
     uses = step.uses
     inside = is_update[uses.op_id]
     used = np.full(len(step.storages), NONE, dtype=np.int64)

@@ -44,7 +44,7 @@ def swap_parameters(job: Job, names: Iterable[str], carrier: Carrier, minimum_by
     owned = _movable(job, chosen, carrier, max(minimum_bytes, 1))
     if not owned:
         raise PolicyError(
-            f"No parameter of the chosen modules has {minimum_bytes} bytes and is theirs alone; choose other modules "
+            f"No unshared parameter of the chosen modules has {minimum_bytes:,} bytes or more; choose other modules "
             "or a smaller minimum_bytes."
         )
     parameters = {id(parameter): _Parameter(parameter, carrier) for parameter in owned}
@@ -70,7 +70,7 @@ def swap_parameters(job: Job, names: Iterable[str], carrier: Carrier, minimum_by
     job.put_around_updates(None, updates.around)
     job.on_undo(everything.bring_in)
     job.notes.append(
-        "swap: outside of their modules' forward and backward and of the update, the moved parameters read as NaN; "
+        "swap: moved parameters read as NaN outside their modules' forward and backward and the update; "
         "state_dict(), parameters() and named_parameters() bring them in"
     )
 

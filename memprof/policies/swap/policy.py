@@ -39,8 +39,8 @@ class Swap(Policy):
 
     name: ClassVar[str] = "swap"
     flag_help: ClassVar[str] = (
-        "moves what these modules save for backward out of the device and back; optimizer or parameters: moves those; "
-        ":disk or :host says where to"
+        "move tensors that these modules save for backward out of the device and back; optimizer or parameters: move "
+        "those instead; :disk or :host selects the destination"
     )
     flag_example: ClassVar[str] = "'layers.[0-3]:disk'"
     numerics: ClassVar[str] = "none"
@@ -60,15 +60,15 @@ class Swap(Policy):
         if not self.modules or not all(self.modules):
             raise PolicyError("swap needs patterns of module names: write modules = ['layers.*'].")
         if self.what not in WHAT:
-            raise PolicyError(f"swap does not know what = {self.what!r}; write {', '.join(WHAT[:-1])} or {WHAT[-1]}.")
+            raise PolicyError(f"swap: unknown what {self.what!r}; write {', '.join(WHAT[:-1])} or {WHAT[-1]}.")
         if self.to not in TO:
-            raise PolicyError(f"swap does not know to = {self.to!r}; write {' or '.join(TO)}.")
+            raise PolicyError(f"swap: unknown to {self.to!r}; write {' or '.join(TO)}.")
         if self.minimum_bytes < 0:
-            raise PolicyError(f"swap cannot move storages of {self.minimum_bytes} bytes; write minimum_bytes = 65536.")
+            raise PolicyError(f"swap: invalid minimum_bytes {self.minimum_bytes}; write minimum_bytes = 65536.")
         if self.prefetch < 0:
-            raise PolicyError(f"swap cannot bring back {self.prefetch} storages ahead; write prefetch = 1.")
+            raise PolicyError(f"swap: invalid prefetch {self.prefetch}; write prefetch = 1.")
         if not self.gbps >= 0:
-            raise PolicyError(f"swap cannot copy at {self.gbps} GB/s; write gbps = {DEFAULT_GBPS[self.to]}, or 0.")
+            raise PolicyError(f"swap: invalid gbps {self.gbps}; write gbps = {DEFAULT_GBPS[self.to]}, or 0.")
         if self.folder and self.to != "disk":
             raise PolicyError("swap uses a folder only on disk; write to = 'disk' or leave folder out.")
 
@@ -87,7 +87,7 @@ class Swap(Policy):
         names, _, to = text.partition(":")
         parts = tuple(part.strip() for part in names.split(",") if part.strip())
         if to.strip() and to.strip() not in TO:
-            raise PolicyError(f"swap does not know {to.strip()!r} behind ':'; write --swap {cls.flag_example}.")
+            raise PolicyError(f"swap: unknown suffix {to.strip()!r} after ':'; write --swap {cls.flag_example}.")
         if not parts:
             raise PolicyError(f"swap needs patterns of module names; write --swap {cls.flag_example}.")
         place = to.strip() or "host"

@@ -25,7 +25,7 @@ _OWNED = ("parameter", "buffer", "gradient", "optimizer_state", "input")
 #: Operators that these policies insert into forward.
 _INSERTED = ("memprof.swap_out", "memprof.swap_in", "memprof.compress")
 #: Error if two of them choose the same modules.
-OVERLAP = "Two policies (swap, compress) would move what the same modules save; choose different modules for each."
+OVERLAP = "Two policies (swap, compress) would move tensors saved by the same modules; choose separate modules."
 #: Error if a module cannot be chosen.
 NEVER_CALLED = "{name} is never called, so it saves nothing; choose what it holds: '{holds}'."
 _DTYPES = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool")

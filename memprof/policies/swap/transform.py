@@ -32,9 +32,9 @@ def transform(step: Step, policy: Swap, *, at_most: bool = False) -> Step:
     """
     has_device = any(str(device).startswith("cuda") for device in set(step.storages.device))
     if policy.to == "host" and not has_device:
-        raise PolicyError("This step ran in host memory already, so swap cannot move it there; write to = 'disk'.")
+        raise PolicyError("swap cannot move to host: this step is already in host memory; write to = 'disk'.")
     if policy.to == "disk" and has_device:
-        raise PolicyError("swap moves to disk what is in host memory, and this step ran on cuda; write to = 'host'.")
+        raise PolicyError("swap can only move to disk from host memory, and this step ran on cuda; write to = 'host'.")
     if policy.what == "optimizer":
         return transform_state(step, policy)
     if policy.what == "parameters":
