@@ -124,7 +124,7 @@ def test_plan_that_changes_nothing_predicts_the_recording(capsys: pytest.Capture
     [
         (("run.memprof",), 2, "There is nothing to predict: give --plan FILE"),
         (("run.memprof", "--checkpoint", "layerz.*"), 2, "No module of the model matches 'layerz.*'; near are"),
-        (("run.memprof", "--precision", "int3"), 2, "--precision 'int3' is not known"),
+        (("run.memprof", "--precision", "int3"), 2, "unknown --precision 'int3'"),
         (("run.memprof", "--plan", "absent.toml"), 5, "There is no plan absent.toml"),
         (("absent.memprof", "--checkpoint", "layers.*"), 5, "There is no file absent.memprof"),
         (("run.memprof", "--checkpoint", "layers.*", "--step", "99"), 2, "no operators of step 99"),

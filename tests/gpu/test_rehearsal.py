@@ -68,7 +68,7 @@ def test_what_is_planned(tmp_path: Path) -> None:
     sections = rehearse(tmp_path, *PLANNING)
     policies = {row["plan"]: row for row in sections["policies"]["figures"]}
     assert policies["checkpoint"]["error"]["allocated_bytes"] == 0
-    assert "host memory already" in policies["swap"]["refused"]
+    assert "already in host memory" in policies["swap"]["refused"]
     assert policies["checkpoint"]["written_unix_s"] < policies["checkpoint"]["ran_unix_s"]
     assert read_plan(tmp_path / "predictions" / "gpt-checkpoint.toml").prediction is not None
 

@@ -354,7 +354,7 @@ def test_plan_that_does_not_fit_ends_the_job_before_its_first_step(
         (("--plan", "broken.toml"), 125, "broken.toml is not TOML: "),
         (("--plan", "unknown.toml"), 2, "unknown.toml, line 2: a plan has no policy 'chekpoint'; did you mean check"),
         (("--plan", "setting.toml"), 2, "setting.toml, line 2: [checkpoint] has no setting 'module'"),
-        (("--precision", "int3"), 2, "--precision 'int3' is not known"),
+        (("--precision", "int3"), 2, "unknown --precision 'int3'"),
         (("--accumulate", "none"), 2, ""),
     ],
 )  # fmt: skip

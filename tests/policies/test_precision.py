@@ -123,7 +123,7 @@ def test_transform_leaves_the_input_untouched(policy):
 
 def test_model_without_float32_weights_is_not_predicted():
     """A step recorded in the short type already has nothing left to shorten, and the prediction says so."""
-    with pytest.raises(PolicyError, match="no parameters in float32"):
+    with pytest.raises(PolicyError, match="no float32 parameters"):
         PURE.transform(PURE.transform(recorded("shared")))
 
 
@@ -355,8 +355,8 @@ def test_closures_and_micro_batches_work_with_scaling():
 @pytest.mark.parametrize(
     ("make", "optimizer", "policy", "sentence"),
     [
-        (nn.ReLU, None, BF16, "no parameters in float32"),
-        (lambda: nn.Linear(2, 2).bfloat16(), None, PURE, "no parameters in float32"),
+        (nn.ReLU, None, BF16, "no float32 parameters"),
+        (lambda: nn.Linear(2, 2).bfloat16(), None, PURE, "no float32 parameters"),
         (lambda: nn.LSTM(2, 2), None, FP16, "cannot train recurrent layers in fp16 on a CPU"),
         (lambda: nn.Linear(2, 2), torch.optim.LBFGS, FP16, "LBFGS runs the model several times"),
     ],

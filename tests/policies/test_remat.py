@@ -483,7 +483,8 @@ def test_a_plan_for_another_model_is_refused():
 def test_a_budget_that_nothing_can_hold_says_what_is_missing():
     """Below the least working set the sentence names the operator, its bytes, and a budget that would do."""
     plain = run(Dropouts, squares, None)
-    with pytest.raises(PolicyError, match=r"remat cannot hold .*: aten\.\S+ needs .* at once .* Give it .* or more"):
+    sentence = r"remat cannot stay within .*: aten\.\S+ needs .* at once .* Set a budget of .* or more"
+    with pytest.raises(PolicyError, match=sentence):
         run(Dropouts, squares, budget(plain, 0.2))
     assert runtime._runtime is None
     assert same(plain, run(Dropouts, squares, None))
@@ -580,7 +581,7 @@ def test_much_work_done_twice_is_warned_of():
     """Past the stated multiple of the forward's time the job hears what would help, once."""
     plain = run(Dropouts, squares, None)
     policy = Remat(budget=budget(plain, 0.6).budget, warn_factor=1e-6)
-    with pytest.warns(RuntimeWarning, match="A larger budget") as caught:
+    with pytest.warns(RuntimeWarning, match="a larger budget") as caught:
         run(Dropouts, squares, policy)
     assert len([w for w in caught if "remat" in str(w.message)]) == 1
 
@@ -640,7 +641,7 @@ def test_settings_without_sense_are_refused():
     for settings, sentence in (
         ({}, "budget = '8GiB'"),
         ({"budget": "a lot"}, "not a size"),
-        ({"budget": "0"}, "nothing"),
+        ({"budget": "0"}, "positive budget"),
         ({"budget": "1GiB", "heuristic": "lru"}, "eq-class or msps"),
         ({"budget": "1GiB", "swap": "tape"}, "host or disk"),
         ({"budget": "1GiB", "warn_factor": 0.0}, "warn_factor = 2.0"),
@@ -655,7 +656,7 @@ def test_the_flag_and_the_plan_file_say_the_same():
     policy = Remat.from_flag("8GiB:disk")
     assert policy == Remat(budget="8GiB", swap="disk")
     assert parse_plan('[remat]\nbudget = "8GiB"\nswap = "disk"\n').policies == (policy,)
-    assert policy.describe() == "remat within 8.00 GiB, swap to disk where quicker"
+    assert policy.describe() == "remat within 8.00 GiB, swap to disk if faster"
     with pytest.raises(PolicyError, match="--remat 8GiB"):
         Remat.from_flag(":disk")
 

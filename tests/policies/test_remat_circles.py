@@ -59,4 +59,4 @@ def test_a_table_filled_from_itself_is_predicted_in_time(tmp_path):
             held = int(live_bytes(Remat(budget=str(int(peak * share))).transform(step)).during.max())
         except PolicyError as error:
             refused = str(error)
-        assert "remat cannot hold" in refused if held is None else held <= peak * share
+        assert "remat cannot stay within" in refused if held is None else held <= peak * share

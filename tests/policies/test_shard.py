@@ -94,10 +94,10 @@ def recorded() -> Step:
         ({"world_size": 0}, "at least 1 rank"),
         ({"world_size": -2}, "write world_size = 8"),
         ({"world_size": 2.0}, "at least 1 rank"),
-        ({"stage": 4}, r"stages 0 \(ddp\), 1, 2 and 3"),
+        ({"stage": 4}, r"write 0 \(ddp\), 1, 2 or 3"),
         ({"bucket_mib": 0}, "at least 1 MiB"),
         ({"batch": "half"}, "write batch = 'keep' or batch = 'split'"),
-        ({"link_gigabytes_per_second": 0.0}, "a link that sends something"),
+        ({"link_gigabytes_per_second": 0.0}, "a positive link bandwidth"),
         ({"link_latency_us": -1.0}, "0 or more microseconds"),
     ],
 )
@@ -128,7 +128,7 @@ def test_one_process_is_no_job_of_many_ranks() -> None:
         with pytest.raises(PolicyError, match="a single process: start it with torchrun --nproc-per-node 2"):
             Shard(stage=stage, world_size=2).apply(job)
         Shard(stage=stage).apply(job)
-        assert job.notes == ["shard has one rank: there is nothing to divide, and the job runs as it is."]
+        assert job.notes == ["shard has one rank: nothing is sharded, and the job runs unchanged."]
 
 
 def test_a_unit_that_is_no_module_is_refused() -> None:

@@ -105,11 +105,11 @@ def test_what_cannot_be_divided_is_refused_in_a_sentence(ranks: list[dict[str, A
     """And nothing has been changed: the job itself checks that."""
     expected = (
         "layers.0.inner.bias and layers.1.inner.bias are one parameter in two units",
-        "scale is a single number without a dimension to divide along",
-        "Module 0 makes sparse gradients",
+        "scale is zero-dimensional and cannot be sharded",
+        "Module 0 has sparse gradients",
         "layers.1 trains parameters of two types",
-        "An optimizer has state already, whole",
-        "Adafactor is not known to treat each number alike",
+        "An optimizer already has unsharded state",
+        "Adafactor is not known to update each element independently",
         "LBFGS treats all parameters as one vector",
         "The plan shards over 4 ranks, and this job has 2",
         "No module of the model matches 'layer.*'",

@@ -324,9 +324,9 @@ def test_a_full_disk_stops_swapping_not_training():
 
 def test_refuses_host_memory_for_a_job_in_it():
     """On a processor there is nowhere to go but the disk: both faces say so."""
-    with pytest.raises(PolicyError, match=r"host memory already.*to = 'disk'"):
+    with pytest.raises(PolicyError, match=r"already in host memory.*to = 'disk'"):
         Swap(modules=("layers.*",)).transform(baseline("gpt"))
-    with pytest.raises(PolicyError, match=r"host memory already.*to = 'disk'"):
+    with pytest.raises(PolicyError, match=r"already in host memory.*to = 'disk'"):
         Swap().apply(Job(nn.Linear(4, 4)))
 
 
@@ -355,10 +355,10 @@ def test_refuses_two_policies_for_the_same_modules():
     ):
         model = load_job("gpt").make_model()
         job = Job(model, [torch.optim.SGD(model.parameters())])
-        with pytest.raises(PolicyError, match="choose different modules"):
+        with pytest.raises(PolicyError, match="choose separate modules"):
             Plan(both).apply(job)
         assert all("forward" not in vars(module) for module in model.modules())
-        with pytest.raises(PolicyError, match="choose different modules"):
+        with pytest.raises(PolicyError, match="choose separate modules"):
             Plan(both).transform(baseline("gpt"))
 
 

@@ -48,7 +48,7 @@ def test_peak_is_predicted(swapped: str) -> None:
 def test_other_forms_of_what_is_swapped_are_not_predicted(swapped: Swap, loop: str) -> None:
     """An update of all that is swapped at once is refused in a sentence that names swap; a loop is predicted."""
     step = record_step("gpt")
-    with pytest.raises(PolicyError, match="What the optimizer updates is swapped"):
+    with pytest.raises(PolicyError, match="Swapped parameters or state can only be predicted"):
         Plan((swapped, OptimizerPolicy(loop=loop))).transform(step)
     Plan((swapped, OptimizerPolicy(loop="loop"))).transform(step).check()
 

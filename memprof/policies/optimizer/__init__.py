@@ -1,1 +1,1 @@
-"""Changes how the optimizer works: its state in 8 bits, its loop over parameters, when it updates."""
+"""Changes the optimizer: 8-bit or host state, the loop over parameters, and updates inside backward."""

@@ -1,4 +1,4 @@
-"""Changes the optimizers of a job: their state, their loop, and when they update."""
+"""Applies the optimizer policy to a job: state, update loop, and when updates run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def apply(job: Job, policy: OptimizerPolicy) -> None:
     """Changes every optimizer of the job.
 
     Raises:
-        PolicyError: There is none, or one of them cannot do what is asked.
+        PolicyError: The job has no optimizer, or one of them does not support the policy.
     """
     job.require_optimizer("The optimizer policy")
     for optimizer in job.optimizers:
@@ -40,47 +40,47 @@ def apply(job: Job, policy: OptimizerPolicy) -> None:
             _set_loop(job, one.optimizer, policy.loop)
     if policy.in_backward:
         InBackward(job, updates, kind).start()
-        job.notes.append("Gradients are gone when backward returns: each parameter is updated inside it.")
+        job.notes.append("Gradients are freed inside backward, where each parameter is updated.")
 
 
 def _check(job: Job, optimizer: torch.optim.Optimizer, policy: OptimizerPolicy) -> None:
     kind = type(optimizer).__name__
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     if policy.state == "host" and all(parameter.device.type == "cpu" for parameter in parameters):
-        raise PolicyError("The parameters are in host memory, and so is the optimizer's state; host changes nothing.")
+        raise PolicyError("The parameters and the optimizer state are already in host memory; host changes nothing.")
     if policy.loop and not all(key in group for group in optimizer.param_groups for key in _needed(policy.loop)):
-        raise PolicyError(f"{kind} has no {policy.loop} form; leave the loop out.")
+        raise PolicyError(f"{kind} has no {policy.loop} form; leave loop out.")
     if policy.loop == "fused" and any(not parameter.is_floating_point() for parameter in parameters):
         raise PolicyError(f"The fused form of {kind} updates floating point parameters only; write foreach.")
     is_short = any(each.dtype == torch.bfloat16 and each.device.type == "cpu" for each in parameters)
     if policy.loop == "fused" and is_short and isinstance(optimizer, torch.optim.SGD):
         raise PolicyError(
-            "torch's fused SGD leaves parameters of bfloat16 on a CPU as they are; write foreach, or leave loop out."
+            "torch's fused SGD does not update bfloat16 parameters on a CPU; write foreach, or leave loop out."
         )
     if policy.in_backward or policy.state == "host":
         closure = inspect.signature(type(optimizer).step).parameters.get("closure")
         if closure is not None and closure.default is inspect.Parameter.empty:
             raise PolicyError(
-                f"{kind} computes the loss again inside its step and needs all parameters there; it cannot update one "
+                f"{kind} recomputes the loss inside its step and needs all parameters there; it cannot update one "
                 "parameter at a time. Leave in_backward and host out."
             )
     if job.has_parts and (policy.in_backward or policy.state):
         raise PolicyError(
-            "Parameters are divided over ranks, and so is the optimizer's state; leave state and in_backward out, or "
-            "shard in stage 0 or 1."
+            "Parameters and optimizer state are sharded over ranks; leave state and in_backward out, or use shard "
+            "stage 0 or 1."
         )
     if policy.in_backward:
         if job.averages:
             raise PolicyError(
-                "Gradients are averaged over ranks after they are complete; a step inside backward would be taken "
-                "before. Leave in_backward out."
+                "Gradients are averaged over ranks after they are complete; a step inside backward would run before "
+                "that. Leave in_backward out."
             )
         if any(not parameter.is_leaf for parameter in parameters):
-            raise PolicyError(f"{kind} updates tensors that are computed; it cannot update them inside backward.")
+            raise PolicyError(f"{kind} updates non-leaf tensors; it cannot update them inside backward.")
         if any(isinstance(m, torch.nn.parallel.DistributedDataParallel) for m in job.model.modules()):
             raise PolicyError(
-                "DistributedDataParallel sums gradients after they are complete; a step inside backward would be taken "
-                "before. Use sharding, or leave in_backward out."
+                "DistributedDataParallel sums gradients after they are complete; a step inside backward would run "
+                "before that. Use sharding, or leave in_backward out."
             )
 
 
@@ -89,7 +89,7 @@ def _needed(loop: str) -> tuple[str, ...]:
 
 
 def _set_loop(job: Job, optimizer: torch.optim.Optimizer, loop: str) -> None:
-    """Sets the form of the update in every group; a fused one wants its step counters on the device."""
+    """Sets the update form in every group; the fused form needs its step counters on the device."""
     flags = _FLAGS[loop]
     for group in (*optimizer.param_groups, optimizer.defaults):
         before = {key: group[key] for key in flags if key in group}
@@ -107,19 +107,19 @@ def _set_loop(job: Job, optimizer: torch.optim.Optimizer, loop: str) -> None:
 
 
 def _begin_momenta(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    """Gives parameters that are new among others a momentum: the fused form takes those of all or of none."""
+    """Initialises the missing momenta of a group: fused SGD requires all parameters to have one, or none."""
     for group in optimizer.param_groups:
         if not group["momentum"] or group["dampening"]:
             continue
         own = [parameter for parameter in group["params"] if parameter.grad is not None]
         new = [each for each in own if optimizer.state.get(each, {}).get("momentum_buffer") is None]
         if len(new) < len(own):
-            for parameter in new:  # 0 x momentum + gradient, which is what the others began with
+            for parameter in new:  # 0 x momentum + gradient, the same initial value as the others
                 optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
 
 def _place_counters(optimizer: torch.optim.Optimizer) -> None:
-    """Moves the step counters to where the form of the update looks for them."""
+    """Moves the step counters to the device that the update form expects."""
     for group in optimizer.param_groups:
         is_on_device = bool(group.get("fused") or group.get("capturable"))
         for parameter in group["params"]:

@@ -1,7 +1,7 @@
-"""Writes down the operators with which torch's Adam, AdamW and SGD update parameters: loop, foreach or fused.
+"""Emits the operators with which torch's Adam, AdamW and SGD update parameters: loop, foreach or fused.
 
-Each form is that of torch/optim/adam.py and sgd.py (torch 2.13), operator by operator. The loop needs two or three
-temporaries as large as the largest parameter; foreach as many as large as all parameters together; fused none.
+Each form matches torch/optim/adam.py and sgd.py (torch 2.13), operator by operator. The loop needs two or three
+temporaries the size of the largest parameter; foreach the same number the size of all parameters; fused none.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from memprof.policies.rewrite.insertion import Insertion
 from memprof.trace.schema import NONE
 from memprof.trace.step import Step
 
-#: A Python number in an operator is wrapped into a tensor of 8 bytes first, and cast into one of 4 inside the operator.
+#: A Python number passed to an operator is wrapped in an 8-byte tensor, then cast to a 4-byte one inside the operator.
 _NUMBER_BYTES, _CAST_BYTES = 8, 4
-#: The slow path of a foreach operator on the CPU does so inside.
+#: Bytes of the same temporaries in the slow path of a foreach operator on the CPU, all inside the operator.
 _FOREACH_NUMBER_BYTES = 12
 
 
 class FormWriter:
-    """Writes updates of several parameters, as one call of an optimizer would make them."""
+    """Emits the updates of several parameters as one optimizer call would run them."""
 
     def __init__(self, insertion: Insertion, step: Step, algorithm: str, launch_us: float, us_per_byte: float) -> None:
-        """Takes where to write, and what an operator costs: its launch and its bytes."""
+        """Stores the insertion point and the cost of an operator: its launch and its bytes."""
         self._insertion = insertion
         self._sizes = step.storages.allocated_bytes
         self._shapes, self._dtypes = step.storages.shape, step.storages.dtype
@@ -46,15 +46,15 @@ class FormWriter:
         module_id: int = NONE,
         replaced: dict[int, int] | None = None,
     ) -> int:
-        """Writes one call; returns its last operator.
+        """Emits one call; returns its last operator.
 
         Args:
             form: loop, foreach or fused.
-            updates: What is updated.
-            like: Operator of the step whose phase and place the new ones have.
+            updates: Updates to emit.
+            like: Operator of the step whose phase and place the new ones copy.
             before: Operator before which they run.
-            module_id: The module they belong to.
-            replaced: Storages that stand in for others: state brought from the host.
+            module_id: Module they are attributed to.
+            replaced: Substitute storages by original: state copied from the host.
         """
         self._like, self._before, self._module_id = like, before, module_id
         self._replaced = replaced or {}
@@ -83,14 +83,14 @@ class FormWriter:
         number: bool = False,
         tensors: int = 1,
     ) -> list[int]:
-        """Writes one operator; returns the storages it makes, each as large as one of ``makes_like``."""
+        """Emits one operator; returns the storages it allocates, each the size of one of ``makes_like``."""
         insertion = self._insertion
         mutates, reads = list(mutates), list(reads)
         is_foreach = "_foreach_" in name
         makes = list(range(insertion.next_storage, insertion.next_storage + len(makes_like)))
         sizes = [self._size(storage) for storage in makes_like]
         touched = sum(self._size(storage) for storage in (*mutates, *reads)) + sum(sizes)
-        launches = tensors if is_foreach and self._is_cpu else 1  # on the CPU it loops inside
+        launches = tensors if is_foreach and self._is_cpu else 1  # on the CPU foreach loops internally
         op = insertion.op(
             f"aten.{name}",
             like=self._like,
@@ -111,7 +111,7 @@ class FormWriter:
         return makes
 
     def _size(self, storage: int) -> int:
-        # What was made while writing is as large as its model; only its traffic is asked for, so parameters suffice.
+        # New storages are as large as their model; the size is only used for traffic, so parameters suffice.
         return int(self._sizes[storage]) if storage < len(self._sizes) else 0
 
     def _of(self, update: Update, key: str) -> int:
@@ -144,7 +144,7 @@ class FormWriter:
         denominator = self.operator("div.Tensor", reads=root, makes_like=[parameter], number=True)
         self._free(root)
         self.operator("add_.Tensor", denominator, number=True)
-        # Python's name for the last parameter's denominator is given to this one now.
+        # Python rebinds the previous parameter's denominator here, which frees it.
         if self._old_denominator != NONE:
             self._free([self._old_denominator])
         self._old_denominator = denominator[0]
@@ -166,7 +166,7 @@ class FormWriter:
                 self._free(made)
                 made, gradient = ahead, ahead[0]
             else:
-                # Python's name for the decayed gradient is given to the momentum.
+                # Python rebinds the decayed gradient's name to the momentum, which frees the former.
                 self._free(made)
                 made, gradient = [], momentum
         self.operator("add_.Tensor", [parameter], [gradient])
@@ -213,10 +213,10 @@ class FormWriter:
             self.operator("_foreach_mul_.Scalar", momenta, number=True, tensors=count)
             self.operator("_foreach_add_.List", momenta, gradients, tensors=count)
             if "nesterov" not in updates[0].traits:
-                # Python's name for the decayed gradients is given to the momenta.
+                # Python rebinds the decayed gradients' name to the momenta, which frees the former.
                 self._free(made)
                 made, gradients = [], momenta
-            else:  # looks ahead in place, into the gradients themselves where nothing was added to them
+            else:  # Nesterov, in place, on the gradients themselves if nothing was added to them
                 self.operator("_foreach_add_.List", gradients, momenta, tensors=count)
         self.operator("_foreach_add_.List", parameters, gradients, tensors=count)
         self._free(made)
@@ -237,9 +237,9 @@ def _all(updates: Sequence[Update], key: str) -> list[int]:
 
 
 def _alike(updates: Sequence[Update], dtypes: object) -> list[list[Update]]:
-    """Puts together what one call of foreach takes: a parameter group's tensors of one type.
+    """Groups the updates that one foreach call takes: tensors of one dtype in one parameter group.
 
-    Parameter groups are not in a trace; those with other settings show, because other operators run for them.
+    Traces do not record parameter groups; groups with different settings differ in the operators that run.
     """
     together: dict[tuple[frozenset[str], str], list[Update]] = {}
     for update in updates:

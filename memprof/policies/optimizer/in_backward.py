@@ -1,4 +1,4 @@
-"""Updates each parameter as soon as backward has completed its gradient, which then goes at once."""
+"""Updates each parameter as soon as backward has completed its gradient, then frees the gradient."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ if TYPE_CHECKING:
 class InBackward:
     """Updates each parameter when backward has completed its gradient.
 
-    The optimizers' own steps find no gradients afterwards and change nothing, so that hooks, schedulers and counters
-    around them work as before. An optimizer that is made later, or given more parameters, updates inside backward,
-    too; of several for one parameter, the one made last.
+    The optimizers' own steps then find no gradients and change nothing, so hooks, schedulers and counters around them
+    work as before. Optimizers created later, and parameters added later, also update inside backward; where several
+    optimizers own a parameter, the last one created updates it.
     """
 
     def __init__(self, job: Job, updates: list[Updates], kind: type[Updates]) -> None:
-        """Takes the optimizers there are.
+        """Registers the existing optimizers.
 
         Args:
             job: The job.
-            updates: How each of them updates.
-            kind: How one that is made later does.
+            updates: Updates of each optimizer.
+            kind: Update class for optimizers created later.
         """
         self._job = job
         self._kind = kind
         self._known: dict[int, Updates] = {id(one.optimizer): one for one in updates}
-        #: By parameter: the optimizer that updates it, and the number of its group there.
+        #: By parameter id: the optimizer that updates it, and the index of its group there.
         self._owners: dict[int, tuple[weakref.ref[torch.optim.Optimizer], int]] = {}
         self._hooked: dict[int, weakref.ref[torch.Tensor]] = {}
         self._updated: set[int] = set()
@@ -51,7 +51,7 @@ class InBackward:
         self._stepping: torch.optim.Optimizer | None = None
 
     def start(self) -> None:
-        """Puts the hooks in place. None of them keeps this object: the model keeps the job, and the job this object."""
+        """Installs the hooks, none of which references this object: the model keeps the job, the job this object."""
         job = self._job
         job.guard(job.model)
         self._own = {id(parameter) for parameter in job.model.parameters()}
@@ -73,7 +73,7 @@ class InBackward:
             job.on_undo(replace_weakly(owner, name, method))
 
     def _take(self, optimizer: torch.optim.Optimizer, number: int, parameters: list[torch.Tensor]) -> None:
-        """Has an optimizer's parameters updated inside backward."""
+        """Hooks an optimizer's parameters so that they update inside backward."""
         for parameter in parameters:
             self._owners[id(parameter)] = weakref.ref(optimizer), number
             known = self._hooked.get(id(parameter))
@@ -82,7 +82,7 @@ class InBackward:
                 self._job.on_undo(hook_weakly(parameter.register_post_accumulate_grad_hook, self._update))
 
     def _add_group(self, before: Any, optimizer: torch.optim.Optimizer, param_group: dict[str, Any]) -> None:
-        """Has groups that are added later, as those of a new optimizer are, updated inside backward."""
+        """Hooks parameter groups added later, including those of new optimizers."""
         before(optimizer, param_group)
         number = len(optimizer.param_groups) - 1
         given = optimizer.param_groups[number]["params"]
@@ -101,11 +101,11 @@ class InBackward:
         """Updates a parameter whose gradient is complete.
 
         Raises:
-            PolicyError: It was updated with a part of its gradient before.
+            PolicyError: It was already updated with a partial gradient.
         """
         owner, number = self._owners[id(parameter)]
         optimizer = owner()
-        if optimizer is None:  # nobody will step: the gradient stays, as it would
+        if optimizer is None:  # no optimizer will step: keep the gradient
             return
         if id(parameter) in self._updated:
             raise PolicyError(SECOND_BACKWARD)
@@ -120,32 +120,32 @@ class InBackward:
             one.single(number, parameter)
         if parameter.grad is None:
             return
-        # In the backward of a closure, the step that called it is to find nothing.
+        # In the backward of a closure, the calling step must find no gradient.
         parameter.grad = None if optimizer is self._stepping else UsedGradient.of(parameter)
 
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        """Hides from a step what backward has updated.
+        """Hides the parameters that backward has updated from a step.
 
         Raises:
-            PolicyError: The update inside backward was not the one of this step.
+            PolicyError: The update inside backward does not match this step.
         """
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         updated = [parameter for parameter in parameters if id(parameter) in self._updated]
         if any(self._owners[id(parameter)][0]() is not optimizer for parameter in updated):
             raise PolicyError(
-                "Another optimizer is stepped than the one made last for its parameters, by which step-in-backward has "
-                "updated them. Leave in_backward out, or give each optimizer parameters of its own."
+                "Step-in-backward updated parameters with the optimizer created last for them, but a different "
+                "optimizer is stepped. Leave in_backward out, or give each optimizer its own parameters."
             )
         if any(parameter.grad is not None and not isinstance(parameter.grad, UsedGradient) for parameter in updated):
             raise PolicyError(
                 "Gradients were set after backward had completed them, as DistributedDataParallel does when it "
-                "averages them; step-in-backward has updated without. Leave in_backward out."
+                "averages them; step-in-backward has updated without that. Leave in_backward out."
             )
         used = self._settings.pop(id(optimizer), None)
         if used is not None and used != _settings(optimizer):
             raise PolicyError(
                 "The optimizer's settings (such as the learning rate) were changed between backward and "
-                "optimizer.step(); step-in-backward has updated with the old ones. Change them before backward."
+                "optimizer.step(); step-in-backward used the old ones. Change them before backward."
             )
         self._stepping = optimizer
         for parameter in parameters:
@@ -160,20 +160,20 @@ class InBackward:
         self._updated -= own
 
     def _drop_used(self) -> None:
-        """Leaves no used gradient behind."""
+        """Clears all used gradients."""
         for found in self._hooked.values():
             parameter = found()
             if parameter is not None and isinstance(parameter.grad, UsedGradient):
                 parameter.grad = None
 
     def _backward(self, before: Any, *args: Any, **kwargs: Any) -> None:
-        """Says why a second backward over one graph fails, and refuses gradients that are never reset."""
+        """Explains why a second backward over one graph fails, and rejects gradients that are never reset."""
         if self._is_unreset and torch._C._current_graph_task_id() == -1:
             self._caller = sys._getframe(1)
         try:
             before(*args, **kwargs)
         except RuntimeError as error:
-            # The weights that it needs are others by now.
+            # The weights it needs were updated in place.
             if self._updated and "modified by an inplace operation" in str(error):
                 raise PolicyError(SECOND_BACKWARD) from error
             raise
@@ -181,17 +181,17 @@ class InBackward:
             self._caller = None
 
     def _zero_grad(self, before: Any, *args: Any, **kwargs: Any) -> None:
-        """Notes that gradients were reset."""
+        """Records that gradients were reset."""
         self._is_unreset = False
         before(*args, **kwargs)
 
     def _clip(self, before: Any, parameters: Any, *args: Any, **kwargs: Any) -> Any:
-        """Refuses a call on gradients that are gone."""
+        """Rejects clipping of gradients that are already freed."""
         given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
         if any(id(parameter) in self._hooked for parameter in given):
             raise PolicyError(
-                f"torch.nn.utils.{before.__name__} was called: step-in-backward cannot clip gradients, for it has used "
-                "them already. Leave in_backward out, or do not clip."
+                f"torch.nn.utils.{before.__name__} was called: step-in-backward cannot clip gradients, because "
+                "they are already used. Leave in_backward out, or do not clip."
             )
         return before(given, *args, **kwargs)
 
@@ -205,12 +205,12 @@ class InBackward:
 
 
 def _require_reset(frame: FrameType | None) -> None:
-    """Makes sure that a job that calls no zero_grad() resets its gradients by hand.
+    """Checks that a job that never calls zero_grad() resets its gradients by hand.
 
     Raises:
-        PolicyError: No function that is under way sets a ``grad``: the job adds up gradients over all its steps.
+        PolicyError: No function on the stack assigns ``grad``: the job accumulates gradients over all steps.
     """
-    if frame is None:  # backward came by another way than torch.autograd.backward
+    if frame is None:  # backward was not called through torch.autograd.backward
         return
     while frame is not None:
         instructions = dis.get_instructions(frame.f_code)
@@ -218,12 +218,12 @@ def _require_reset(frame: FrameType | None) -> None:
             return
         frame = frame.f_back
     raise PolicyError(
-        "Gradients are not reset between optimizer.step() and the next backward: step-in-backward cannot add them up, "
-        "for it has used them already. Leave in_backward out, or call zero_grad() in each step."
+        "Gradients are not reset between optimizer.step() and the next backward: step-in-backward cannot accumulate "
+        "them, because they are already used. Leave in_backward out, or call zero_grad() in each step."
     )
 
 
 def _settings(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """Returns the settings an update reads: plain ones, for comparing tensors would wait for the device."""
+    """Returns the settings an update reads, plain values only: comparing tensors would synchronise with the device."""
     plain = (bool, int, float, str, tuple)
     return [{k: v for k, v in group.items() if isinstance(v, plain)} for group in optimizer.param_groups]

@@ -1,4 +1,4 @@
-"""Changes how the optimizer works: its state in 8 bits or in host memory, its loop over parameters, when it updates."""
+"""Defines the optimizer policy: 8-bit or host state, the loop over parameters, and updates inside backward."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ _IN_BACKWARD = "in-backward"
 
 @dataclass(frozen=True)
 class OptimizerPolicy(Policy):
-    """Changes how the optimizer works.
+    """Changes the optimizer's state, loop or time of update.
 
     Attributes:
-        state: "" as it is; "8bit" keeps state in 8 bits (torchao or bitsandbytes); "host" keeps it in host memory and
-            brings one parameter's at a time.
-        loop: "" as it is; "foreach" updates all parameters at once, "fused" in one kernel, "loop" one after another.
-        in_backward: Update each parameter as soon as backward has completed its gradient, which then goes at once.
+        state: "" leaves it unchanged; "8bit" keeps state in 8 bits (torchao or bitsandbytes); "host" keeps it in host
+            memory and copies one parameter's state to the device at a time.
+        loop: "" leaves it unchanged; "foreach" updates all parameters at once, "fused" in one kernel, "loop" one after
+            another.
+        in_backward: Update each parameter as soon as backward has completed its gradient, then free the gradient.
     """
 
     name: ClassVar[str] = "optimizer"
@@ -34,7 +35,7 @@ class OptimizerPolicy(Policy):
         "Change the optimizer: in-backward, foreach, fused or loop, 8bit or host, separated by commas."
     )
     flag_example: ClassVar[str] = "in-backward,foreach"
-    numerics: ClassVar[str] = "rounding"  # fused kernels round otherwise; in 8 bits the state itself is rounded
+    numerics: ClassVar[str] = "rounding"  # fused kernels round differently; 8-bit state is itself rounded
     source: ClassVar[str] = "modelled"
     errors_seen: ClassVar[tuple[float, float]] = (0.01, 0.01)
 
@@ -43,20 +44,20 @@ class OptimizerPolicy(Policy):
     in_backward: bool = False
 
     def __post_init__(self) -> None:
-        """Checks the settings."""
+        """Validates the settings."""
         if self.state not in ("", *STATES):
-            raise PolicyError(f"The optimizer's state cannot be {self.state!r}; write one of {', '.join(STATES)}.")
+            raise PolicyError(f"optimizer: invalid state {self.state!r}; write one of {', '.join(STATES)}.")
         if self.loop not in ("", *LOOPS):
-            raise PolicyError(f"The optimizer's loop cannot be {self.loop!r}; write one of {', '.join(LOOPS)}.")
+            raise PolicyError(f"optimizer: invalid loop {self.loop!r}; write one of {', '.join(LOOPS)}.")
         if not isinstance(self.in_backward, bool):
-            raise PolicyError(f"The optimizer's in_backward cannot be {self.in_backward!r}; write true or false.")
+            raise PolicyError(f"optimizer: invalid in_backward {self.in_backward!r}; write true or false.")
         if not (self.state or self.loop or self.in_backward):
             words = ", ".join((_IN_BACKWARD, *LOOPS, *STATES))
             raise PolicyError(f"The optimizer policy changes nothing; write at least one of {words}.")
         if self.state and self.loop:
             raise PolicyError(
-                f"The optimizer cannot have its state in {self.state} and a {self.loop} loop: its state decides how it "
-                "loops; write one of them."
+                f"optimizer: state {self.state} and loop {self.loop} are incompatible: the state determines the loop; "
+                "write one of them."
             )
 
     @classmethod
@@ -70,19 +71,19 @@ class OptimizerPolicy(Policy):
         known = (_IN_BACKWARD, *LOOPS, *STATES)
         for word in words:
             if word not in known:
-                raise PolicyError(f"The optimizer policy does not know {word!r}; write some of {', '.join(known)}.")
+                raise PolicyError(f"optimizer: unknown option {word!r}; write some of {', '.join(known)}.")
         states = [word for word in words if word in STATES]
         loops = [word for word in words if word in LOOPS]
         for chosen in (states, loops):
             if len(chosen) > 1:
-                raise PolicyError(f"The optimizer cannot be {' and '.join(chosen)} at once; write one of them.")
+                raise PolicyError(f"optimizer: options {' and '.join(chosen)} are incompatible; write one of them.")
         return cls(state="".join(states), loop="".join(loops), in_backward=_IN_BACKWARD in words)
 
     def errors(self, steps: Sequence[Step]) -> tuple[float, float]:
-        """Returns what was seen: with the state in 8 bits more than with another loop."""
+        """Returns the observed errors: larger for 8-bit state than for another loop."""
         return self.errors_seen if self.state else (0.002, 0.002)
 
     def describe(self) -> str:
-        """Says what it does: ``optimizer in-backward, foreach``."""
+        """Describes the policy: ``optimizer in-backward, foreach``."""
         words = [_IN_BACKWARD] if self.in_backward else []
         return "optimizer " + ", ".join(word for word in (*words, self.loop, self.state) if word)

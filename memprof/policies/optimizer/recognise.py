@@ -1,4 +1,4 @@
-"""Reads off a recorded step how its optimizers update: which parameter when, from which storages, in which form."""
+"""Reads the optimizer updates of a recorded step: their parameters, order, storages and form."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from memprof.errors import PolicyError
 from memprof.trace.schema import NONE, Bools, Ints
 from memprof.trace.step import Step
 
-#: Key of an update's own parameter and gradient beside those of its state.
+#: Keys of an update's parameter and gradient, next to those of its state.
 PARAMETER, GRADIENT = "", "gradient"
 
 _ZEROING = ("aten.zero_.default", "aten._foreach_zero_.default")
@@ -34,8 +34,8 @@ class Update:
     Attributes:
         name: Qualified name of the parameter.
         storages: Storages by key: PARAMETER, GRADIENT, and the state's keys.
-        completed_by: Operator of backward after which the gradient is complete, NONE where it is not made in the step.
-        traits: What its update does beyond the plain one: "decoupled" or "coupled" weight decay, "nesterov".
+        completed_by: Backward operator that completes the gradient, NONE where it is not computed in the step.
+        traits: Options of the update: "decoupled" or "coupled" weight decay, "nesterov".
     """
 
     name: str
@@ -50,10 +50,10 @@ class Updates:
 
     Attributes:
         ops: Operators of the optimizers, in order.
-        owner: Row of ``updates`` that each of ``ops`` is of; NONE for those of several. Shape ``(ops,)``.
-        updates: The updates, in the order in which the optimizer comes to them.
+        owner: Row of ``updates`` each of ``ops`` belongs to; NONE for those shared by several. Shape ``(ops,)``.
+        updates: The updates, in the optimizer's order.
         form: loop, foreach or fused.
-        algorithm: adam, sgd, or "" for another.
+        algorithm: adam, sgd, or "" for any other.
     """
 
     ops: Ints
@@ -81,8 +81,8 @@ def recognise_updates(step: Step) -> Updates:
     if not known.any():
         raise PolicyError("The step has no optimizer update of a known parameter; the optimizer policy needs one.")
 
-    # The optimizer comes to its parameters in the order in which its state was noted, and a loop in that in which its
-    # operators name them; within one operator the order of what it touches says nothing.
+    # The optimizer visits its parameters in the order its state was recorded, a loop in the order its operators name
+    # them; within one operator the order of accesses carries no information.
     parameters, first = np.unique(use_parameter[known], return_index=True)
     is_state = known & (storages.category[use_storage] == "optimizer_state")
     state = np.full(len(storages), len(storages), dtype=np.int64)
@@ -91,7 +91,7 @@ def recognise_updates(step: Step) -> Updates:
     row_of = np.full(len(storages) + 1, NONE, dtype=np.int64)
     row_of[parameters] = np.arange(len(parameters))
 
-    # An operator that names one parameter is of it, and so are those after it that name none.
+    # An operator that names one parameter belongs to it, as do the following ones that name none.
     lowest, highest = np.full(len(ops), len(storages)), np.full(len(ops), NONE)
     np.minimum.at(lowest, use_op[known], use_parameter[known])
     np.maximum.at(highest, use_op[known], use_parameter[known])
@@ -117,7 +117,7 @@ def recognise_updates(step: Step) -> Updates:
 
 
 def gradients_of_earlier_steps(step: Step, updates: Updates) -> Ints:
-    """Returns gradients that are alive when the step begins and are not those it updates with."""
+    """Returns gradients that are live at the start of the step and not used by its updates."""
     storages = step.storages
     used = [update.storages[GRADIENT] for update in updates.updates if GRADIENT in update.storages]
     is_old = (storages.category == "gradient") & (storages.created_op_id == NONE)
@@ -125,7 +125,7 @@ def gradients_of_earlier_steps(step: Step, updates: Updates) -> Ints:
 
 
 def _parameters(step: Step) -> Ints:
-    """Returns the parameter's storage that each storage belongs to, NONE for those of none."""
+    """Returns the parameter storage each storage belongs to, NONE for storages of no parameter."""
     storages = step.storages
     by_name = {str(storages.name[i]): int(i) for i in np.flatnonzero(storages.category == "parameter")}
     owner = np.full(len(storages), NONE, dtype=np.int64)
@@ -160,7 +160,7 @@ def _updates(
     is_parameter = storages.category[use_storage] == "parameter"
     traits: dict[str, set[int]] = {"decoupled": set(), "coupled": set(), "nesterov": set()}
     scaled = is_parameter & (role == "mutate") & np.isin(name, ("aten.mul_.Tensor", "aten._foreach_mul_.Scalar"))
-    # Inside one fused kernel weight decay does not show, and needs no memory either; AdamW's is decoupled.
+    # A fused kernel hides weight decay, which needs no memory there; AdamW's is decoupled.
     scaled |= is_parameter & (name == "aten._fused_adamw_.default")
     traits["decoupled"].update(use_storage[scaled].tolist())
     added = np.isin(name, ("aten.add.Tensor", "aten._foreach_add.List"))
@@ -184,9 +184,9 @@ def _updates(
 
 
 def _completed_by(step: Step) -> Ints:
-    """Returns the last operator of backward that completes each storage as a gradient, NONE for others.
+    """Returns the last backward operator that completes each storage as a gradient, NONE for others.
 
-    Autograd's accumulation belongs to no forward operator; it is the last to touch a gradient in backward.
+    Autograd's accumulation belongs to no forward operator; it is the last backward operator to touch a gradient.
     """
     uses, ops = step.uses, step.ops
     accumulates = (ops.phase == "backward") & (ops.forward_op_id == NONE)

@@ -1,4 +1,4 @@
-"""Rewrites the updates of a recorded step: their form, their state, and when they happen."""
+"""Rewrites the updates of a recorded step: their form, their state and when they run."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from memprof.trace.step import Step
 if TYPE_CHECKING:
     from memprof.policies.optimizer.policy import OptimizerPolicy
 
-#: What one call of an optimizer for one parameter costs beside its operators: hook, Python, groups. Adam and SGD inside
-#: backward on GPT, ResNet, LSTM and shared weights took 31 to 126 us more a parameter (torch 2.13, one CPU core).
+#: Overhead of one optimizer call for one parameter, without its operators: hook, Python, groups. Adam and SGD inside
+#: backward on GPT, ResNet, LSTM and shared weights took 31 to 126 us more per parameter (torch 2.13, one CPU core).
 _CALL_US = 75.0
 
-#: Host and device exchange pinned memory at this rate where nothing has been measured: PCIe 4.0 x16, in practice.
+#: Default host-device transfer rate for pinned memory, if none was measured: PCIe 4.0 x16 in practice.
 _HOST_BYTES_PER_US = 24_000.0
 
-#: 8-bit state: parameters of fewer numbers, or whose number is no multiple of a block, keep 32 bits; each block of so
-#: many numbers has a scale of 4 bytes, each state a table of 256 numbers (torchao and bitsandbytes alike).
+#: 8-bit state: parameters with fewer elements, or whose element count is no multiple of a block, keep 32 bits; each
+#: block has a scale of 4 bytes, each state a table of 256 numbers (torchao and bitsandbytes alike).
 _EIGHT_BIT_FROM, _BLOCK, _TABLE_BYTES = 4096, 256, 1024
 _EIGHT_BIT_STATE = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer")
 
-#: Copies that swap has put between the updates.
+#: Copies that swap inserted between the updates.
 _SWAPS = ("memprof.swap_in", "memprof.swap_out")
 
 
@@ -44,7 +44,7 @@ def transform(step: Step, policy: OptimizerPolicy) -> Step:
     """Rewrites the updates of a step.
 
     Raises:
-        PolicyError: The step has no updates, or not such as the policy can change.
+        PolicyError: The step has no updates, or none that the policy can change.
     """
     updates = recognise_updates(step)
     form = policy.loop or updates.form
@@ -56,7 +56,7 @@ def transform(step: Step, policy: OptimizerPolicy) -> Step:
         dtype = storages.dtype.copy()
         dtype[sizes != storages.allocated_bytes] = "uint8"
         draft.storages = storages.replace(allocated_bytes=sizes, requested_bytes=sizes, dtype=dtype)
-        form = "fused"  # one kernel for each parameter, compiled or the library's own
+        form = "fused"  # one kernel per parameter, compiled or the library's own
     if policy.in_backward:
         draft.remove_storages(gradients_of_earlier_steps(step, updates))
     if policy.in_backward and form == updates.form == "loop" and not policy.state:
@@ -70,34 +70,34 @@ def _check(step: Step, updates: Updates, policy: OptimizerPolicy, form: str) -> 
     keeps_form = form == updates.form == "loop" and not policy.state
     if not keeps_form and np.isin(step.ops.name[updates.ops], _SWAPS).any():
         raise PolicyError(
-            "What the optimizer updates is swapped; only a loop over its parameters can be predicted for it, with "
-            "in_backward or without. Leave foreach and fused out, or swap."
+            "Swapped parameters or state can only be predicted with a loop over parameters, with or without "
+            "in_backward. Leave foreach and fused out, or leave swap out."
         )
     if not keeps_form and not updates.algorithm:
         raise PolicyError(
-            "The step's optimizer is none of Adam, AdamW and SGD, whose forms memprof knows; only in_backward can be "
-            "predicted for it, and only where it runs as a loop."
+            "Unsupported optimizer: only Adam, AdamW and SGD can be predicted in full; for others only in_backward can "
+            "be predicted, and only if they run as a loop."
         )
     if policy.state == "8bit" and updates.algorithm != "adam":
         raise PolicyError("8-bit state is predicted for Adam and AdamW only.")
     if policy.state == "host" and "cpu" in set(step.storages.device[step.storages.category == "parameter"]):
-        raise PolicyError("The parameters are in host memory, and so is the optimizer's state; host changes nothing.")
+        raise PolicyError("The parameters and the optimizer state are already in host memory; host changes nothing.")
     if not policy.in_backward:
         return
     ops, uses = step.ops, step.uses
     if ops.micro_batch.max(initial=0) > 0:
         raise PolicyError(
-            "The step accumulates gradients over several micro-batches; step-in-backward cannot: it uses them at once."
+            "The step accumulates gradients over several micro-batches, which step-in-backward does not support."
         )
     gradients = [update.storages[GRADIENT] for update in updates.updates if GRADIENT in update.storages]
-    # A second backward adds to a gradient that is there: one made in this step, or one that was there and set to zero.
+    # A second backward adds to an existing gradient: one from this step, or an older one set to zero.
     adds = (ops.phase == "backward") & (ops.forward_op_id == NONE) & (ops.name == "aten.add_.Tensor")
     rows = (uses.role == "mutate") & adds[uses.op_id]
     added = np.bincount(uses.storage_id[rows], minlength=len(step.storages))[gradients]
     if np.any(added + (step.storages.created_op_id[gradients] != NONE) > 1):
         raise PolicyError(
-            "The step runs backward several times before the update, which adds their gradients up; step-in-backward "
-            "cannot: it uses them at once."
+            "The step accumulates gradients over several backward calls before the update, which step-in-backward does "
+            "not support."
         )
     last = max((update.completed_by for update in updates.updates), default=NONE)
     is_between = np.isin(uses.storage_id, gradients) & (uses.op_id > last) & ~np.isin(uses.op_id, updates.ops)
@@ -105,18 +105,18 @@ def _check(step: Step, updates: Updates, policy: OptimizerPolicy, form: str) -> 
         name = ops.name[uses.op_id[is_between][0]]
         raise PolicyError(
             f"Gradients are used between backward and the update ({name}: are they clipped?); step-in-backward would "
-            "have used them before."
+            "use them before that."
         )
     missing = [update.name for update in updates.updates if update.completed_by == NONE]
     if missing:
         raise PolicyError(
-            f"The step does not tell when backward completes the gradient of {missing[0]}; step-in-backward cannot be "
-            "predicted."
+            f"The recording does not show when backward completes the gradient of {missing[0]}; step-in-backward "
+            "cannot be predicted."
         )
 
 
 def _move(draft: Draft, step: Step, updates: Updates) -> None:
-    """Moves the operators of a loop, whatever they are, to where backward completes each gradient."""
+    """Moves the operators of a loop, whatever they are, to the points where backward completes each gradient."""
     ops, storages, uses = step.ops, step.storages, step.uses
     completed = np.array([update.completed_by for update in updates.updates], dtype=np.int64)
     place = completed[updates.owner]
@@ -140,7 +140,7 @@ def _move(draft: Draft, step: Step, updates: Updates) -> None:
     is_own[moved] = True
     block_of = np.full(len(ops) + 1, NONE, dtype=np.int64)
     block_of[moved] = last_of[place]
-    # What an update makes dies with the call that updates this parameter alone, and in its own call's time.
+    # Storages an update allocates are freed with the call that updates this parameter alone, within that call.
     made = is_own[created]
     is_held = made & ((freed == NONE) | (block_of[freed] != block_of[created]))
     new_freed = np.where(is_held, block_of[created], new_of[freed])
@@ -151,7 +151,7 @@ def _move(draft: Draft, step: Step, updates: Updates) -> None:
 
 
 def _rewrite(draft: Draft, step: Step, updates: Updates, form: str, policy: OptimizerPolicy) -> None:
-    """Writes the updates anew, in another form or for one parameter at a time."""
+    """Rewrites the updates in another form, or one parameter at a time."""
     ops = step.ops
     durations: Floats = np.nan_to_num(ops.duration_us)
     spent = float(durations[updates.ops].sum())
@@ -181,7 +181,7 @@ def _rewrite(draft: Draft, step: Step, updates: Updates, form: str, policy: Opti
     allocated, device = storages.allocated_bytes.copy(), storages.device.copy()
     if policy.state == "host":
         away = np.array([storage for update in updates.updates for storage in _state_of(step, update)], dtype=np.int64)
-        allocated[away], device[away] = 0, "cpu"  # pinned host memory is none of the device allocator's
+        allocated[away], device[away] = 0, "cpu"  # pinned host memory is outside the device allocator
     draft.storages = storages.replace(freed_op_id=freed, allocated_bytes=allocated, device=device)
     if policy.in_backward:
         _free_with_blocks(draft, step, updates, last_of)
@@ -193,10 +193,10 @@ def _rewrite(draft: Draft, step: Step, updates: Updates, form: str, policy: Opti
 
 
 def _write_calls(writer: FormWriter, step: Step, form: str, updates: Updates) -> Ints:
-    """Writes each call of an optimizer where the recorded one was; a step with several models has several.
+    """Emits each optimizer call in place of the recorded one; a step with several models has several.
 
     Returns:
-        For each of the recorded updates' operators, the last operator of the call that takes its place.
+        For each operator of the recorded updates, the last operator of the call that replaces it.
 
     Raises:
         PolicyError: A parameter is updated more than once.
@@ -226,7 +226,7 @@ def _write_calls(writer: FormWriter, step: Step, form: str, updates: Updates) ->
 
 
 def call_of_operators(step: Step, updates: Updates) -> Ints:
-    """Numbers the calls of optimizers that the updates' operators are of: forward or backward lies between two."""
+    """Numbers the optimizer calls of the updates' operators; forward or backward separates two calls."""
     is_training = np.isin(step.ops.phase, ("forward", "backward"))
     before = np.cumsum(is_training)[updates.ops]
     return np.cumsum(np.append(0, np.diff(before) > 0)[: len(before)])
@@ -243,7 +243,7 @@ def _write_one(
     like: int,
     before: int,
 ) -> int:
-    """Writes the update of one parameter, its state brought from the host and sent back where it lives there."""
+    """Emits the update of one parameter; host state is copied in before and out after."""
     module = int(step.ops.module_id[like]) if policy.in_backward else NONE
     brought: dict[int, int] = {}
     sizes = step.storages.allocated_bytes
@@ -277,7 +277,7 @@ def _write_one(
 
 
 def _free_with_blocks(draft: Draft, step: Step, updates: Updates, last_of: Ints) -> None:
-    """Lets gradients die with their updates, and what dies with an accumulation die after the update inside it."""
+    """Frees gradients with their updates, and storages that die with an accumulation after the update inside it."""
     storages = draft.storages
     freed, created = storages.freed_op_id.copy(), storages.created_op_id.copy()
     is_known = (freed != NONE) & (freed < len(last_of))
@@ -288,8 +288,8 @@ def _free_with_blocks(draft: Draft, step: Step, updates: Updates, last_of: Ints)
         gradient = update.storages[GRADIENT]
         freed[gradient] = last_of[update.completed_by]
         if created[gradient] == NONE:
-            # It outlived the last step (set_to_none=False). Without that, backward's own result becomes the gradient,
-            # and nothing sets it to zero.
+            # It outlived the last step (set_to_none=False). Otherwise backward's own result becomes the gradient, with
+            # nothing to set it to zero.
             touching = np.unique(uses.op_id[uses.storage_id == gradient])
             created[gradient] = touching[ops.phase[touching] == "backward"][0]
             draft.remove_ops(touching[touching < created[gradient]])
@@ -297,7 +297,7 @@ def _free_with_blocks(draft: Draft, step: Step, updates: Updates, last_of: Ints)
 
 
 def _state_of(step: Step, update: Update) -> list[int]:
-    """Returns an update's state that is worth moving: step counters are single numbers."""
+    """Returns the state of an update that is worth moving: not the step counters, which are single numbers."""
     state = [storage for key, storage in update.storages.items() if key not in (PARAMETER, GRADIENT)]
     return [storage for storage in state if step.storages.shape[storage] != ""]
 
@@ -314,7 +314,7 @@ def _eight_bit_bytes(step: Step, updates: Updates) -> Ints:
 
 
 def _cost(step: Step, updates: Updates) -> tuple[float, float]:
-    """Splits what the recorded updates took into a launch for each operator and a time for each byte."""
+    """Splits the duration of the recorded updates into a launch cost per operator and a time per byte."""
     durations = np.nan_to_num(step.ops.duration_us)
     spent, uses = durations[updates.ops], step.uses
     rows = np.isin(uses.op_id, updates.ops)

@@ -1,4 +1,4 @@
-"""How one optimizer updates: all parameters or one of them, with its state as it is, in 8 bits, or in host memory."""
+"""Runs the updates of one optimizer, for all parameters or one, with unchanged, 8-bit or host state."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _EIGHT_BIT = (
 
 
 class Updates:
-    """The updates of one optimizer, through its own step, state and parameter groups.
+    """The updates of one optimizer, run through its own step, state and parameter groups.
 
     Attributes:
         optimizer: The optimizer.
@@ -33,14 +33,14 @@ class Updates:
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        """Takes the optimizer; changes nothing."""
+        """Stores the optimizer; changes nothing."""
         self.optimizer = optimizer
         self._stepping = optimizer
-        self._step = unhooked_step(optimizer)  # taken now: the optimizer's own may be replaced
-        self.lock = threading.RLock()  # backward runs a thread for each device
+        self._step = unhooked_step(optimizer)  # now, because the optimizer's own step may be replaced later
+        self.lock = threading.RLock()  # backward runs one thread per device
 
     def prepare(self, job: Job) -> None:
-        """Puts itself in the place of the optimizer's step, where it must."""
+        """Replaces the optimizer's step where necessary."""
 
     def all_of(self) -> None:
         """Updates every parameter that has a gradient."""
@@ -50,13 +50,13 @@ class Updates:
                     self.single(number, parameter)
 
     def single(self, number: int, parameter: torch.Tensor) -> None:
-        """Updates one parameter of a group, by the number of the group."""
+        """Updates one parameter of the group with the given index."""
         optimizer = self._stepping
         with self.lock:
             groups = optimizer.param_groups
             group = groups[number]
             parameters = group["params"]
-            # The group itself, not a copy: what a step writes into it stays.
+            # The group itself, not a copy, so that writes by the step persist.
             group["params"], optimizer.param_groups = [parameter], [group]
             try:
                 self._step(optimizer)
@@ -65,14 +65,14 @@ class Updates:
 
 
 class HostUpdates(Updates):
-    """Keeps state in host memory, and brings that of one parameter at a time.
+    """Keeps state in host memory, and copies that of one parameter at a time to the device.
 
-    On a device all copies are of the stream that updates, so that they need not be waited for one by one: a state is
-    brought again only behind its copy out. Before anybody reads it in host memory, all of them are waited for.
+    On a device all copies run on the updating stream, so they need no individual synchronisation: a state is copied in
+    only after its copy out. All of them are synchronised before the host copies are read.
     """
 
     def prepare(self, job: Job) -> None:
-        """Moves the state that is there, and updates one parameter after another from now on."""
+        """Moves existing state to the host, and updates one parameter at a time from now on."""
         for parameter in list(self.optimizer.state):
             self._send(parameter)
         job.on_undo(self._bring_all)
@@ -85,7 +85,7 @@ class HostUpdates(Updates):
         self._wait()
 
     def single(self, number: int, parameter: torch.Tensor) -> None:
-        """Brings a parameter's state, updates it, and sends its state back."""
+        """Copies a parameter's state to the device, updates it, and copies its state out."""
         with self.lock:
             homes = self._bring(parameter)
             try:
@@ -94,7 +94,7 @@ class HostUpdates(Updates):
                 self._send(parameter, homes)
 
     def _bring(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Brings state to the parameter's device; returns the host memory it lies in."""
+        """Copies state to the parameter's device; returns the host tensors it came from."""
         state = self.optimizer.state.get(parameter, {})
         homes = {key: value for key, value in state.items() if _is_away(value, parameter)}
         for key, home in homes.items():
@@ -124,29 +124,29 @@ class EightBitUpdates(Updates):
     """Keeps state in 8 bits, through an optimizer of torchao or bitsandbytes that has the same settings."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        """Makes the other optimizer.
+        """Creates the 8-bit optimizer.
 
         Raises:
-            PolicyError: Neither library is installed or has such an optimizer, or there is state already.
+            PolicyError: Neither library is installed or has such an optimizer, or state already exists.
         """
         super().__init__(optimizer)
         kind = _eight_bit_type(optimizer)
         if any(len(state) for state in optimizer.state.values()):
-            raise PolicyError("The optimizer has state of 32 bits already; apply 8-bit state before the first step.")
+            raise PolicyError("The optimizer already has 32-bit state; apply 8-bit state before the first step.")
         known = inspect.signature(kind).parameters
         groups = [
             {key: value for key, value in group.items() if key in known or key == "params"}
             for group in optimizer.param_groups
         ]
         self._inner: torch.optim.Optimizer = kind(groups, lr=optimizer.param_groups[0]["lr"])
-        # Its steps are the optimizer's: hooks, a recorder's among them, are not to count them a second time.
+        # Its steps count as the optimizer's own: hooks, including a recorder's, must not count them twice.
         made = type(self._inner)
         self._step = unhooked_step(self._inner)
         self._inner.__class__ = type(made.__name__, (made,), {"step": self._step})
         self._stepping = self._inner
 
     def prepare(self, job: Job) -> None:
-        """Steps through the other optimizer from now on, whose state is the optimizer's."""
+        """Steps through the 8-bit optimizer from now on, and shares its state."""
         before = self.optimizer.state
         self.optimizer.state = self._inner.state
         job.on_undo(lambda: setattr(self.optimizer, "state", before))
@@ -162,7 +162,7 @@ class EightBitUpdates(Updates):
         self._step(self._inner)
 
     def _take_settings(self) -> None:
-        """Takes what schedulers have changed."""
+        """Copies settings changed by schedulers."""
         for own, group in zip(self._inner.param_groups, self.optimizer.param_groups, strict=True):
             for key in own.keys() & group.keys() - {"params"}:
                 if isinstance(own[key], torch.Tensor) and not isinstance(group[key], torch.Tensor):
@@ -172,14 +172,14 @@ class EightBitUpdates(Updates):
 
 
 def unhooked_step(optimizer: torch.optim.Optimizer) -> Callable[..., Any]:
-    """Returns an optimizer's step without the hooks around it: they run once a step, not once a parameter."""
+    """Returns an optimizer's step without its hooks, which must run once per step, not once per parameter."""
     step = type(optimizer).step
     inner: Callable[..., Any] = step.__wrapped__ if getattr(step, "hooked", False) else step  # type: ignore[attr-defined]
     return inner
 
 
 def replace_step(job: Job, optimizer: torch.optim.Optimizer, update: Callable[[], None]) -> None:
-    """Replaces what an optimizer's step does, leaving its hooks, its schedulers and its type's name as they are."""
+    """Replaces an optimizer's step; keeps its hooks, its schedulers and its type's name."""
     before = type(optimizer)
     own_step = optimizer.__dict__.get("step")
 
@@ -233,5 +233,5 @@ def _eight_bit_type(optimizer: torch.optim.Optimizer) -> Any:
         if found is not None:
             return found
     if is_installed:
-        raise PolicyError(f"There is no 8-bit form of {kind.__name__}; it is there for Adam and AdamW.")
-    raise PolicyError("8-bit optimizer state needs torchao or bitsandbytes; pip install torchao.")
+        raise PolicyError(f"{kind.__name__} has no 8-bit form; only Adam and AdamW do.")
+    raise PolicyError("8-bit optimizer state needs torchao or bitsandbytes; install one: pip install torchao.")

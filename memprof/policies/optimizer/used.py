@@ -1,4 +1,4 @@
-"""Stands where a gradient was that an update inside backward has used: without memory, and no number to read."""
+"""Replaces a gradient that an update inside backward has used by a tensor without memory or readable values."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import torch
 from memprof.errors import PolicyError
 
 _USED = (
-    "A gradient is read or changed after backward: step-in-backward has used it already, and it is gone. Leave "
-    "in_backward out, or do it in a hook on the parameter (register_hook)."
+    "A gradient is read or changed after backward: step-in-backward has already used and freed it. Leave "
+    "in_backward out, or access it in a hook on the parameter (register_hook)."
 )
 SECOND_BACKWARD = (
-    "A second backward came before optimizer.step(): step-in-backward cannot accumulate gradients, for it has used "
-    "them already. Leave in_backward out, or accumulate nothing."
+    "A second backward ran before optimizer.step(): step-in-backward cannot accumulate gradients, because they are "
+    "already used. Leave in_backward out, or do not accumulate gradients."
 )
 _AVERAGED = (
     "A gradient is read or changed inside backward after it was complete, as DistributedDataParallel does to average "
-    "it: step-in-backward has used it already. Leave in_backward out, or shard instead."
+    "it: step-in-backward has already used it. Leave in_backward out, or shard instead."
 )
 
 Tensor = torch.Tensor
 
-#: What says nothing about values.
+#: Functions that read no values.
 _KNOWN = frozenset(
     {getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "layout", "ndim", "is_cuda", "is_cpu")}
     | {getattr(Tensor, name).__get__ for name in ("requires_grad", "is_leaf", "grad_fn", "is_sparse", "is_meta")}
@@ -38,17 +38,17 @@ _CASTING = frozenset(getattr(Tensor, name) for name in ("to", "float", "double",
 
 
 class UsedGradient(torch.Tensor):
-    """What a parameter's ``grad`` is between its update inside backward and zero_grad().
+    """Placeholder for a parameter's ``grad`` between its update inside backward and zero_grad().
 
-    It has the gradient's shape and type, so that looking whether there is a gradient works as before. To zero it is to
-    drop it. Whatever else touches it gets a PolicyError, where a number would be a wrong one.
+    It has the gradient's shape and dtype, so checks for the presence of a gradient work as before. Zeroing drops it.
+    Any other access raises a PolicyError instead of returning a wrong value.
     """
 
     _parameter: weakref.ref[torch.Tensor]
 
     @staticmethod
     def of(parameter: torch.Tensor) -> UsedGradient:
-        """Returns one for a parameter."""
+        """Returns a placeholder for a parameter."""
         made: UsedGradient = torch.Tensor._make_wrapper_subclass(
             UsedGradient, parameter.shape, dtype=parameter.dtype, device=parameter.device
         )
@@ -56,11 +56,11 @@ class UsedGradient(torch.Tensor):
         return made
 
     def __tensor_flatten__(self) -> tuple[list[str], None]:
-        """Says that it holds no memory."""
+        """Returns no inner tensors: the placeholder holds no memory."""
         return [], None
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]  # torch's own has arguments that mean nothing here
-        """Says what it stands for."""
+        """Describes the placeholder."""
         return "gradient used by step-in-backward"
 
     def _drop(self) -> None:
@@ -70,10 +70,10 @@ class UsedGradient(torch.Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Answers what needs no values.
+        """Runs functions that need no values.
 
         Raises:
-            PolicyError: The function needs them.
+            PolicyError: The function needs values.
         """
         kwargs = kwargs or {}
         if func in _KNOWN:
@@ -93,13 +93,13 @@ class UsedGradient(torch.Tensor):
             made = torch.Tensor._make_wrapper_subclass(cls, used.shape, dtype=like.dtype, device=like.device)
             made._parameter = used._parameter
             return made
-        if func is torch._has_compatible_shallow_copy_type:  # then the module takes the cast gradient as it is
+        if func is torch._has_compatible_shallow_copy_type:  # then the module takes the cast gradient unchanged
             return False
         raise PolicyError(_USED)
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        """Refuses what comes from below Python's functions.
+        """Rejects accesses from below the Python functions.
 
         Raises:
             PolicyError: Always; autograd adds another gradient to this one, or something reads it.

@@ -1,1 +1,1 @@
-"""Runs forward and loss in a shorter floating point type, by autocast or with weights of that type."""
+"""Runs forward and loss in a lower-precision floating point type, under autocast or with weights of that type."""

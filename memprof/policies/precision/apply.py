@@ -1,4 +1,4 @@
-"""Makes a job compute in a shorter floating point type, its script unchanged."""
+"""Makes a job compute in a lower-precision type without changes to its script."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ Forward = Callable[..., Any]
 
 
 def apply(job: Job, policy: Precision) -> None:
-    """Runs the root module in the shorter type from now on; what it returns is in float32 as before.
+    """Runs the root module in the short type from now on; its outputs remain float32.
 
     Raises:
-        PolicyError: The model or the machine cannot; nothing has been changed.
+        PolicyError: The model or the machine does not support it; nothing has been changed.
     """
     dtype = DTYPES[policy.dtype]
     _refuse(job, policy)
@@ -64,15 +64,15 @@ def apply(job: Job, policy: Precision) -> None:
 def _refuse(job: Job, policy: Precision) -> None:
     if not any(p.dtype == torch.float32 for p in job.model.parameters()):
         raise PolicyError(
-            f"precision: {type(job.model).__name__} has no parameters in float32 to shorten; leave the policy out."
+            f"precision: {type(job.model).__name__} has no float32 parameters to cast; leave the policy out."
         )
     device = job.device.type
     if not torch.amp.autocast_mode.is_autocast_available(device):
         raise PolicyError(f"precision: this torch has no autocast for {device}; leave the policy out.")
-    # Before Ampere torch emulates it: slower than fp32, and with workspaces that no prediction knows.
+    # Before Ampere torch emulates it: slower than fp32, and with workspaces that the prediction does not cover.
     if device == "cuda" and policy.dtype == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False):
-        raise PolicyError("precision: this GPU does not compute in bf16; write dtype = 'fp16'.")
-    # Of the others torch has kernels of its own in bf16.
+        raise PolicyError("precision: this GPU does not support bf16; write dtype = 'fp16'.")
+    # For the other recurrent layers torch has bf16 kernels of its own.
     recurrent = torch.nn.RNNBase if policy.dtype == "fp16" else torch.nn.LSTM
     if device == "cpu" and any(isinstance(module, recurrent) for module in job.model.modules()):
         require_recurrent(policy, short_types())
@@ -80,7 +80,7 @@ def _refuse(job: Job, policy: Precision) -> None:
         return
     if any(isinstance(optimizer, torch.optim.LBFGS) for optimizer in job.optimizers):
         raise PolicyError(
-            "precision: LBFGS runs the model several times a step, which loss scaling for fp16 does not allow; "
+            "precision: LBFGS runs the model several times per step, which fp16 loss scaling does not support; "
             "write dtype = 'bf16'."
         )
 
@@ -106,7 +106,7 @@ def _in_autocast(
 
 
 class _PureRoot:
-    """Runs a model whose weights are short: what goes in is made short, what comes out is float32."""
+    """Runs a model with short weights: inputs are cast to the short type, outputs to float32."""
 
     def __init__(self, model: torch.nn.Module, dtype: torch.dtype, originals: list[Any]) -> None:
         self._model = model
@@ -120,7 +120,7 @@ class _PureRoot:
         @functools.wraps(forward)
         def in_pure(*args: Any, **kwargs: Any) -> Any:
             if any(p.dtype == torch.float32 and type(p) is torch.Tensor for p in self._model.parameters()):
-                # torch.func.functional_call has put weights of the job's own there.
+                # torch.func.functional_call has substituted weights of the job's own.
                 return self._run(forward, args, kwargs, is_plain=True)
             self._shorten_new()
             return self._run(forward, args, kwargs)
@@ -128,7 +128,7 @@ class _PureRoot:
         return in_pure
 
     def wrap_part(self, module: torch.nn.Module, forward: Forward) -> Forward:
-        """Wraps that of a module inside, which a script may call past the model."""
+        """Wraps the forward of a submodule, which a script may call directly."""
         is_taken_long = False
 
         @functools.wraps(forward)
@@ -143,11 +143,11 @@ class _PureRoot:
             if getattr(self._of_thread, "is_inside", False):
                 if any(each.dtype == torch.float32 for each in module.parameters(recurse=False)):
                     return forward(*args, **kwargs)
-                # The model got them from an object that pytree does not open, or cast them to float32 itself.
+                # The model read them from an object that pytree does not open, or cast them to float32 itself.
                 is_taken_long = True
             elif not is_taken_long:
                 return self._run(forward, args, kwargs)
-            # What checkpointing runs again is called past the model, too, with what it was called with inside.
+            # Checkpointing also calls the part directly, with the arguments it had inside the model.
             args, kwargs = map_tensors(self._shorten, (args, kwargs))
             return forward(*args, **kwargs)
 
@@ -166,7 +166,7 @@ class _PureRoot:
                 raise
             raise PolicyError(
                 f"precision: {type(self._model).__name__} does not run in bfloat16: {str(error).splitlines()[0]}; "
-                "cast the tensors that meet there to one type, or write bf16 instead of pure-bf16."
+                "cast the operands there to one type, or write bf16 instead of pure-bf16."
             ) from error
         finally:
             self._of_thread.is_inside = before
@@ -176,7 +176,7 @@ class _PureRoot:
         return tensor.to(self._dtype) if tensor.dtype == torch.float32 else tensor
 
     def _shorten_new(self) -> None:
-        """Makes short what the job has added or cast since, and its gradients."""
+        """Casts to the short type the weights that the job has added or cast since, and their gradients."""
         for tensor in (*self._model.parameters(), *self._model.buffers()):
             if tensor.dtype == torch.float32 and tensor.is_leaf and not is_in_transform():
                 gradient, tensor.grad = tensor.grad, None
@@ -185,12 +185,12 @@ class _PureRoot:
 
 
 def _to_float32(tensor: torch.Tensor) -> torch.Tensor:
-    # float64, whole numbers and what is float32 already go through untouched.
+    # float64, integers and float32 pass through unchanged.
     return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
 
 
 def map_tensors(change: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
-    """Changes every tensor in nested tuples, lists, dicts, dataclasses and whatever else pytree knows."""
+    """Applies a function to every tensor in nested tuples, lists, dicts, dataclasses and other pytree types."""
     leaves, spec = pytree.tree_flatten(value)
     return pytree.tree_unflatten([_map_leaf(change, leaf) for leaf in leaves], spec)
 
@@ -201,12 +201,12 @@ def _map_leaf(change: Callable[[torch.Tensor], torch.Tensor], leaf: Any) -> Any:
     if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
         fields = {f.name: getattr(leaf, f.name) for f in dataclasses.fields(leaf) if f.init}
         changed = {name: map_tensors(change, value) for name, value in fields.items()}
-        # A dataclass that holds no tensors goes through as the very object it was.
+        # A dataclass without tensors is returned as the same object.
         if any(changed[name] is not value for name, value in fields.items() if not _is_container(value)) or any(
             _holds_tensor(value) for value in fields.values()
         ):
             return dataclasses.replace(leaf, **changed)
-    if isinstance(leaf, MutableMapping):  # a dict of its own type, which pytree does not know: a model's output
+    if isinstance(leaf, MutableMapping):  # a dict subclass that pytree does not handle: a model's output
         changed = {key: map_tensors(change, value) for key, value in leaf.items()}
         if any(changed[key] is not value and not _is_container(value) for key, value in leaf.items()) or any(
             _holds_tensor(value) for value in leaf.values() if _is_container(value)

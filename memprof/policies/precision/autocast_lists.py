@@ -1,8 +1,9 @@
-"""What autocast does to each operator, and where the lists come from.
+"""Lists autocast's treatment of each operator, with sources.
 
 Source: pytorch, ``aten/src/ATen/autocast_mode.cpp`` (CPU) and ``aten/src/ATen/autocast_mode.h`` (CUDA), as of torch
-2.13; https://docs.pytorch.org/docs/stable/amp.html. A trace holds the operators *below* autocast, so a name there
-(``matmul``, ``linear``, ``cross_entropy_loss``) stands here as what it turns into (``bmm``, ``addmm``, ``nll_loss``).
+2.13; https://docs.pytorch.org/docs/stable/amp.html. A trace holds the operators *below* autocast, so names there
+(``matmul``, ``linear``, ``cross_entropy_loss``) are listed here as their lowered forms (``bmm``, ``addmm``,
+``nll_loss``).
 """
 
 from __future__ import annotations
@@ -18,19 +19,19 @@ from memprof.trace.schema import NONE
 if TYPE_CHECKING:
     from memprof.trace.schema import Bools, Ints, Texts
 
-#: What the trace calls the types of autocast.
+#: Names of autocast's types in the trace.
 SHORT_TYPES = {"bf16": "bfloat16", "fp16": "float16"}
-#: Takes everything else as it is: the result has the widest type among what is read.
+#: No cast; the result has the widest type among the operands.
 WIDEST = 0
-#: Makes no memory of its own: what it returns has the type of what it reads.
+#: A view: allocates nothing, and has the type of its input.
 VIEW = 1
-#: Autocast casts what it reads to the short type.
+#: Autocast casts the operands to the short type.
 SHORT = 2
-#: Autocast casts what it reads to float32.
+#: Autocast casts the operands to float32.
 FLOAT32 = 3
-#: The result has the type of the activation read, whatever that of the weights (normalization).
+#: The result has the type of the activation, whatever the type of the weights (normalization).
 FIRST = 4
-#: Autocast casts what is short to float32 where the rest is float32.
+#: Autocast casts short operands to float32 if any other is float32.
 PROMOTE = 5
 
 VIEWS = [
@@ -176,7 +177,7 @@ FLOAT32_CUDA = [
     "upsample_bicubic2d",
 ]
 
-#: What models and losses often cast to float32 themselves: ``softmax(x, dtype=torch.float32)``, ``logits.float()``.
+#: Operators that models and losses often run in float32: ``softmax(x, dtype=torch.float32)``, ``logits.float()``.
 OFTEN_FLOAT32 = ["_softmax", "_log_softmax", "logsumexp"]
 
 PROMOTE_CPU = ["stack", "cat", "index_copy"]
@@ -193,7 +194,7 @@ PROMOTE_CUDA = [
     "cat",
 ]
 
-#: torch lets these take weights in float32 beside a short activation; the second and third result stay float32.
+#: torch accepts float32 weights with a short activation here; the second and third result stay float32.
 FIRST_BOTH = [
     "native_layer_norm",
     "native_batch_norm",
@@ -203,7 +204,7 @@ FIRST_BOTH = [
     "_fused_rms_norm",
 ]
 
-#: Operators whose smaller results (statistics, logarithms of sums) are in float32 whatever they compute in.
+#: Operators whose smaller results (statistics, log-sums) are float32 whatever the compute type.
 SIDE_RESULTS = (
     *FIRST_BOTH,
     "_scaled_dot_product_flash_attention",
@@ -221,25 +222,25 @@ def plain_names(names: Texts) -> Texts:
 
 
 def is_one_of(texts: Texts, wanted: Sequence[str]) -> Bools:
-    """Tells which texts are among those wanted: by hash, which is what makes it fast on columns of objects."""
+    """Returns which texts are among those wanted; compares by hash, for speed on columns of objects."""
     known = frozenset(wanted)
     return np.fromiter((text in known for text in texts.tolist()), dtype=np.bool_, count=len(texts))
 
 
 def rules(names: Texts, device: str, stacks: Ints | None = None) -> Ints:
-    """Tells what autocast does to each operator.
+    """Returns autocast's rule for each operator.
 
     Args:
         names: Plain names, shape ``(ops,)``.
         device: ``cpu`` or ``cuda``: their lists differ.
-        stacks: The Python stack of each, NONE where there is none; None where stacks are not known.
+        stacks: The Python stack of each, NONE where it has none; None if stacks are unknown.
 
     Returns:
         One of the rules above for each, shape ``(ops,)``.
     """
     table: dict[str, int] = {}
     is_cuda = device != "cpu"
-    # The later lists win: CUDA's autocast lists a norm under float32, the CPU's does not list it.
+    # Later lists take precedence: CUDA's autocast lists a norm under float32, the CPU's does not list it.
     for listed, rule in (
         (FIRST_BOTH, FIRST),
         (PROMOTE_CUDA if is_cuda else PROMOTE_CPU, PROMOTE),
@@ -253,7 +254,7 @@ def rules(names: Texts, device: str, stacks: Ints | None = None) -> Ints:
     coded = Coded.of(names)
     known = np.array([table.get(name, WIDEST) for name in coded.distinct], dtype=np.int64)[coded.codes]
     if not is_cuda:
-        # The CPU's list has cross_entropy_loss, which is a log_softmax with the nll_loss right behind it, in one call.
+        # The CPU's list has cross_entropy_loss: a log_softmax directly followed by nll_loss, in one call.
         is_loss = is_one_of(names, ["nll_loss_forward", "nll_loss2d_forward"])
         stacks = np.full(len(names), NONE, dtype=np.int64) if stacks is None else stacks
         is_one, is_next = _is_one_call(stacks, 1), _is_one_call(stacks, 2)
@@ -265,7 +266,7 @@ def rules(names: Texts, device: str, stacks: Ints | None = None) -> Ints:
 
 
 def _is_one_call(stacks: Ints, distance: int) -> Bools:
-    """Tells whether operators that far apart were run by one line of Python; true where a stack is not known."""
+    """Returns whether operators that far apart come from one line of Python; true where a stack is unknown."""
     first, second = stacks[:-distance], stacks[distance:]
     same: Bools = (first == second) | (first == NONE) | (second == NONE)
     return same

@@ -1,8 +1,8 @@
-"""Gradients: their types, and the casts between a node and the next.
+"""Rewrites gradients: their types, and the casts between backward nodes.
 
-A gradient has the type of the forward tensor it belongs to. Where a matrix product read a cast, its gradients leave the
-node short and the cast's own backward makes them float32; where a float32 sum had a short operand, the engine casts the
-gradient to what that operand's producer expects. Gradients of a weight cast once are summed short, then cast once.
+A gradient has the type of its forward tensor. Where a matrix product read a cast, its gradients leave the node short
+and the cast's own backward makes them float32; where a float32 sum had a short operand, the engine casts the gradient
+to the type of that operand's producer. Gradients of a weight cast once are summed short, then cast once.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class _Backward:
-    """Columns of the backward, as recorded.
+    """Columns of the recorded backward.
 
     Attributes:
         forward: Forward operator of each operator, ``(ops,)``.
-        is_sum: Whether it adds up the gradients of a tensor used several times, ``(ops,)``.
-        is_made: Whether a float32 storage is made by the backward of an operator, ``(storages,)``.
-        owner: The forward operator it is made for, ``(storages,)``.
+        is_sum: Whether it accumulates the gradients of a tensor used several times, ``(ops,)``.
+        is_made: Whether a float32 storage is produced by the backward of an operator, ``(storages,)``.
+        owner: The forward operator whose backward produces it, ``(storages,)``.
         is_gradient: Whether it becomes a parameter's gradient, ``(storages,)``.
-        target: What a sum is written to, ``(ops,)``.
+        target: Storage that a sum is written to, ``(ops,)``.
     """
 
     forward: Ints
@@ -62,15 +62,15 @@ def _read_backward(casts: Casts) -> _Backward:
 
 
 def short_gradients(casts: Casts) -> Bools:
-    """Tells which storages of the backward leave their node in the short type, shape ``(storages,)``."""
+    """Returns which storages of the backward leave their node in the short type, shape ``(storages,)``."""
     step, types = casts.step, casts.types
     backward = _read_backward(casts)
     owner = np.maximum(backward.owner, 0)
     is_short = backward.is_made & types.is_short_out[owner]
-    # A norm's gradients of float32 weights are float32 whatever its input.
+    # A norm's gradients of float32 weights are float32 whatever its input type.
     is_short &= (types.rule[owner] != FIRST) | types.is_primary
     is_short &= ~made_whole(casts)
-    # A sum into memory of its own has the type that what comes next expects: the widest.
+    # A sum into new memory has the type that its consumer expects: the widest.
     made_by_sum = backward.is_made & backward.is_sum[np.maximum(step.storages.created_op_id, 0)]
     uses = step.uses
     reader = backward.forward[uses.op_id]
@@ -85,7 +85,7 @@ def short_gradients(casts: Casts) -> Bools:
 
 
 def made_whole(casts: Casts) -> Bools:
-    """Finds gradients that oneDNN's recurrent layers make in float32 whatever they run in, ``(storages,)``."""
+    """Finds gradients that oneDNN's recurrent layers produce in float32 in any compute type, ``(storages,)``."""
     types, created = casts.types, casts.step.storages.created_op_id
     whole: Bools = types.is_float & (created != NONE)
     whole[whole] = types.names[created[whole]] == "mkldnn_rnn_layer_backward"
@@ -98,8 +98,8 @@ def cast_gradients(casts: Casts, is_short: Bools, *, is_pure: bool, is_scaled: b
     Args:
         casts: The step being rewritten.
         is_short: Which recorded storages leave their operator short, ``(storages,)``.
-        is_pure: Whether weights and their gradients are short: they are not cast.
-        is_scaled: Whether gradients are scaled where they enter the model, and unscaled where they leave it.
+        is_pure: Whether weights and their gradients are short, and therefore not cast.
+        is_scaled: Whether gradients are scaled on entering the model and unscaled on leaving it.
     """
     backward = _read_backward(casts)
     _cast_between_nodes(casts, backward, is_short, is_pure=is_pure, is_scaled=is_scaled)
@@ -114,7 +114,7 @@ def _cast_between_nodes(casts: Casts, backward: _Backward, is_short: Bools, *, i
     reader = backward.forward[op]
     is_sum = backward.is_sum[op]
     target = backward.target[op]
-    # What is there to be cast: a gradient between nodes, read by another node than the one that makes it.
+    # Candidates for a cast: gradients between nodes, read by another node than the one that produces them.
     is_between = backward.is_made[storage] & ~backward.is_gradient[storage] & (op > storages.created_op_id[storage])
     is_between &= (reader != backward.owner[storage]) | is_sum
     is_between &= (uses.role == "read") | is_sum
@@ -123,12 +123,12 @@ def _cast_between_nodes(casts: Casts, backward: _Backward, is_short: Bools, *, i
     is_outside = types.region[np.maximum(backward.owner[storage], 0)] == NONE
     if is_pure:
         is_between &= reader != NONE
-    # The sum of gradients has the type of the tensor they belong to, which is what its readers expect.
+    # Summed gradients have the type of their tensor, which is what the readers expect.
     expected = np.where(reader == NONE, False, types.is_short_out[np.maximum(reader, 0)])
     sum_is_short = _summed_type(casts, backward, is_between, expected, is_short)
     expected = np.where(is_sum, sum_is_short[np.maximum(target, 0)], expected)
     if is_pure:
-        # Inside everything is short; only what comes from the loss is not.
+        # Inside the model everything is short, except what comes from the loss.
         is_between &= is_outside & (types.region[np.maximum(reader, 0)] != NONE)
         expected = np.ones(len(op), dtype=np.bool_)
     rows = np.flatnonzero(is_between & (expected != is_short[storage]) & (types.region[op] == NONE))
@@ -157,13 +157,13 @@ def _cast_between_nodes(casts: Casts, backward: _Backward, is_short: Bools, *, i
         sources, begin, storages.created_op_id[sources], to_short=~is_short[sources], freed=freed, category="temporary"
     )
     casts.redirect(rows, made[rank[cast_of]])
-    # A graph of the backward (create_graph, reentrant checkpoints) names gradients as saved; the cast is what it keeps.
+    # A backward graph (create_graph, reentrant checkpoints) lists gradients as saved; it keeps the cast instead.
     saved = casts.draft.saved
     casts.draft.saved = saved.take(~np.isin(saved.storage_id, sources))
-    # What was cast goes with the cast, unless it is read in its own type later.
+    # The source is freed with its cast, unless it is read in its own type later.
     casts.free(sources, np.where(is_last, np.where(other >= begin, nodes.end[other], made_ops), casts.freed[sources]))
     if is_scaled:
-        # Scaling makes a float32 copy on the way.
+        # Scaling allocates an intermediate float32 copy.
         enters = types.region[np.maximum(backward.owner[sources], 0)] == NONE
         workspace = casts.draft.ops.workspace_bytes.copy()
         workspace[made_ops[enters]] = storages.requested_bytes[sources[enters]]
@@ -171,7 +171,7 @@ def _cast_between_nodes(casts: Casts, backward: _Backward, is_short: Bools, *, i
 
 
 def _summed_type(casts: Casts, backward: _Backward, is_between: Bools, expected: Bools, is_short: Bools) -> Bools:
-    """Tells the type of each sum of gradients: short where all that read the whole sum expect it."""
+    """Returns the type of each sum of gradients: short where all readers of the whole sum expect it."""
     uses = casts.step.uses
     is_target = np.zeros(len(is_short), dtype=np.bool_)
     is_target[backward.target[backward.target != NONE]] = True
@@ -183,7 +183,7 @@ def _summed_type(casts: Casts, backward: _Backward, is_between: Bools, expected:
 
 
 def _is_view_of_weight(casts: Casts) -> Bools:
-    """Tells which forward operators are views of weights, ``(ops,)``: their backward carries weight gradients."""
+    """Returns which forward operators are views of weights, ``(ops,)``: their backward carries weight gradients."""
     step, types = casts.step, casts.types
     uses = step.uses
     is_weight = is_one_of(step.storages.category, LASTING)[uses.storage_id] & (uses.role == "read")
@@ -193,7 +193,7 @@ def _is_view_of_weight(casts: Casts) -> Bools:
 
 
 def _next_use(casts: Casts, gradients: Ints, last: Ints) -> Ints:
-    """Returns the operator that next touches each gradient after it is complete, AccumulateGrad's own views aside."""
+    """Returns the operator that next uses each completed gradient, apart from AccumulateGrad's own views."""
     uses, count = casts.step.uses, len(casts.step.ops)
     complete = np.full(len(casts.step.storages), count, dtype=np.int64)
     complete[gradients] = last
@@ -206,7 +206,7 @@ def _next_use(casts: Casts, gradients: Ints, last: Ints) -> Ints:
 def _cast_weight_gradients(
     casts: Casts, backward: _Backward, is_short: Bools, *, to_short: bool, is_scaled: bool
 ) -> None:
-    """Casts the gradients of weights to the weights' type once all of a region's are summed, and unscales them.
+    """Casts weight gradients to the weights' type once all those of a region are summed, and unscales them.
 
     Args:
         casts: The step being rewritten.
@@ -220,7 +220,7 @@ def _cast_weight_gradients(
     gradients = np.flatnonzero(backward.is_gradient & (is_short | is_scaled))
     if not len(gradients):
         return
-    # The last operator that adds something short.
+    # The last operator that adds a short gradient.
     last = np.full(len(storages), NONE, dtype=np.int64)
     last[gradients] = storages.created_op_id[gradients]
     target = backward.target[uses.op_id]
@@ -228,7 +228,7 @@ def _cast_weight_gradients(
     is_added &= backward.is_made[uses.storage_id] & (is_short[uses.storage_id] | is_scaled)
     np.maximum.at(last, target[is_added], uses.op_id[is_added])
     last = last[gradients]
-    # Before the next node, or before an update that waits for nothing but this gradient.
+    # Before the next node, or before an update that depends only on this gradient.
     place = np.minimum(nodes.next_start[last], _next_use(casts, gradients, last))
     order = np.lexsort((last, place))
     gradients, last, place = gradients[order], last[order], place[order]
@@ -254,7 +254,7 @@ def _cast_weight_gradients(
         )
         holders.append((current[due], ops))
         current[due] = made
-    # What was there before is gone with the operator that reads it; the last of the chain is the gradient.
+    # Each operator of the chain frees its input; the last result is the gradient.
     lives = casts.draft.storages.freed_op_id.copy()
     kinds = casts.draft.storages.category.copy()
     names = casts.draft.storages.name.copy()

@@ -1,4 +1,4 @@
-"""Casts: operators that autocast adds, and the storages they make, with what is then kept and let go."""
+"""Inserts autocast's casts: operators, the storages they allocate, and the resulting changes in lifetime."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class Casts:
-    """A step being rewritten, and the casts it has got so far.
+    """A step being rewritten, and the casts inserted so far.
 
     Attributes:
         step: The recorded step.
         types: The types in it.
-        nodes: Where its backward nodes and module calls end.
-        draft: The step being rewritten.
-        short: What the trace calls the short type.
-        rates: How fast memory is moved.
-        freed: When each recorded storage is freed, in ids of the draft.
+        nodes: Ends of its backward nodes and module calls.
+        draft: The rewritten step.
+        short: Name of the short type in the trace.
+        rates: Memory throughput.
+        freed: Operator after which each recorded storage is freed, in ids of the draft.
     """
 
     step: Step
@@ -42,7 +42,7 @@ class Casts:
     freed: Ints = field(init=False)
 
     def __post_init__(self) -> None:
-        """Starts with the lives as recorded."""
+        """Copies the recorded lifetimes."""
         self.freed = self.step.storages.freed_op_id.copy()
 
     def insert(
@@ -61,15 +61,15 @@ class Casts:
         """Inserts one cast for each source.
 
         Args:
-            sources: Recorded storages to cast, which give shape and size.
+            sources: Recorded storages to cast, which determine shape and size.
             before: Recorded operators before which the casts run.
-            like: Recorded operators whose module, phase and node the casts belong to.
+            like: Recorded operators whose module, phase and node the casts take.
             to_short: Whether they cast to the short type, else to float32.
-            freed: When what they make is freed; NONE for after the cast itself.
-            category: What it is for.
+            freed: When the result is freed; NONE for right after the cast.
+            category: Category of the result.
             name: The operator.
-            read: What they read instead of the sources, in ids of the draft.
-            sizes: Bytes of what is cast in its float32 form, where that is not the whole source.
+            read: Storages read instead of the sources, in ids of the draft.
+            sizes: Bytes of the cast part in float32, where it is not the whole source.
 
         Returns:
             The operators and the storages, in ids of the draft.
@@ -114,45 +114,45 @@ class Casts:
         return ops, storages
 
     def use(self, ops: Ints, storages: Ints, role: str) -> None:
-        """Notes that operators touch storages."""
+        """Records that operators use storages."""
         self.draft.insert_uses(Uses(op_id=ops, storage_id=storages, role=np.full(len(ops), role, dtype=object)))
 
     def redirect(self, rows: Ints, storages: Ints) -> None:
-        """Makes uses, given by their rows in the recorded step, touch other storages."""
+        """Redirects uses, given by their rows in the recorded step, to other storages."""
         changed = self.draft.uses.storage_id.copy()
         changed[rows] = storages
         self.draft.uses = self.draft.uses.replace(storage_id=changed)
 
     def free(self, storages: Ints, after: Ints) -> None:
-        """Changes when recorded storages of the step are freed."""
+        """Changes when recorded storages are freed."""
         self.freed[storages] = after
 
     def settle(self) -> None:
-        """Writes the lives of the recorded storages into the draft."""
+        """Writes the lifetimes of the recorded storages into the draft."""
         freed = self.draft.storages.freed_op_id.copy()
         freed[: len(self.freed)] = self.freed
         self.draft.storages = self.draft.storages.replace(freed_op_id=freed)
 
 
 def cast_reads(casts: Casts) -> None:
-    """Casts what autocast casts: to the short type for matrix products, to float32 for what needs it."""
+    """Inserts autocast's casts: to the short type for matrix products, to float32 where required."""
     step, types = casts.step, casts.types
     uses, storages = step.uses, step.storages
     rule = types.rule[uses.op_id]
     is_read = (uses.role == "read") & types.is_float[uses.storage_id] & (types.region[uses.op_id] != NONE)
     is_short = types.is_short[uses.storage_id]
-    # What attention spelled out in float32 returns is cast for whoever reads it, by whatever rule.
+    # The float32 result of spelled-out attention is cast for all its readers, whatever their rule.
     is_handed_on = types.is_recast[uses.storage_id] & (types.attention[uses.op_id] == NONE) & (rule != VIEW)
     to_short = is_read & ((rule == SHORT) | is_handed_on) & ~is_short
     to_float = is_read & is_short & ((rule == FLOAT32) | ((rule == PROMOTE) & ~types.is_short_out[uses.op_id]))
     rows = np.flatnonzero(to_short | to_float)
-    # A weight is cast once in a region and kept until it ends; anything else at every operator that reads it.
+    # A weight is cast once per region and kept to its end; anything else is cast at every reader.
     is_weight = (storages.category == "parameter")[uses.storage_id[rows]]
     _insert_read_casts(casts, rows, is_weight, to_short[rows])
 
 
 def cast_inputs(casts: Casts) -> None:
-    """Casts what comes into a model whose weights are short, once a call."""
+    """Casts the inputs of a model with short weights, once per call."""
     step, types = casts.step, casts.types
     uses, storages = step.uses, step.storages
     created = storages.created_op_id[uses.storage_id]
@@ -170,9 +170,9 @@ def _insert_read_casts(casts: Casts, rows: Ints, is_kept: Bools, to_short: Bools
 
     Args:
         casts: The step being rewritten.
-        rows: Uses that read a cast instead.
+        rows: Uses redirected to a cast.
         is_kept: Whether one cast serves the whole region, else each operator has its own.
-        to_short: Whether it casts to the short type.
+        to_short: Whether to cast to the short type.
     """
     step, types, nodes = casts.step, casts.types, casts.nodes
     uses, storages, saved = step.uses, step.storages, step.saved
@@ -180,17 +180,17 @@ def _insert_read_casts(casts: Casts, rows: Ints, is_kept: Bools, to_short: Bools
         return
     ops, sources = uses.op_id[rows], uses.storage_id[rows]
     region = types.region[ops]
-    # The key of a cast: source and, unless it is kept, the reader.
+    # The key of a cast: source and, unless it is kept, reader.
     places = len(step.ops) + len(types.region_end)
     keys = sources * places + np.where(is_kept, len(step.ops) + region, ops)
     _, first, cast_of = np.unique(keys, return_index=True, return_inverse=True)
-    # Arguments are cast from the last to the first: bias, weight, input. Their order shows in the sizes.
+    # Arguments are cast from last to first: bias, weight, input. The sizes reveal their order.
     order = np.lexsort((storages.requested_bytes[sources[first]], ~is_kept[first], ops[first]))
     rank = np.empty_like(order)
     rank[order] = np.arange(len(order))
     first, cast_of = first[order], rank[cast_of]
 
-    # What the readers save is the cast.
+    # The readers save the cast.
     saved_cast = _find_pairs(saved.forward_op_id, saved.storage_id, ops, sources, cast_of)
     is_saved = saved_cast != NONE
     released = nodes.end[saved.released_op_id]
@@ -216,7 +216,7 @@ def _insert_read_casts(casts: Casts, rows: Ints, is_kept: Bools, to_short: Bools
     changed = casts.draft.saved.storage_id.copy()
     changed[is_saved] = made[saved_cast[is_saved]]
     casts.draft.saved = casts.draft.saved.replace(storage_id=changed)
-    # Backward reads of what was saved.
+    # Backward reads of saved tensors.
     reader = types.forward[uses.op_id]
     backward_cast = _find_pairs(reader, uses.storage_id, ops, sources, cast_of)
     is_backward = (backward_cast != NONE) & (reader != NONE)
@@ -227,9 +227,9 @@ def _insert_read_casts(casts: Casts, rows: Ints, is_kept: Bools, to_short: Bools
 
 
 def _cast_bytes(step: Step, sources: Ints, readers: Ints) -> Ints:
-    """Tells how much of each source its reader takes: a view of it is cast alone.
+    """Returns how many bytes of each source its reader uses: a view is cast without the rest of its storage.
 
-    What an operator takes is known in sum; where that is less than the storages it reads, the source's view is it.
+    Only an operator's total reads are known; where they are less than its storages, the source's view accounts for it.
     """
     uses = step.uses
     is_read = uses.role != "write"
@@ -241,7 +241,7 @@ def _cast_bytes(step: Step, sources: Ints, readers: Ints) -> Ints:
 
 
 def _find_pairs(first: Ints, second: Ints, known_first: Ints, known_second: Ints, values: Ints) -> Ints:
-    """Looks up pairs: the value of the known pair equal to each, NONE where there is none."""
+    """Looks up pairs: returns the value of the equal known pair, NONE where there is none."""
     if not len(known_first):
         return np.full(len(first), NONE, dtype=np.int64)
     base = int(max(second.max(initial=0), known_second.max(initial=0))) + 2
@@ -254,19 +254,19 @@ def _find_pairs(first: Ints, second: Ints, known_first: Ints, known_second: Ints
 
 
 def _let_go(casts: Casts, storages_changed: Ints, is_recast: Bools, is_redirected: Bools) -> None:
-    """Frees activations that only their saved records kept, where a cast is saved instead of them."""
+    """Frees activations that were only kept by saved tensors, where a cast is saved instead."""
     step, types, nodes = casts.step, casts.types, casts.nodes
     storages, uses, saved = step.storages, step.uses, step.saved
     is_candidate = np.zeros(len(storages), dtype=np.bool_)
     is_candidate[storages_changed] = True
     is_candidate &= ~is_one_of(storages.category, ("parameter", "buffer"))
     is_candidate &= storages.freed_op_id != NONE
-    # Something else kept it where it outlived every record of it.
+    # If it outlived all its saved-tensor records, something else kept it.
     released = np.full(len(storages), NONE, dtype=np.int64)
     has_release = saved.released_op_id != NONE
     np.maximum.at(released, saved.storage_id[has_release], nodes.next_start[saved.released_op_id[has_release]])
     is_candidate &= storages.freed_op_id <= released
-    # What is left: other records, and uses that were not redirected.
+    # Remaining holders: other records, and uses that were not redirected.
     kept = np.full(len(storages), NONE, dtype=np.int64)
     left = has_release & ~is_recast
     np.maximum.at(kept, saved.storage_id[left], nodes.end[saved.released_op_id[left]])

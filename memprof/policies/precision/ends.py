@@ -1,4 +1,4 @@
-"""When things end: backward nodes, module calls, and the Python frames that hold what was passed to them."""
+"""Computes when backward nodes, module calls and the Python frames that hold their arguments end."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 
 
 class Nodes:
-    """Where the backward nodes and the module calls of a step begin and end.
+    """Begins and ends of a step's backward nodes and module calls.
 
     Attributes:
-        end: Last operator of the backward node each operator is in, ``(ops,)``: what a node saved is freed after it.
-        next_start: First operator of the next node that does more than make views, ``(ops,)``; casts of a node's
+        end: Last operator of each operator's backward node, ``(ops,)``; the node's saved tensors are freed after it.
+        next_start: First operator of the next node that does more than create views, ``(ops,)``; casts of a node's
             gradients run before it.
     """
 
     def __init__(self, step: Step, types: Types) -> None:
-        """Reads them off the step."""
+        """Reads them from the step."""
         forward = types.forward
         count = len(forward)
         ids = np.arange(count)
@@ -37,11 +37,11 @@ class Nodes:
         is_working[is_working] = types.rule[forward[is_working]] != VIEW
         working = np.flatnonzero(is_working)
         is_start = np.append(True, forward[working][1:] != forward[working][:-1])[: len(working)]
-        # The run of each working operator, and where the run after it starts.
+        # The run of each working operator, and the start of the following run.
         starts = np.append(working[is_start], _after_backward(types))
         run = np.cumsum(is_start)
         place = np.searchsorted(working, ids, side="right")
-        # The next working operator, unless it is of the operator's own node: then the one after that node.
+        # The next working operator, unless it belongs to the operator's own node: then the one after that node.
         padded = np.append(working, -1)
         upcoming = padded[np.minimum(place, len(working))]
         run_of = np.append(run - 1, len(starts) - 1)[np.minimum(place, len(working))]
@@ -58,11 +58,11 @@ class Nodes:
         self._step = step
 
     def python_end(self, rows: Ints, last_read: Ints) -> Ints:
-        """Tells when Python lets go of a storage that is not saved.
+        """Returns when Python frees a storage that is not saved.
 
-        What is passed to a module is held by the caller until the call returns, so it goes with the outermost call
-        that reads it last and began after it was made; without one, with its last read. The caller's own variable
-        may hold it longer (``variable_ends``).
+        The caller holds a module's arguments until the call returns, so the storage is freed with the outermost call
+        that reads it last and began after its creation; without such a call, after its last read. The caller's own
+        variable may hold it longer (``variable_ends``).
 
         Args:
             rows: The storages.

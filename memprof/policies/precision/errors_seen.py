@@ -1,8 +1,8 @@
-"""How far predictions of a shorter type were off, on jobs that its rules were not made with.
+"""Prediction errors of the precision policy, observed on jobs its rules were not fitted to.
 
 Measured over the jobs of docs/benchmarks.md ("Jobs nobody tuned for") on a processor with AVX-512 (AMD EPYC), and on
-the samples with oneDNN held to AVX2. What is left are workspaces of the processor's kernels. On a GPU the libraries'
-workspaces do not depend on the type; there, the bars of the samples stand in until unseen jobs were measured.
+the samples with oneDNN limited to AVX2. The remaining error is workspaces of the processor's kernels. On a GPU the
+libraries' workspaces do not depend on the type; there, the samples' targets are used until unseen jobs are measured.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from memprof.policies.precision.autocast_lists import SHORT_TYPES, plain_names
 if TYPE_CHECKING:
     from memprof.trace.step import Step
 
-#: Shares below and above the prediction, of steps that run some operators; each adds to what holds for all.
+#: Fractions below and above the prediction for steps with some operators; each adds to the general one.
 ON_CPU = {
     (): (0.02, 0.015),
     ("convolution",): (0.01, 0.09),
@@ -28,7 +28,7 @@ UNTRIED = (0.10, 0.10)
 
 
 def errors_of(step: Step, dtype: str) -> tuple[float, float]:
-    """Returns by how much a measured peak may be below and above the predicted one.
+    """Returns by which fraction a measured peak may be below and above the predicted one.
 
     Args:
         step: The step as recorded.

@@ -1,4 +1,4 @@
-"""Follows the short type through the forward of a step: what computes in it, and what comes out in it."""
+"""Propagates the short type through the forward of a step: operators that compute in it, results that have it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from memprof.trace.schema import NONE, Bools, Ints, Texts
 if TYPE_CHECKING:
     from memprof.trace.step import Step
 
-#: What belongs to the model and is there before its forward.
+#: Categories that belong to the model and exist before its forward.
 LASTING = ("parameter", "buffer", "gradient", "optimizer_state")
 
 
@@ -37,18 +37,18 @@ class Types:
     """The types of a step under autocast, or with weights in the short type.
 
     Attributes:
-        device: ``cpu`` or ``cuda``: whose lists hold.
-        forward: Forward operator of each backward operator, NONE for what is run again in backward; ``(ops,)``.
+        device: ``cpu`` or ``cuda``: whose autocast lists apply.
+        forward: Forward operator of each backward operator, NONE for operators recomputed in backward; ``(ops,)``.
         region: The call of the root module (or the recomputation) each operator runs in, NONE outside; ``(ops,)``.
         region_end: Last operator of each region.
         names: Plain operator names, ``(ops,)``.
-        rule: What autocast does to each operator, ``(ops,)``.
+        rule: Autocast's rule for each operator, ``(ops,)``.
         is_float: Whether a storage was recorded in float32, ``(storages,)``.
-        is_short: Whether a storage made by a forward operator comes out in the short type, ``(storages,)``.
-        is_short_out: Whether what a forward operator returns is in the short type, ``(ops,)``.
-        is_primary: Whether a storage is the largest result of the operator that makes it, ``(storages,)``.
+        is_short: Whether the result of a forward operator has the short type, ``(storages,)``.
+        is_short_out: Whether a forward operator returns the short type, ``(ops,)``.
+        is_primary: Whether a storage is the largest result of the operator that allocates it, ``(storages,)``.
         has_side_results: Whether the smaller results of an operator stay in float32, ``(ops,)``.
-        is_recast: Whether a float32 storage is handed on in the short type: the result of attention spelled out.
+        is_recast: Whether a float32 storage is cast to the short type for its readers: spelled-out attention's result.
         attention: The spelled-out attention each operator is part of, NONE elsewhere; ``(ops,)``.
     """
 
@@ -68,13 +68,13 @@ class Types:
 
 
 def follow_types(step: Step, *, is_pure: bool, has_own_casts: bool = False) -> Types:
-    """Follows the short type through every forward of the root module.
+    """Propagates the short type through every forward of the root module.
 
     Args:
         step: The recorded step.
-        is_pure: Whether the weights are short, too.
-        has_own_casts: Whether the job casts to float32 itself what such jobs cast now and then. In a step that is
-            recorded in float32 such a cast does nothing, and nothing is recorded of it.
+        is_pure: Whether the weights are short too.
+        has_own_casts: Whether the job casts operators that such jobs often run in float32 to float32 itself. In a step
+            recorded in float32 such a cast is a no-op and leaves no record.
 
     Raises:
         PolicyError: The step has no call of a module with parameters, or nothing in float32.
@@ -85,28 +85,28 @@ def follow_types(step: Step, *, is_pure: bool, has_own_casts: bool = False) -> T
     device = "cuda" if any(str(name).startswith("cuda") for name in set(storages.device)) else "cpu"
     rule = rules(names, device, step.ops.stack_id)
     if is_pure:
-        # No autocast: only the norms and views keep rules of their own.
+        # No autocast: only norms and views keep their own rules.
         rule = np.where(np.isin(rule, (VIEW, FIRST)), rule, WIDEST)
     else:
         rule = np.where(_is_bias(step, names, region), SHORT, rule)
     if has_own_casts:
         rule = np.where((rule == WIDEST) & is_one_of(names, OFTEN_FLOAT32), FLOAT32, rule)
     attention = _attention(step, names)
-    # torch computes attention that it has no kernel for in float32, and hands the result on in the type it got.
+    # torch computes attention without a fused kernel in float32, and casts the result to the input type.
     rule = np.where((attention != NONE) & (rule != VIEW), FLOAT32, rule)
     is_float = storages.dtype == "float32"
     created = storages.created_op_id
     is_inside = is_float & (created != NONE)
     is_inside[is_inside] = region[created[is_inside]] != NONE
     if not np.any(is_float & (storages.category == "parameter") & of_trained_models(step)):
-        raise PolicyError("precision: the recorded model has no parameters in float32 to shorten.")
+        raise PolicyError("precision: the recorded model has no float32 parameters to cast.")
 
     is_primary = _primary(step, is_float)
     has_side_results = is_one_of(names, SIDE_RESULTS)
     stays = is_inside & ~is_primary
     stays[stays] = has_side_results[created[stays]]
     if is_pure:
-        # With weights in the short type the norms' statistics have it too on a CPU.
+        # With short weights the norms' statistics are short too on a CPU.
         is_norm = (rule == FIRST)[np.maximum(created, 0)] & (device == "cpu")
         stays &= ~is_norm
     is_recast = _handed_on(step, names, attention)
@@ -130,7 +130,7 @@ def follow_types(step: Step, *, is_pure: bool, has_own_casts: bool = False) -> T
 
 
 def _regions(step: Step) -> tuple[Ints, Ints]:
-    """Finds the outermost calls of models, and recomputations in backward: each has autocast's cache of its own."""
+    """Finds the outermost model calls and the recomputations in backward: each has an autocast cache of its own."""
     calls = step.module_calls
     root_of = root_of_modules(step)
     is_trained = is_trained_root(step, root_of)
@@ -148,10 +148,10 @@ def _regions(step: Step) -> tuple[Ints, Ints]:
 
 
 def _forward_of(step: Step, region: Ints) -> Ints:
-    """Returns the forward operator of each backward operator, NONE for what is run again in backward.
+    """Returns the forward operator of each backward operator, NONE for operators recomputed in backward.
 
-    A trace names none for a node whose operator works in place and saves a copy of what was there (``hardswish_``).
-    Such a backward operator reads that copy: the operator that made it stands in.
+    A trace names none for a node whose operator works in place and saves a copy of its input (``hardswish_``). The
+    backward operator reads that copy, so the operator that made the copy is returned instead.
     """
     ops, uses, created = step.ops, step.uses, step.storages.created_op_id
     found = np.where(region != NONE, NONE, ops.forward_op_id)
@@ -164,7 +164,7 @@ def _forward_of(step: Step, region: Ints) -> Ints:
 
 
 def _is_normalized(step: Step, rule: Ints) -> Bools:
-    """Tells which uses are what a norm normalizes: the largest it reads, whatever weights it is given; ``(uses,)``."""
+    """Returns which uses are a norm's normalized input, the largest tensor it reads besides weights; ``(uses,)``."""
     uses = step.uses
     is_read = (rule[uses.op_id] == FIRST) & (uses.role == "read")
     sizes = np.where(is_read, step.storages.requested_bytes[uses.storage_id], 0)
@@ -175,7 +175,7 @@ def _is_normalized(step: Step, rule: Ints) -> Bools:
 
 
 def _primary(step: Step, is_float: Bools) -> Bools:
-    """Tells which storage is the largest of the float32 ones its operator makes."""
+    """Returns which storage is the largest float32 result of its operator."""
     storages = step.storages
     made = np.flatnonzero(is_float & (storages.created_op_id != NONE))
     order = made[np.lexsort((storages.requested_bytes[made], storages.created_op_id[made]))]
@@ -186,7 +186,7 @@ def _primary(step: Step, is_float: Bools) -> Bools:
 
 
 def _is_bias(step: Step, names: Texts, region: Ints) -> Bools:
-    """Finds the additions that are a linear layer's bias: behind a product, in the same line of Python.
+    """Finds the additions of a linear layer's bias: after a product, on the same line of Python.
 
     Autocast casts weight and bias of ``linear`` together, above the operators that a trace holds.
     """
@@ -204,10 +204,10 @@ def _is_bias(step: Step, names: Texts, region: Ints) -> Bools:
 
 
 def _attention(step: Step, names: Texts) -> Ints:
-    """Finds attention that runs as single operators: scaling, a product, a safe softmax, dropout, a product.
+    """Finds attention run as single operators: scaling, a product, a safe softmax, dropout, a product.
 
     Returns:
-        A number for each such run of operators, NONE for all others; ``(ops,)``.
+        The number of each such run of operators, NONE for all others; ``(ops,)``.
     """
     part = np.full(len(names), NONE, dtype=np.int64)
     softmax = np.flatnonzero(names == "_safe_softmax")
@@ -218,7 +218,7 @@ def _attention(step: Step, names: Texts) -> Ints:
         if following == 0 or following == len(products):
             continue
         begin = products[following - 1]
-        # Query and key are each multiplied by the root of the scale, a few views before their product.
+        # Query and key are each multiplied by the square root of the scale, a few views before their product.
         scaled = scalings[max(0, np.searchsorted(scalings, begin) - 2) : np.searchsorted(scalings, begin)]
         if len(scaled) == 2 and begin - scaled[0] <= 12:
             begin = scaled[0]
@@ -228,7 +228,7 @@ def _attention(step: Step, names: Texts) -> Ints:
 
 
 def _handed_on(step: Step, names: Texts, attention: Ints) -> Bools:
-    """Finds what such attention returns: its last matrix product."""
+    """Finds the result of such attention: its last matrix product."""
     is_result = np.zeros(len(step.storages), dtype=np.bool_)
     products = np.flatnonzero((attention != NONE) & (names == "bmm"))
     if not len(products):
@@ -242,21 +242,21 @@ def _handed_on(step: Step, names: Texts, attention: Ints) -> Bools:
 def _reached_by_float32(
     step: Step, rule: Ints, is_float: Bools, is_inside: Bools, is_recast: Bools, *, is_pure: bool
 ) -> Bools:
-    """Follows float32 from its sources: one float32 tensor among those read makes the result float32.
+    """Propagates float32 from its sources: one float32 operand makes the result float32.
 
-    Sources are what comes from outside and what a float32 operator or a factory makes; what a short operator makes
-    cuts the way. So a storage is float32 where it can be reached, and short where it cannot.
+    Sources are tensors from outside and the results of float32 operators and factories; short operators end the path.
+    A storage is float32 if it is reachable, short otherwise.
     """
     storages, uses = step.storages, step.uses
     created = storages.created_op_id
     made_rule = np.where(created != NONE, rule[created], NONE)
-    # Tensors without dimensions do not widen those with some.
+    # Zero-dimensional tensors do not promote those with dimensions.
     is_read = (uses.role != "write") & is_float[uses.storage_id] & (storages.shape[uses.storage_id] != "")
     is_read &= (rule[uses.op_id] != SHORT) & ~is_recast[uses.storage_id]
     is_read &= (rule[uses.op_id] != FIRST) | _is_normalized(step, rule)
     reads_op, reads_storage = uses.op_id[is_read], uses.storage_id[is_read]
     targets = np.flatnonzero(is_inside & (made_rule != SHORT) & (made_rule != FLOAT32))
-    # Edges by way of operators: storage -> operator -> storage; operators come after the storages, then the source.
+    # Edges through operators: storage -> operator -> storage; operators come after the storages, then the source.
     count = len(storages)
     has_read = np.zeros(len(step.ops), dtype=np.bool_)
     has_read[reads_op] = True
@@ -265,7 +265,7 @@ def _reached_by_float32(
     is_source = is_inside & (made_rule == FLOAT32)
     is_factory = np.zeros(count, dtype=np.bool_)
     if not is_pure:
-        # With short weights nothing else is float32: inputs are cast, and factories follow what they go with.
+        # With short weights nothing else is float32: inputs are cast, and factories take their operands' type.
         is_source |= is_float & ~is_inside
         is_factory[targets] = ~has_read[created[targets]] & ~reads_recast[created[targets]]
     sources = np.flatnonzero(is_source | is_factory)
@@ -280,14 +280,14 @@ def _reached_by_float32(
 
 
 def _short_out(step: Step, rule: Ints, region: Ints, is_float: Bools, is_short: Bools, is_primary: Bools) -> Bools:
-    """Tells whether what each forward operator returns is short."""
+    """Returns whether the result of each forward operator is short."""
     created, uses = step.storages.created_op_id, step.uses
     out = np.zeros(len(step.ops), dtype=np.bool_)
     makes = np.zeros(len(step.ops), dtype=np.bool_)
     primary = np.flatnonzero(is_primary)
     makes[created[primary]] = True
     out[created[primary]] = is_short[primary]
-    # A view has the type of what it reads, an operator in place that of what it changes.
+    # A view has the type of its input, an in-place operator that of its target.
     is_followed = is_float[uses.storage_id] & ~makes[uses.op_id]
     is_followed &= (uses.role == "mutate") | (rule[uses.op_id] == VIEW)
     rows = np.flatnonzero(is_followed)

@@ -1,4 +1,4 @@
-"""Recorded steps that a shorter type does not fit: said when they are predicted, not when the job breaks."""
+"""Detects recorded steps that do not support a short type, at prediction time rather than when the job fails."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
     from memprof.policies.precision.policy import Precision
     from memprof.trace.step import Step
 
-#: Operators that want all floating point operands in one type, and that autocast casts on no device.
+#: Operators that require one type for all floating point operands, and that autocast casts on no device.
 ONE_TYPE = ("index_add", "index_add_", "index_put_", "index_copy_", "scatter_add_", "masked_scatter_", "lerp_")
-#: What a product does with its operands.
+#: Roles of a product's operands.
 _OPERANDS = ("read", "write")
 #: Modules with recurrent layers.
 RECURRENT = ("LSTM", "GRU", "RNN")
 
 
 def refuse_own_autocast(step: Step, policy: Precision) -> None:
-    """Refuses a step of a job that runs under another autocast of its own, which casts its weights itself.
+    """Rejects a step of a job that already runs under its own autocast, which casts its weights itself.
 
     Raises:
-        PolicyError: It does.
+        PolicyError: The job does.
     """
     uses, storages = step.uses, step.storages
     is_cast = np.char.startswith(step.ops.name.astype(str), "aten._to_copy") & (step.ops.phase == "forward")
@@ -42,13 +42,13 @@ def refuse_own_autocast(step: Step, policy: Precision) -> None:
         is_here = np.any(is_of_cast & (storages.dtype == dtype))
         if is_here and (policy.is_pure or SHORT_TYPES[policy.dtype] != dtype):
             raise PolicyError(
-                f"precision: the recorded job runs under an autocast of its own, in {dtype}; leave the policy out, or "
-                "take autocast (and GradScaler) out of the script and record it anew."
+                f"precision: the recorded job already runs under autocast, in {dtype}; leave the policy out, or "
+                "remove autocast (and GradScaler) from the script and record it again."
             )
 
 
 def refuse_mixed_types(step: Step, types: Types) -> None:
-    """Refuses a step in which a float32 tensor would meet a short one where torch allows one type only.
+    """Rejects a step in which a float32 tensor would meet a short one where torch requires a single type.
 
     Raises:
         PolicyError: There is such an operator; autocast itself would fail there.
@@ -64,16 +64,16 @@ def refuse_mixed_types(step: Step, types: Types) -> None:
         module = step.ops.module_id[mixed[0]]
         place = f" in {step.modules.name[module] or step.modules.type[module]}" if module != NONE else ""
         raise PolicyError(
-            f"precision: {types.names[mixed[0]]}{place} would be given float32 and short tensors together, which "
-            "torch's autocast refuses; cast one of them in the model (.to(other.dtype)), or leave the policy out."
+            f"precision: {types.names[mixed[0]]}{place} would mix float32 and short operands, which "
+            "torch's autocast rejects; cast one of them in the model (.to(other.dtype)), or leave the policy out."
         )
 
 
 def refuse_sparse(step: Step, types: Types) -> None:
-    """Refuses products with sparse tensors: what their short copies take, indices and values, is not in a recording.
+    """Rejects products with sparse tensors: the size of their short copies, indices and values, is not recorded.
 
     Raises:
-        PolicyError: There is such a product: it reads one matrix alone, and its result is not that of a matrix with
+        PolicyError: There is such a product: it reads a single matrix, and its result is not that matrix times
             itself.
     """
     uses, shapes = step.uses, step.storages.shape
@@ -85,13 +85,13 @@ def refuse_sparse(step: Step, types: Types) -> None:
         high, _, wide = read[0].partition("x")
         if made[0] not in (f"{high}x{high}", f"{wide}x{wide}"):
             raise PolicyError(
-                "precision: aten.mm multiplies with a sparse tensor, of which the recording does not tell what a short "
-                "copy takes; leave the policy out."
+                "precision: unsupported: aten.mm with a sparse tensor, because the recording does not contain the "
+                "size of its short copy; leave the policy out."
             )
 
 
 def refuse_recurrent(step: Step, types: Types, policy: Precision) -> None:
-    """Refuses recurrent layers on a processor for which oneDNN has none in the short type that can be trained.
+    """Rejects recurrent layers on a processor without a trainable oneDNN kernel for them in the short type.
 
     Raises:
         PolicyError: There are such layers.
@@ -106,19 +106,19 @@ def refuse_recurrent(step: Step, types: Types, policy: Precision) -> None:
 
 
 def require_recurrent(policy: Precision, short_types: Sequence[str]) -> None:
-    """Refuses to train recurrent layers on a CPU in a short type that oneDNN has none in.
+    """Rejects training recurrent layers on a CPU in a short type without a oneDNN kernel.
 
     Args:
         policy: The policy.
-        short_types: What oneDNN computes in on the processor.
+        short_types: Short types that oneDNN supports on the processor.
 
-    Raises:
-        PolicyError: The type is fp16, or not among those.
+        es:
+        PolicyError: The type is fp16 or unsupported.
     """
     if policy.dtype == "fp16":  # oneDNN has no such training primitive, and torch no other path in autocast
         raise PolicyError("precision: torch cannot train recurrent layers in fp16 on a CPU; write dtype = 'bf16'.")
     if SHORT_TYPES[policy.dtype] not in short_types:
         raise PolicyError(
-            f"precision: torch cannot train recurrent layers in {policy.dtype} on this processor (oneDNN has none for "
-            "it); leave the policy out."
+            f"precision: torch cannot train recurrent layers in {policy.dtype} on this processor (oneDNN has no "
+            "kernels for it); leave the policy out."
         )

@@ -1,4 +1,4 @@
-"""Casts at the exit of the root module: what the loss reads is float32 again."""
+"""Casts the outputs of the root module: the loss reads float32."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 
 def cast_outputs(casts: Casts) -> None:
-    """Casts to float32 what leaves the root module short: what is read outside of it, and what is only held there."""
+    """Casts short outputs of the root module to float32: those read outside it, and those only held there."""
     step, types, nodes = casts.step, casts.types, casts.nodes
     uses, storages, saved = step.uses, step.storages, step.saved
     created = storages.created_op_id
     made_in = np.where(created != NONE, types.region[created], NONE)
     is_out = types.is_short & (made_in != NONE)
     forward = types.forward[uses.op_id]
-    # The loss and its backward: nothing of the region itself.
+    # The loss and its backward: no operator of the region itself.
     of_op = np.where(forward == NONE, uses.op_id, forward)
     is_outside_read = is_out[uses.storage_id] & (types.region[of_op] == NONE)
     is_outside_read &= uses.op_id > types.region_end[np.maximum(made_in[uses.storage_id], 0)]
@@ -34,7 +34,7 @@ def cast_outputs(casts: Casts) -> None:
     ops, made = casts.insert(
         sources, ends + 1, ends, to_short=np.zeros(len(sources), dtype=np.bool_), freed=freed, category="activation"
     )
-    # NONE as the end of a life is "outlives the step" here, not "goes at once".
+    # NONE as an end of life means "outlives the step" here, not "freed at once".
     lives = casts.draft.storages.freed_op_id.copy()
     lives[made[freed == NONE]] = NONE
     casts.draft.storages = casts.draft.storages.replace(freed_op_id=lives)
@@ -45,7 +45,7 @@ def cast_outputs(casts: Casts) -> None:
     changed = casts.draft.saved.storage_id.copy()
     changed[is_moved] = made[place[is_moved]]
     casts.draft.saved = casts.draft.saved.replace(storage_id=changed)
-    # The short one stays only as long as the model itself saved it.
+    # The short tensor is only kept as long as the model itself saved it.
     kept = np.full(len(storages), NONE, dtype=np.int64)
     left = ~is_moved & (saved.released_op_id != NONE)
     np.maximum.at(kept, saved.storage_id[left], nodes.end[saved.released_op_id[left]])
@@ -57,15 +57,15 @@ def cast_outputs(casts: Casts) -> None:
 
 
 def _held(casts: Casts, is_out: Bools, made_in: Ints) -> Ints:
-    """Finds what the root module made, nothing saved, and somebody holds when its call is over: it was returned.
+    """Finds unsaved results of the root module that are still held after its call: they were returned.
 
-    Such are logits beside a loss that the module computes itself, and the keys and values of a cache.
+    Examples are logits next to a loss that the module computes itself, and the keys and values of a cache.
     """
     storages, region_end = casts.step.storages, casts.types.region_end
     freed = storages.freed_op_id
     is_held = is_out & ((freed == NONE) | (freed > region_end[np.maximum(made_in, 0)]))
     is_held[casts.step.saved.storage_id] = False
-    # What backward reads was kept for it, by a node that does not say so.
+    # Tensors that backward reads were kept by a node that does not record saving them.
     forward = casts.types.forward
     is_held[casts.step.uses.storage_id[forward[casts.step.uses.op_id] != NONE]] = False
     return np.flatnonzero(is_held)

@@ -1,4 +1,4 @@
-"""Runs forward in a shorter floating point type, by autocast or with weights of that type."""
+"""Runs forward in a lower-precision floating point type, under autocast or with weights of that type."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ if TYPE_CHECKING:
 
     from memprof.trace.step import Step
 
-#: The short forms, and the settings each stands for.
+#: The short forms, and the settings they stand for.
 FLAGS = {"bf16": ("bf16", "fp32"), "fp16": ("fp16", "fp32"), "pure-bf16": ("bf16", "bf16")}
 
 
 @dataclass(frozen=True)
 class Precision(Policy):
-    """Runs forward in a shorter floating point type, by autocast or with weights of that type.
+    """Runs forward in a lower-precision floating point type, under autocast or with weights of that type.
 
     Attributes:
-        dtype: Type to compute in: ``bf16`` or ``fp16``. With fp16 the gradients are scaled inside the model, as
-            ``torch.amp.GradScaler`` does, so that small ones are not lost.
+        dtype: Compute type: ``bf16`` or ``fp16``. With fp16 the gradients are scaled inside the model, as by
+            ``torch.amp.GradScaler``, to avoid underflow.
         weights: Type of parameters, gradients and optimizer state: ``fp32`` keeps them and computes under
             ``torch.autocast``; ``bf16`` makes all of them short (pure bf16).
     """
 
     name: ClassVar[str] = "precision"
-    flag_help: ClassVar[str] = "compute in a shorter floating point type: bf16, fp16, or pure-bf16 (weights too)"
+    flag_help: ClassVar[str] = "compute in lower precision: bf16, fp16, or pure-bf16 (weights too)"
     flag_example: ClassVar[str] = "bf16"
     numerics: ClassVar[str] = "rounding"
     source: ClassVar[str] = "modelled"
@@ -39,17 +39,17 @@ class Precision(Policy):
     weights: str = "fp32"
 
     def __post_init__(self) -> None:
-        """Checks the settings.
+        """Validates the settings.
 
         Raises:
-            PolicyError: A setting is unknown, or the two do not go together.
+            PolicyError: A setting is unknown, or the two are incompatible.
         """
         if self.dtype not in ("bf16", "fp16"):
-            raise PolicyError(f"precision: dtype {self.dtype!r} is not known; write 'bf16' or 'fp16'.")
+            raise PolicyError(f"precision: unknown dtype {self.dtype!r}; write 'bf16' or 'fp16'.")
         if self.weights not in ("fp32", "bf16"):
-            raise PolicyError(f"precision: weights {self.weights!r} is not known; write 'fp32' or 'bf16'.")
+            raise PolicyError(f"precision: unknown weights {self.weights!r}; write 'fp32' or 'bf16'.")
         if self.weights == "bf16" and self.dtype != "bf16":
-            raise PolicyError("precision: weights in bf16 compute in bf16; write dtype = 'bf16' with them.")
+            raise PolicyError("precision: weights = 'bf16' requires bf16 compute; write dtype = 'bf16' with it.")
 
     @property
     def is_pure(self) -> bool:
@@ -64,21 +64,21 @@ class Precision(Policy):
             PolicyError: The text is none of them.
         """
         if text not in FLAGS:
-            raise PolicyError(f"--precision {text!r} is not known; write one of {', '.join(FLAGS)}.")
+            raise PolicyError(f"unknown --precision {text!r}; write one of {', '.join(FLAGS)}.")
         dtype, weights = FLAGS[text]
         return cls(dtype=dtype, weights=weights)
 
     @property
     def guesses(self) -> bool:
-        """A job may cast by itself, which leaves no trace in a float32 recording."""
+        """True: a job may cast by itself, which a float32 recording does not show."""
         return True
 
     def errors(self, steps: Sequence[Step]) -> tuple[float, float]:
-        """Returns what was seen, by the kernels that the step runs."""
+        """Returns the observed errors for the kernels that the step runs."""
         from memprof.policies.precision.errors_seen import errors_of
 
         return errors_of(steps[0], self.dtype)
 
     def describe(self) -> str:
-        """Says what it does: ``precision bf16``."""
+        """Describes the policy: ``precision bf16``."""
         return f"precision {'pure-' if self.is_pure else ''}{self.dtype}"

@@ -1,4 +1,4 @@
-"""Makes the weights of a job short, and long again in its copies and in the files it is saved in."""
+"""Casts a job's weights to the short type, and back to float32 in copies and saved files."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
 
 def shorten_weights(job: Job, dtype: torch.dtype) -> list[Callable[[], None]]:
-    """Makes parameters, buffers, gradients and optimizer state short, each parameter staying the same object.
+    """Casts parameters, buffers, gradients and optimizer state to the short type; parameters stay the same objects.
 
     Returns:
-        What restores the exact values: emptied by the first forward, after which training has moved on from them.
+        Functions that restore the exact values; the first forward empties the list, as training then moves on.
     """
     model = job.model
     if job.has_parts:
         raise PolicyError(
-            "Parameters are divided over ranks and stay in the type they have; write bf16 instead of pure-bf16, or "
-            "cast the model in the script."
+            "Parameters are sharded over ranks and keep their type; write bf16 instead of pure-bf16, or cast the model "
+            "in the script."
         )
     views = _own_views(model)
     tensors = [t for t in (*model.parameters(), *model.buffers()) if t.dtype == torch.float32]
@@ -42,7 +42,7 @@ def shorten_weights(job: Job, dtype: torch.dtype) -> list[Callable[[], None]]:
         for optimizer in job.optimizers:
             for parameter, state in optimizer.state.items():
                 for key, value in state.items():
-                    # Adam's step count is a scalar and stays: bfloat16 cannot count beyond 256.
+                    # Adam's step count is a scalar and stays float32: bfloat16 cannot count beyond 256.
                     if torch.is_tensor(value) and value.dtype == given and value.shape == parameter.shape:
                         state[key] = value.to(wanted)
 
@@ -58,10 +58,10 @@ def shorten_weights(job: Job, dtype: torch.dtype) -> list[Callable[[], None]]:
 
 
 def _own_views(model: torch.nn.Module) -> list[Callable[[], None]]:
-    """Gives buffers that are views memory of their own, as ``Module.to`` does: a view keeps all that it is a view of.
+    """Copies buffers that are views into their own memory, as ``Module.to`` does: a view keeps its whole base alive.
 
     Returns:
-        What puts the views back.
+        Functions that restore the views.
     """
     owned: dict[torch.Tensor, torch.Tensor] = {}
     views: list[Callable[[], None]] = []
@@ -74,7 +74,7 @@ def _own_views(model: torch.nn.Module) -> list[Callable[[], None]]:
 
 
 def _lengthen_copies(job: Job, tensors: list[torch.Tensor], dtype: torch.dtype) -> None:
-    """Has copies and files hold float32 again: what takes inputs as the job makes them, and runs without a plan."""
+    """Makes copies and files hold float32 again, so that they take the job's inputs and run without a plan."""
     longer = _Longer(tensors, dtype)
     for module in job.model.modules():
         job.change_copies(module, longer.change_module)
@@ -84,7 +84,7 @@ def _lengthen_copies(job: Job, tensors: list[torch.Tensor], dtype: torch.dtype) 
 
 
 class _Lengthened:
-    """A model as AveragedModel reads it."""
+    """A model with float32 tensors, as AveragedModel reads it."""
 
     def __init__(self, model: Any, longer: _Longer) -> None:
         self._model = model
@@ -98,26 +98,26 @@ class _Lengthened:
 
 
 class _Longer:
-    """The float32 form of short tensors, one for all that share a tensor while they are copied together."""
+    """Float32 forms of short tensors; tensors shared within one copy operation share a form."""
 
     def __init__(self, tensors: list[torch.Tensor], dtype: torch.dtype) -> None:
         self._short = {id(tensor): weakref.ref(tensor) for tensor in tensors}
         self._dtype = dtype
-        # Whoever copies holds them until all is copied, so that what is shared stays shared.
+        # The copying code holds them until the copy is complete, so that shared tensors stay shared.
         self._made: weakref.WeakValueDictionary[tuple[int, int], torch.Tensor] = weakref.WeakValueDictionary()
 
     def update_parameters(self, before: Any, averages: AveragedModel, model: Any) -> None:
-        """Has torch's AveragedModel, whose averages are in float32, average float32 weights: it takes no others."""
+        """Passes float32 weights to torch's AveragedModel, which averages in float32 and accepts no other type."""
         before(averages, _Lengthened(model, self))
 
     def change_module(self, state: dict[str, Any]) -> None:
-        """Changes the state of a copy of a module."""
+        """Converts the state of a copied module."""
         for place in ("_parameters", "_buffers"):
             if place in state:
                 state[place] = type(state[place])((name, self.lengthened(each)) for name, each in state[place].items())
 
     def change_optimizer(self, state: dict[str, Any]) -> None:
-        """Changes the state of a copy of an optimizer, whose parameters are those of the model's copy."""
+        """Converts the state of a copied optimizer, whose parameters are those of the model's copy."""
         state["param_groups"] = [
             {**group, "params": [self.lengthened(each) for each in group["params"]]} for group in state["param_groups"]
         ]

@@ -1,4 +1,4 @@
-"""Which of a step's models a plan is applied to: those that are trained, whatever stands above what is called."""
+"""Finds the models of a step that a plan applies to: those that are trained, whatever wraps the called module."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def root_of_modules(step: Step) -> Ints:
-    """Returns the root above each module, ``(modules,)``."""
+    """Returns the root of each module, ``(modules,)``."""
     modules = step.modules
     root_of = modules.module_id.copy()
     for _ in range(len(modules)):
@@ -26,7 +26,7 @@ def root_of_modules(step: Step) -> Ints:
 
 
 def is_trained_root(step: Step, root_of: Ints) -> Bools:
-    """Tells which modules are roots of models that are trained: a plan leaves the others (frozen ones) as they are.
+    """Returns which modules are roots of trained models; a plan leaves the others (frozen models) unchanged.
 
     Raises:
         PolicyError: No model is trained.
@@ -36,12 +36,12 @@ def is_trained_root(step: Step, root_of: Ints) -> Bools:
     owners = storages.module_id[(storages.category == "gradient") & (storages.module_id != NONE)]
     is_trained[root_of[owners]] = True
     if not is_trained.any():
-        raise PolicyError("precision: no model is trained in the recorded step: there is no gradient of a parameter.")
+        raise PolicyError("precision: the recorded step trains no model: it has no gradient of a parameter.")
     return is_trained
 
 
 def of_trained_models(step: Step) -> Bools:
-    """Tells which storages are none of a frozen model's, to which no plan is applied; ``(storages,)``."""
+    """Returns which storages do not belong to a frozen model, to which no plan applies; ``(storages,)``."""
     root_of = root_of_modules(step)
     is_trained = np.append(is_trained_root(step, root_of)[root_of], True)  # NONE is the last
     of_trained: Bools = is_trained[step.storages.module_id]
@@ -49,7 +49,7 @@ def of_trained_models(step: Step) -> Bools:
 
 
 def holds_parameters(step: Step) -> Bools:
-    """Tells which modules have parameters, their own or those of a module inside, ``(modules,)``."""
+    """Returns which modules have parameters, directly or in a submodule, ``(modules,)``."""
     modules = step.modules
     holds = modules.parameter_bytes > 0
     inside = np.flatnonzero(holds)

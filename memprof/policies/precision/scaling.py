@@ -1,9 +1,9 @@
-"""Scales gradients inside a model that computes in fp16, so that the script around it never sees a scaled one.
+"""Scales gradients inside a model that computes in fp16, so that the script never handles a scaled one.
 
-``torch.amp.GradScaler`` asks the script to scale its loss, to unscale before clipping, and to step through it. Here
+``torch.amp.GradScaler`` requires the script to scale its loss, unscale before clipping, and step through it. Here
 gradients are multiplied where they enter the model (its outputs) and divided where they leave it (its parameters and
-inputs), so loss, clipping and logging stay as they are; skipping a step that overflowed and moving the scale are
-GradScaler's own.
+inputs), so loss, clipping and logging are unchanged. GradScaler itself skips steps that overflowed and adjusts the
+scale.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class LossScaling:
     """The scale of one job's gradients."""
 
     def __init__(self, job: Job) -> None:
-        """Takes over the job's optimizers' ``step``, and hooks its parameters."""
-        # GradScaler starts at 2**16 and skips the first steps of most models; this is where it then stays for long.
+        """Replaces ``step`` of the job's optimizers, and hooks its parameters."""
+        # GradScaler starts at 2**16 and skips the first steps of most models; it typically settles at this value.
         self.scaler = _Unscaled(job.device.type, init_scale=2.0**12)
         self.scale = torch.ones((), device=job.device)
         self.inverse = self.scale
@@ -46,11 +46,11 @@ class LossScaling:
         job.notes.append(
             "precision: gradients are scaled inside the model for fp16, and a step whose gradients overflow is skipped."
             if job.optimizers
-            else "precision: no optimizer is known, so a step whose fp16 gradients overflow is not skipped."
+            else "precision: no optimizer found, so a step whose fp16 gradients overflow is not skipped."
         )
 
     def watch(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Has gradients leave unscaled at parameters that are new: thawed, added, or given for one call."""
+        """Hooks new parameters so that their gradients leave unscaled: thawed, added, or given for one call."""
         for parameter in parameters:
             if not parameter.requires_grad:
                 continue
@@ -78,21 +78,21 @@ class LossScaling:
         return tensor.float() if tensor.dtype == torch.float16 else tensor
 
     def begin(self) -> None:
-        """Notes that the backward under way carries scaled gradients, until it ends.
+        """Marks the current backward as carrying scaled gradients until it ends.
 
         Raises:
             PolicyError: Its gradients will be differentiated, which would divide them by the scale twice.
         """
         if torch.is_grad_enabled():
             raise PolicyError(
-                "precision: gradients are computed with create_graph=True, which loss scaling for fp16 does not allow; "
+                "precision: gradients are computed with create_graph=True, which fp16 loss scaling does not support; "
                 "write dtype = 'bf16'."
             )
         task = torch._C._current_graph_task_id()
         if not self._is_scaled or task != self._task:
-            # Another task where the one before broke off with an exception.
+            # A different task means that the previous one was aborted by an exception.
             self._is_scaled, self._task = True, task
-            # A backward that never passes the model's outputs (a penalty on weights alone) is not scaled.
+            # A backward that never reaches the model's outputs (a penalty on weights alone) is not scaled.
             torch.autograd.Variable._execution_engine.queue_callback(self._end)
 
     def _end(self) -> None:
@@ -102,17 +102,17 @@ class LossScaling:
         return gradient * self.inverse if self._is_scaled else None
 
     def _differentiate(self, before: Any, *args: Any, **kwargs: Any) -> Any:
-        """Looks at what is differentiated, before it is: ``tensors`` of ``backward``, ``outputs`` of ``grad``."""
+        """Checks the roots before differentiation: ``tensors`` of ``backward``, ``outputs`` of ``grad``."""
         roots = args[0] if args else kwargs.get("tensors", kwargs.get("outputs", ()))
         if torch._C._current_graph_task_id() == -1:
             self._require_outputs([roots] if isinstance(roots, torch.Tensor) else list(roots))
         return before(*args, **kwargs)
 
     def _require_outputs(self, roots: list[torch.Tensor]) -> None:
-        """Makes sure that a loss reaches parameters through the model's outputs alone, where its gradient is scaled.
+        """Checks that a loss reaches parameters only through the model's outputs, where its gradient is scaled.
 
         Raises:
-            PolicyError: A part of it goes round them: its gradient would be divided by the scale and lost.
+            PolicyError: Part of it bypasses them: that gradient would be divided by the scale and underflow.
         """
         waiting = [root.grad_fn for root in roots if isinstance(root, torch.Tensor)]
         seen: set[Any] = set()
@@ -130,7 +130,7 @@ class LossScaling:
             waiting += [following for following, _ in node.next_functions]
         if has_left and goes_round:
             raise PolicyError(
-                "precision: a part of the loss does not come from the model's output (a penalty on weights, or a "
+                "precision: part of the loss does not come from the model's output (a penalty on weights, or a "
                 "tensor that a hook or an attribute took out of the model), and loss scaling for fp16 would lose its "
                 "gradient; return it from forward, or write dtype = 'bf16'."
             )
@@ -140,7 +140,7 @@ class LossScaling:
         self.inverse = self.scale.reciprocal()
 
     def _take_over(self, job: Job, optimizer: torch.optim.Optimizer) -> None:
-        """Puts the check for overflow in front of ``optimizer.step``."""
+        """Adds the overflow check to ``optimizer.step``."""
         had_own = "step" in optimizer.__dict__
         before = optimizer.step
         scaler = self.scaler
@@ -152,7 +152,7 @@ class LossScaling:
             if is_inside or not any(p.grad is not None for group in optimizer.param_groups for p in group["params"]):
                 return before(*args, **kwargs)
             closure = kwargs.pop("closure", None) if "closure" in kwargs else (args[0] if args else None)
-            # torch's optimizers run a closure once, before all else; its gradients must be there to be checked.
+            # torch's optimizers first run a closure once; its gradients must exist before the check.
             loss = None
             if closure is not None:
                 with torch.enable_grad():
@@ -167,7 +167,7 @@ class LossScaling:
             self._refresh()
             return loss if closure is not None else result
 
-        # A bound method, because learning rate schedulers look for its __func__.
+        # A bound method, because learning rate schedulers read its __func__.
         optimizer.__dict__["step"] = types.MethodType(step, optimizer)
 
         def restore() -> None:
@@ -180,7 +180,7 @@ class LossScaling:
 
 
 class _Unscaled(torch.amp.GradScaler):
-    """A GradScaler for gradients that are unscaled already: it checks them, skips, and moves the scale."""
+    """A GradScaler for gradients that are already unscaled: checks them, skips steps, and adjusts the scale."""
 
     def _unscale_grads_(
         self, optimizer: Any, inv_scale: torch.Tensor, found_inf: torch.Tensor, allow_fp16: bool
@@ -196,7 +196,7 @@ class _Leave(torch.autograd.Function):
         context.scaling, context.dtype = scaling, tensor.dtype
         if tensor.dtype == torch.float16:
             return tensor.float()
-        # The job may change a loss in place, which torch refuses for a view.
+        # The job may change a loss in place, which torch rejects for a view.
         return tensor.clone() if tensor.numel() == 1 else tensor.view_as(tensor)
 
     @staticmethod

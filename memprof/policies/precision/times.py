@@ -1,4 +1,4 @@
-"""How long operators take in a shorter type: a stated rule, no measurement of the new run."""
+"""Estimates operator durations in a short type by fixed ratios, without measuring the new run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from memprof.policies.rewrite.draft import Draft
     from memprof.trace.step import Step
 
-#: How long an operator takes in the short type on a CPU, against float32, forward and backward. Measured with torch
+#: Duration of an operator in the short type on a CPU relative to float32, forward and backward. Measured with torch
 #: 2.13 on one thread of a machine with AVX-512 and bf16 instructions (AMD EPYC), best of three runs of the six sample
 #: jobs; a machine without bf16 instructions is slower. fp16 has no fast products on such a CPU.
 CPU_RATIOS: dict[str, dict[str, tuple[float, float]]] = {
@@ -42,25 +42,25 @@ CPU_RATIOS: dict[str, dict[str, tuple[float, float]]] = {
         "_scaled_dot_product_flash_attention_for_cpu": (6.0, 11.0),
     },
 }
-#: The same for pointwise operators on a CPU that are large enough to tell: they run in the cache, bytes do not decide.
+#: The same for large pointwise operators on a CPU: they run in the cache, and are not bound by bytes.
 CPU_POINTWISE = 0.87
-#: Matrix products on CUDA; everything else there scales with its bytes. From the ratio of the tensor cores' peaks
+#: Matrix products on CUDA; everything else there scales with its bytes. From the ratio of the tensor cores' peak rates
 #: (TF32 to bf16 and fp16 on A100 and H100, NVIDIA data sheets); not measured here.
 CUDA_PRODUCT = 0.5
 
-#: Bytes a microsecond where the step has no operator to tell it by.
+#: Bytes per microsecond if the step has no operator to derive it from.
 FALLBACK_RATE = 4000.0
-#: Below this an operator's time is its start, not its bytes.
+#: Below this size an operator's duration is its launch, not its bytes.
 LARGE_BYTES = 65536
-#: What an operator costs however small it is: the median of the small casts measured.
+#: Minimum cost of an operator: the median of the small casts measured.
 START_US = 6.0
 
 
 class Rates:
-    """How fast the recording machine moves memory in operators that do little else."""
+    """Memory throughput of the recording machine in memory-bound operators."""
 
     def __init__(self, step: Step, types: Types) -> None:
-        """Reads the rate off the step's large pointwise operators."""
+        """Derives the rate from the step's large pointwise operators."""
         ops = step.ops
         moved = ops.read_bytes + ops.written_bytes
         is_telling = (types.region != NONE) & np.isin(types.rule, (WIDEST, FIRST)) & (moved >= LARGE_BYTES)
@@ -69,7 +69,7 @@ class Rates:
         self.bytes_per_us = float(np.median(moved[is_telling] / times)) if len(times) else FALLBACK_RATE
 
     def cast_us(self, moved: Ints) -> Floats:
-        """Returns how long casts take that move so many bytes."""
+        """Returns the durations of casts that move the given bytes."""
         return START_US + moved / self.bytes_per_us
 
 
@@ -103,7 +103,7 @@ def retime(draft: Draft, step: Step, types: Types, is_short: Bools, dtype: str) 
     bytes_read[: len(ops)] = np.round(bytes_read[: len(ops)] * share)
     bytes_written[: len(ops)] = np.round(bytes_written[: len(ops)] * share)
     draft.ops = draft.ops.replace(duration_us=durations, read_bytes=bytes_read, written_bytes=bytes_written)
-    # The executor's share: the step takes longer than its operators, or less where they run beside each other.
+    # Executor overhead: the step takes longer than its operators, or less where they run concurrently.
     total = old.sum()
     executor = step.duration_us / total if total > 0 else 1.0
     draft.duration_us = step.duration_us + executor * (np.nan_to_num(durations).sum() - total)

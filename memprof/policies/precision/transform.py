@@ -1,4 +1,4 @@
-"""Rewrites a recorded float32 step into the one that runs in a shorter type."""
+"""Rewrites a recorded float32 step into one that runs in a short type."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ if TYPE_CHECKING:
 
 
 def transform(step: Step, policy: Precision, *, at_most: bool = False) -> Step:
-    """Rewrites a recorded float32 step into the one that runs in a shorter type.
+    """Rewrites a recorded float32 step into one that runs in a short type.
 
-    Forward is followed operator by operator along autocast's lists; what is saved, the gradients and the temporaries
-    take the types that follow from it; casts become operators with storages of their own.
+    Forward is followed operator by operator along autocast's lists; saved tensors, gradients and temporaries take the
+    resulting types; casts become operators with storages of their own.
 
     Args:
         step: The recorded step.
         policy: The policy.
-        at_most: Whether the job is taken to cast to float32 itself what such jobs cast now and then.
+        at_most: Whether to assume that the job runs in float32 the operators that such jobs often cast to it.
 
     Raises:
-        PolicyError: The step has no model in float32, or one that a shorter type does not fit.
+        PolicyError: The step has no model in float32, or one that does not support a short type.
     """
     refuse_own_autocast(step, policy)
     types = follow_types(step, is_pure=policy.is_pure, has_own_casts=at_most)
@@ -68,7 +68,7 @@ def transform(step: Step, policy: Precision, *, at_most: bool = False) -> Step:
 
 
 def _lasting(step: Step, types: Types) -> Bools:
-    """Finds what has the weights' type: gradients, optimizer state but its counters, the optimizer's temporaries."""
+    """Finds storages of the weights' type: gradients, optimizer state but its counters, the optimizer's temporaries."""
     storages = step.storages
     has_shape = storages.shape != ""
     is_lasting = is_one_of(storages.category, LASTING) & has_shape

@@ -1,8 +1,8 @@
-"""Temporaries inside operators in a shorter type.
+"""Computes operator workspaces in a short type.
 
-On CUDA the libraries' workspaces are the same for both types and are left as recorded. On a CPU they follow oneDNN,
-which was measured with torch 2.13 on a machine with AVX-512 (AMD EPYC), with oneDNN held to AVX2 and AVX-512 without
-bf16 as well, and is stated at each rule. Where oneDNN has no kernels in the short type, torch's own run.
+On CUDA the libraries' workspaces are the same for both types and stay as recorded. On a CPU they follow oneDNN,
+measured with torch 2.13 on a machine with AVX-512 (AMD EPYC), with oneDNN limited to AVX2 and to AVX-512 without
+bf16 as well; each rule states its measurement. Where oneDNN has no kernels in the short type, torch's own run.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ if TYPE_CHECKING:
     from memprof.policies.rewrite.draft import Draft
     from memprof.trace.step import Step
 
-#: What a recurrent layer keeps for its backward, against float32: 0.706 to 0.713 in eight of nine sizes measured (16 to
-#: 512 wide), 0.857 in the smallest: gates and states are short, cell states are not.
+#: Bytes a recurrent layer keeps for its backward, relative to float32: 0.706 to 0.713 in eight of nine sizes measured
+#: (16 to 512 wide), 0.857 in the smallest: gates and states are short, cell states are not.
 RECURRENT_SHARE = 0.7085
-#: What a recurrent layer takes in an evaluation, against float32: 0.511 to 0.520 in five of six sizes measured (16 to
-#: 512 wide), 0.545 at a width of 100.
+#: Bytes a recurrent layer takes in evaluation, relative to float32: 0.511 to 0.520 in five of six sizes measured (16
+#: to 512 wide), 0.545 at a width of 100.
 EVALUATED_SHARE = 0.52
-#: oneDNN lays channels out in groups of this many.
+#: oneDNN lays channels out in groups of this size.
 CHANNELS = 16
-#: oneDNN's product in bf16 packs so many columns at a time, their depth a multiple of this, and sums so many rows.
+#: Columns that oneDNN's bf16 product packs at a time, the multiple their depth is padded to, and rows it sums.
 PACKED_COLUMNS, PACKED_DEPTH, SUMMED_ROWS = 64, 32, 256
-#: Up to so many multiplications torch computes a product without oneDNN.
+#: Up to this many multiplications torch computes a product without oneDNN.
 SMALLEST_PRODUCT = 16 * 16 * 16
 
 
 def short_workspaces(draft: Draft, step: Step, types: Types, is_short: Bools, dtype: str) -> None:
-    """Gives operators that run in the short type the temporaries they have there, and mixed ones what they need."""
+    """Sets the temporaries of operators that run in the short type, and of operators with mixed types."""
     ops, uses, storages = step.ops, step.uses, step.storages
     if types.device == "cuda":
         return
@@ -44,7 +44,7 @@ def short_workspaces(draft: Draft, step: Step, types: Types, is_short: Bools, dt
     is_inside = types.region[of_op] != NONE
     workspace = draft.ops.workspace_bytes.copy()
     own = workspace[: len(ops)]
-    # Copies in another layout, and pointwise temporaries, have the type of what they copy.
+    # Copies in another layout, and pointwise temporaries, have the type of their source.
     own[is_inside & types.is_short_out[of_op]] //= 2
     # A pointwise operator with operands of two types first copies the short ones to float32.
     is_mixed = (types.region != NONE) & (types.rule == WIDEST) & ~types.is_short_out
@@ -61,7 +61,7 @@ def short_workspaces(draft: Draft, step: Step, types: Types, is_short: Bools, dt
 
 
 def _means(draft: Draft, step: Step, types: Types, runs_short: Bools) -> None:
-    """Gives means a float32 copy of what they read and a float32 result: on a CPU torch sums short types in float32."""
+    """Adds a float32 copy of the input and a float32 result to means: on a CPU torch sums short types in float32."""
     uses, storages, forward = step.uses, step.storages, types.forward
     is_mean = runs_short & (types.names == "mean") & (forward == NONE)
     rows = np.flatnonzero(is_mean[uses.op_id] & types.is_float[uses.storage_id])
@@ -72,7 +72,7 @@ def _means(draft: Draft, step: Step, types: Types, runs_short: Bools) -> None:
 
 
 def _recurrent(draft: Draft, step: Step, types: Types, runs_short: Bools) -> None:
-    """Shrinks what recurrent layers keep for their backward, which the trace knows as plain bytes."""
+    """Shrinks the reserve of recurrent layers for their backward, which the trace records as plain bytes."""
     created = draft.storages.created_op_id[: len(step.storages)]
     is_kept = (step.storages.dtype == "uint8") & (created != NONE)
     is_kept[is_kept] = (types.names[created[is_kept]] == "mkldnn_rnn_layer") & runs_short[created[is_kept]]
@@ -87,7 +87,7 @@ def _recurrent(draft: Draft, step: Step, types: Types, runs_short: Bools) -> Non
 
 
 def _recurrent_products(draft: Draft, step: Step, types: Types, runs_short: Bools) -> None:
-    """Gives recurrent layers a copy of their weights; in backward a float32 sum of their gradients and the gates, too.
+    """Adds a copy of the weights to recurrent layers; in backward also a float32 sum of their gradients and the gates.
 
     Measured for widths of 64, 128 and 256: within 6 per cent forward and 2 per cent backward of the two larger ones.
     """
@@ -105,7 +105,7 @@ def _recurrent_products(draft: Draft, step: Step, types: Types, runs_short: Bool
         if not weights or not made:
             continue
         keeps = np.any((storages.created_op_id == forward[op]) & (storages.dtype == "uint8"))
-        if not keeps:  # an evaluation, which has it as a temporary
+        if not keeps:  # evaluation, where it is a temporary
             workspace[op] = int(EVALUATED_SHARE * step.ops.workspace_bytes[op])
             continue
         elements = sum(rows_ * columns for rows_, columns in weights)
@@ -115,12 +115,12 @@ def _recurrent_products(draft: Draft, step: Step, types: Types, runs_short: Bool
 
 
 def _products(own: Ints, step: Step, types: Types, of_op: Ints, runs_short: Bools) -> None:
-    """Gives matrix products in bf16 the buffers of oneDNN's kernel; float32 has none recorded.
+    """Adds the buffers of oneDNN's kernel to matrix products in bf16; float32 has none recorded.
 
     A product of ``(m, k)`` and ``(k, n)`` packs 64 columns of the second operand, sums up to 256 rows of them in
-    float32, and where the first operand is a transposed gradient (in weight gradients) copies it. Torch leaves
-    products of up to 16 x 16 x 16 to a kernel without buffers. Measured for 180 sizes from 8 to 512, forward and
-    backward, on one thread: exact in all.
+    float32, and copies the first operand if it is a transposed gradient (in weight gradients). Torch uses a kernel
+    without buffers for products of up to 16 x 16 x 16. Measured for 180 sizes from 8 to 512, forward and backward, on
+    one thread: exact in all.
     """
     uses, storages = step.uses, step.storages
     is_product = runs_short & is_one_of(types.names, ("mm", "addmm")) & (own == 0)
@@ -130,12 +130,12 @@ def _products(own: Ints, step: Step, types: Types, of_op: Ints, runs_short: Bool
     is_gradient = (step.ops.phase == "backward")[created] & (created != NONE)
     has_weight = np.zeros(len(own), dtype=np.bool_)
     shapes = Coded.of(storages.shape)
-    # A bias is no operand: it has one dimension.
+    # A bias is not an operand: it has one dimension.
     has_two = np.array(["x" in str(shape) for shape in shapes.distinct], dtype=np.bool_)
     is_matrix = has_two[shapes.codes][uses.storage_id]
     is_read = is_product[uses.op_id] & (uses.role == "read") & is_matrix
     has_weight[uses.op_id[is_read & is_weight]] = True
-    # The second operand: the weight, or in the weight's gradient what forward saved.
+    # The second operand: the weight, or for the weight's gradient the tensor saved by forward.
     is_second = is_read & np.where(has_weight[uses.op_id], is_weight, ~is_gradient)
     first, second, made = (np.zeros(len(own), dtype=np.int64) for _ in range(3))
     for elements, rows in (
@@ -149,7 +149,7 @@ def _products(own: Ints, step: Step, types: Types, of_op: Ints, runs_short: Bool
     high, wide = first[rows] / depth, second[rows] / depth
     padded = np.ceil(depth / PACKED_DEPTH) * PACKED_DEPTH
     is_transposed = (of_op[rows] != rows) & ~has_weight[rows]
-    # Rows a multiple of 1,024 bytes apart are set further apart, so that they do not share cache lines.
+    # Rows a multiple of 1,024 bytes apart are padded further, to avoid sharing cache lines.
     apart = padded + np.where(padded % 512 == 0, PACKED_DEPTH, 0)
     workspace = padded * PACKED_COLUMNS * 2 + 1024
     workspace += np.minimum(high, SUMMED_ROWS) * np.minimum(wide, PACKED_COLUMNS) * 4
@@ -158,14 +158,14 @@ def _products(own: Ints, step: Step, types: Types, of_op: Ints, runs_short: Bool
 
 
 def _convolutions(own: Ints, step: Step, types: Types, of_op: Ints, runs_short: Bools, *, has_kernels: bool) -> None:
-    """Gives convolutions their temporaries: oneDNN's layouts, or unfolded columns where it has no kernels."""
+    """Sets the temporaries of convolutions: oneDNN's layouts, or unfolded columns without its kernels."""
     names = types.names
     convolutions = np.flatnonzero(runs_short & is_one_of(names, ("convolution", "convolution_backward")))
     if not len(convolutions):
         return
     uses = step.uses
     begin, end = np.searchsorted(uses.op_id, convolutions), np.searchsorted(uses.op_id, convolutions, side="right")
-    # Loops over convolutions alone: their shapes are text.
+    # Loops over convolutions only, because their shapes are text.
     for op, first, last in zip(convolutions, begin, end, strict=True):
         forward_op = int(of_op[op])
         if forward_op != op:
@@ -184,7 +184,7 @@ def _convolutions(own: Ints, step: Step, types: Types, of_op: Ints, runs_short: 
             width = made[1] if is_transposed else given[1]
             own[op] = 0 if kernel == 1 else 2 * given[0] * width * kernel * places
         elif kernel == 1:
-            # Both sides are laid out in groups of channels, which float32 does for other sizes only.
+            # Both sides are laid out in groups of channels; float32 does so for different sizes.
             padded = sum(
                 2 * side[0] * -(-side[1] // CHANNELS) * CHANNELS * int(np.prod(side[2:])) for side in (given, made)
             )

@@ -1,1 +1,1 @@
-"""Holds a budget of bytes: saved tensors are dropped and made again, operator by operator."""
+"""Enforces a memory budget by dropping saved tensors and recomputing them, operator by operator."""

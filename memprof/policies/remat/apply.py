@@ -1,4 +1,4 @@
-"""Installs the runtime that holds a budget in a real job."""
+"""Installs the rematerialisation runtime in a real job."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 
 
 class Runtime:
-    """The parts of one budget; a process has one, whichever of its models it was asked for."""
+    """The components of one budget; a process has one, even with several models."""
 
     def __init__(self, policy: Remat, job: Job) -> None:
-        """Builds the parts.
+        """Builds the components.
 
         Raises:
-            PolicyError: The device does not tell what is allocated, or nothing can be carried where the policy says.
+            PolicyError: The device's allocator has no counter, or the swap target is not available.
         """
         self.policy = policy
         self.users = 0
@@ -54,13 +54,13 @@ class Runtime:
         self._has_warned = False
 
     def begin(self) -> None:
-        """Puts mode and hooks below those of the job."""
+        """Installs mode and hooks below those of the job."""
         self.needs.begin()
         self.hooks.slide_in()
         self.mode.slide_in()
 
     def end(self) -> None:
-        """Takes them out. What autograd keeps already is still given back."""
+        """Removes them. Tensors that autograd already saved can still be restored."""
         self.mode.slide_out()
         self.hooks.slide_out()
         self.needs.end()
@@ -68,15 +68,15 @@ class Runtime:
         self.counter.close()
 
     def _warn(self) -> None:
-        """Says once that most of the time goes into making things again."""
+        """Warns once when most of the time is spent on recomputation."""
         if self._has_warned:
             return
         self._has_warned = True
         memory = self.memory
         warnings.warn(
-            f"remat: what is made again takes {memory.again_us / max(memory.first_us, 1.0):.1f} times as long as what "
-            f"runs for the first time, to stay within {format_bytes(memory.budget_bytes)}. A larger budget, a smaller "
-            "batch or swap makes it quicker.",
+            f"remat: recomputation takes {memory.again_us / max(memory.first_us, 1.0):.1f} times as long as the first "
+            f"runs, to stay within {format_bytes(memory.budget_bytes)}. Use a larger budget, a smaller batch or swap "
+            "to reduce it.",
             RuntimeWarning,
             stacklevel=2,
         )
@@ -86,7 +86,7 @@ _runtime: Runtime | None = None
 
 
 def start(policy: Remat) -> None:
-    """Has the allocator count before the job makes its first tensor."""
+    """Starts the allocator's count before the job creates its first tensor."""
     ProcessorCounter.begin_early()
 
 
@@ -94,13 +94,13 @@ def apply(job: Job, policy: Remat) -> None:
     """Installs the policy; several models of one process share a budget.
 
     Raises:
-        PolicyError: The model is compiled or divided over ranks, other hooks are in its way, or another budget is
-            in force.
+        PolicyError: The model is compiled or sharded, other hooks conflict, or another budget is
+            active.
     """
-    global _runtime  # noqa: PLW0603 - one budget a process
+    global _runtime  # noqa: PLW0603 - one budget per process
     _refuse(job)
     if _runtime is not None and _runtime.policy != policy:
-        raise PolicyError("This process holds another budget of remat already; give one budget for all its models.")
+        raise PolicyError("This process already has another budget for remat; use one budget for all its models.")
     runtime = _runtime or Runtime(policy, job)
     try:
         if runtime.keys is not None:
@@ -117,7 +117,7 @@ def apply(job: Job, policy: Remat) -> None:
 
 
 def _leave() -> None:
-    global _runtime  # noqa: PLW0603 - one budget a process
+    global _runtime  # noqa: PLW0603 - one budget per process
     if _runtime is not None:
         _runtime.users -= 1
         if not _runtime.users:
@@ -135,11 +135,11 @@ def _refuse(job: Job) -> None:
         is_compiled = any(hasattr(forward, "_torchdynamo_orig_callable") for forward in (own, layer))
         if is_compiled or getattr(module, "_compiled_call_impl", None) is not None:
             raise PolicyError(
-                f"{name or 'The model'} is compiled by torch.compile, whose operators remat does not see: leave one of "
-                "the two out, or give the compiler itself a budget with --compile."
+                f"{name or 'The model'} is compiled by torch.compile, whose operators are invisible to remat: leave "
+                "one of the two out, or set a budget for the compiler itself with --compile."
             )
     if type(job.model).__name__ == "OptimizedModule" or job.has_parts:
-        raise PolicyError("remat needs the plain model: it is divided over ranks, or compiled by torch.compile.")
+        raise PolicyError("remat needs a plain model; this one is sharded over ranks, or compiled by torch.compile.")
 
 
 def _carrier(policy: Remat, job: Job) -> HostCarrier | DiskCarrier | None:
@@ -148,13 +148,11 @@ def _carrier(policy: Remat, job: Job) -> HostCarrier | DiskCarrier | None:
     kind = job.device.type
     if policy.swap == "host":
         if kind != "cuda":
-            raise PolicyError(
-                "This model is in host memory already, so remat cannot carry it there; write swap = 'disk'."
-            )
+            raise PolicyError("remat cannot swap to host: this model is already in host memory; write swap = 'disk'.")
         return HostCarrier(job.device)
     if kind != "cpu":
         raise PolicyError(
-            f"remat carries to disk what is in host memory, and this model is on {kind}; write swap = 'host'."
+            f"remat can only swap to disk from host memory, and this model is on {kind}; write swap = 'host'."
         )
     carrier = DiskCarrier(tempfile.gettempdir())
     job.on_undo(carrier.close)
@@ -162,8 +160,8 @@ def _carrier(policy: Remat, job: Job) -> HostCarrier | DiskCarrier | None:
 
 
 def _leave_in_child() -> None:
-    """Lets a forked process, such as a worker that loads data, go without."""
-    global _runtime  # noqa: PLW0603 - one budget a process
+    """Removes the runtime from a forked process, such as a data loading worker."""
+    global _runtime  # noqa: PLW0603 - one budget per process
     if _runtime is not None:
         _runtime.mode.slide_out()
         _runtime.hooks.slide_out()

@@ -1,4 +1,4 @@
-"""What is known of a job's storages: contents, the recipes by which they were made, and who reads them."""
+"""Tracks a job's storages: contents, the recipes that compute them, and their readers."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ _LISTS = (list, tuple)
 
 
 class Cell:
-    """One content of a storage. An operator that changes a storage in place makes another cell of it.
+    """One version of a storage's content. An in-place operator creates a new cell.
 
     Attributes:
-        recipe: How it was made; None where that is not known, or nobody could do it again.
-        number: Which of the recipe's outputs it is.
+        recipe: How it was computed; None if unknown or not repeatable.
+        number: Index among the recipe's outputs.
         size_bytes: Size of the storage.
-        device: Where the storage is.
-        original: That storage, as long as somebody holds it.
-        hold: The same, held because autograd saved it, or because it is being made again for another one.
+        device: Device of the storage.
+        original: Weak reference to the storage.
+        hold: Strong reference to it, while autograd saves it or another recomputation needs it.
         saved: How many times autograd saved it.
-        is_kept: Whether it stays whatever the budget.
-        locks: How many operators about to run need it.
-        used_us: When it was used last, on the clock of summed operator time.
+        is_kept: Whether it is never dropped, whatever the budget.
+        locks: Number of operators about to run that need it.
+        used_us: Time of the last use, on the clock of summed operator time.
         readers: Recipes that read it.
-        after: The cell that the storage had next, where autograd had saved this one: it gets the later content.
-        class_number: The class of dropped cells that it belongs to; -1 where it was not dropped.
-        slot: Its place among the cells that may be dropped; -1 where it is not among them.
-        place: Where its bytes are in host memory or on disk.
-        is_again: Whether it was dropped and is there again.
+        after: The storage's next cell, if autograd had saved this one: autograd then reads the later content.
+        class_number: Its class of dropped cells; -1 if it was not dropped.
+        slot: Its index among the eviction candidates; -1 if it is not one.
+        place: Location of its bytes in host memory or on disk.
+        is_again: Whether it was dropped and has been restored.
     """
 
     __slots__ = (
@@ -54,7 +54,7 @@ class Cell:
     )
 
     def __init__(self, recipe: Recipe | None, number: int, size_bytes: int, device: torch.device) -> None:
-        """Knows no storage yet."""
+        """Creates a cell without a storage."""
         self.recipe = recipe
         self.number = number
         self.size_bytes = size_bytes
@@ -73,7 +73,7 @@ class Cell:
         self.is_again = False
 
     def storage(self) -> torch.UntypedStorage | None:
-        """Returns the storage that has the content, None where it is gone."""
+        """Returns the storage that has the content, None if it is gone."""
         if self.hold is not None:
             return self.hold
         return self.original() if self.original is not None else None
@@ -83,11 +83,11 @@ class Cell:
         return self.hold is not None or (self.original is not None and self.original() is not None)
 
     def live_readers(self) -> list[Recipe]:
-        """Returns the recipes that read it, as far as anybody still wants what they make."""
+        """Returns the recipes that read it and whose outputs are still needed."""
         return [recipe for reader in self.readers or () if (recipe := reader()) is not None]
 
     def add_reader(self, reader: weakref.ref[Recipe]) -> None:
-        """Notes a recipe that reads it."""
+        """Adds a recipe that reads it."""
         if self.readers is None:
             self.readers = [reader]
             return
@@ -96,7 +96,7 @@ class Cell:
             self.readers = [each for each in self.readers if each() is not None]
 
     def latest(self) -> Cell:
-        """Returns the cell that holds what autograd will read: the last content of the storage."""
+        """Returns the cell that autograd will read: the latest content of the storage."""
         cell = self
         while cell.after is not None:
             cell = cell.after
@@ -104,7 +104,7 @@ class Cell:
 
 
 class Original(weakref.ref[torch.UntypedStorage]):
-    """A storage, as long as somebody holds it.
+    """Weak reference to a storage.
 
     Attributes:
         address: Its key.
@@ -115,20 +115,20 @@ class Original(weakref.ref[torch.UntypedStorage]):
 
 
 class Need:
-    """What a kind of run takes: an operator on tensors of some shapes.
+    """Memory need of a kind of run: an operator on tensors of given shapes.
 
     Attributes:
-        highest_bytes: Bytes it takes while it runs, -1 before the first time.
-        runs: How often it ran.
-        is_heard: Whether that was heard from the allocator; else it is a guess.
-        is_awaited: Whether a recorder has heard it, and will tell when its session ends.
-        least_us: The shortest time that it took: what else the machine and the recorder do is no cost of its own.
+        highest_bytes: Peak bytes during the run, -1 before the first.
+        runs: Number of runs so far.
+        is_heard: Whether the peak was measured from the allocator's events; otherwise it is an estimate.
+        is_awaited: Whether a recorder measured it and will report when its session ends.
+        least_us: Shortest duration seen: excludes interference from the machine and the recorder.
     """
 
     __slots__ = ("highest_bytes", "is_awaited", "is_heard", "least_us", "runs")
 
     def __init__(self) -> None:
-        """Knows nothing."""
+        """Starts without measurements."""
         self.highest_bytes = -1
         self.runs = 0
         self.is_heard = False
@@ -142,7 +142,7 @@ class Ref:
     __slots__ = ("cell", "dtype", "offset", "size", "stride")
 
     def __init__(self, cell: Cell, tensor: torch.Tensor) -> None:
-        """Notes how a tensor lies in its storage."""
+        """Records the tensor's layout in its storage."""
         self.cell = cell
         self.dtype = tensor.dtype
         self.size = tensor.shape
@@ -150,41 +150,41 @@ class Ref:
         self.offset = tensor.storage_offset()
 
     def view(self, storage: torch.UntypedStorage) -> torch.Tensor:
-        """Returns the tensor on a storage."""
+        """Returns the tensor as a view of a storage."""
         return view_of(storage, self.dtype, self.offset, self.size, self.stride)
 
 
 class Blank:
-    """Running statistics among the arguments of a recipe: written a second time, they would move twice."""
+    """Placeholder for running statistics in a recipe's arguments: a second write would update them twice."""
 
     __slots__ = ("device", "dtype", "size")
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        """Notes the shape; what a normalisation in training returns does not depend on the values."""
+        """Records the shape; the output of a normalisation in training does not depend on the values."""
         self.size, self.dtype, self.device = tensor.shape, tensor.dtype, tensor.device
 
     def fresh(self) -> torch.Tensor:
-        """Returns memory to write into."""
+        """Returns scratch memory for the write."""
         return torch.zeros(self.size, dtype=self.dtype, device=self.device)
 
 
 class Recipe:
-    """One run of an operator that can be repeated.
+    """One repeatable run of an operator.
 
     Attributes:
         function: The operator.
-        args: Its arguments, with Ref and Blank in the place of tensors.
-        kwargs: Its keyword arguments in the same way.
+        args: Its arguments, with tensors replaced by Ref and Blank.
+        kwargs: Its keyword arguments, likewise.
         inputs: The cells it reads, each once.
-        anchors: Storages of inputs that nobody could make again, held for the second run.
-        outputs: The cells it made, as long as they are wanted.
-        changes: The input whose storage the output takes over; None where the operator makes its own.
-        random: The state of each random generator before it ran, where it drew numbers.
-        need: What it takes while it runs.
-        cost_us: How long it takes, as far as is known when it ran.
-        sequence: Autograd's counter while it ran, by which recordings know its place.
-        can_repeat: Whether its inputs can still be had.
-        key: What a plan calls what it makes; "" where no plan does.
+        anchors: Storages of inputs that cannot be recomputed, held for the second run.
+        outputs: The cells it created, as long as they are needed.
+        changes: The input whose storage the output takes over; None if the operator allocates its own.
+        random: State of each random generator before the run, if it drew numbers.
+        need: Memory it needs while it runs.
+        cost_us: Its duration, as known when it ran.
+        sequence: Autograd's counter during the run, which recordings use to place it.
+        can_repeat: Whether its inputs are still available.
+        key: Plan key of its output; "" if no plan names it.
     """
 
     __slots__ = (
@@ -205,7 +205,7 @@ class Recipe:
     )
 
     def __init__(self, function: Callable[..., Any], need: Need, sequence: int) -> None:
-        """Has no arguments yet."""
+        """Creates a recipe without arguments."""
         self.function = function
         self.need = need
         self.sequence = sequence
@@ -224,13 +224,13 @@ class Recipe:
 def view_of(
     storage: torch.UntypedStorage, dtype: torch.dtype, offset: Any, size: Any, stride: tuple[int, ...]
 ) -> torch.Tensor:
-    """Returns a tensor on a storage that no mode of anybody sees being made."""
+    """Returns a tensor on a storage, invisible to all dispatch modes."""
     with torch._C._DisableTorchDispatch():
         return torch.empty(0, dtype=dtype, device=storage.device).set_(storage, offset, size, stride)
 
 
 def copied(storage: torch.UntypedStorage) -> torch.UntypedStorage:
-    """Returns a copy of a storage that no mode of anybody sees being made."""
+    """Returns a copy of a storage, invisible to all dispatch modes."""
     with torch._C._DisableTorchDispatch():
         return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage).clone().untyped_storage()
 
@@ -240,14 +240,14 @@ def arguments_of(recipe: Recipe, storages: Mapping[Cell, torch.UntypedStorage]) 
 
     Args:
         recipe: The recipe.
-        storages: Where the content of each input is.
+        storages: Storage of each input's content.
     """
     args = [_real(value, storages) for value in recipe.args]
     return args, {name: _real(value, storages) for name, value in (recipe.kwargs or {}).items()}
 
 
 def _real(value: Any, storages: Mapping[Cell, torch.UntypedStorage]) -> Any:
-    # Not a function inside the other: one that calls itself is a cycle, which would hold the storages.
+    # A module-level function, because a recursive closure is a reference cycle and would hold the storages.
     if type(value) is Ref:
         return value.view(storages[value.cell])
     if type(value) is Blank:

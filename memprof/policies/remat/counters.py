@@ -1,4 +1,4 @@
-"""Tells how many bytes a device's allocator has given out, as the allocator itself counts."""
+"""Reads the number of allocated bytes from a device's allocator."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from memprof.recorder.light.count import AllocatorCount
 from memprof.recorder.memory.live_objects import live_objects
 from memprof.recorder.profiler.native import AllocatorTable
 
-_NO_COUNT = "remat needs the allocator's own count of bytes, which this build of torch does not tell."
+_NO_COUNT = "remat needs the allocator's count of allocated bytes, which this build of torch does not provide."
 
 
 class Counter(Protocol):
     """Allocated bytes of one device."""
 
     def used_bytes(self) -> int:
-        """Returns the bytes allocated now."""
+        """Returns the live bytes."""
         ...
 
     def lacks_bytes(self, need_bytes: int, budget_bytes: int) -> int:
-        """Returns how many bytes are missing where as many more are to fit; 0 or less where they do."""
+        """Returns how many bytes are missing for a further allocation; 0 or less if it fits."""
         ...
 
     def close(self) -> None:
@@ -35,17 +35,17 @@ class Counter(Protocol):
 class ProcessorCounter:
     """The CPU allocator's count.
 
-    From the start of a process it is whole. Where it begins later, what is alive is looked for among Python's objects;
-    what of that dies later is subtracted here, unless the count was on already when it was made.
+    It is complete if started with the process. If started later, live storages are found among Python's objects and
+    added; their later deallocation is subtracted here, unless they were already counted when allocated.
     """
 
     _is_whole = False
 
     def __init__(self) -> None:
-        """Begins to count.
+        """Starts counting.
 
         Raises:
-            PolicyError: This torch has no such count.
+            PolicyError: This torch version has no such counter.
         """
         was_on = AllocatorTable.is_kept()
         self._table, self._count = AllocatorTable(), AllocatorCount()
@@ -63,17 +63,17 @@ class ProcessorCounter:
 
     @classmethod
     def begin_early(cls) -> None:
-        """Has the allocator count from here on, for as long as the process lives: before the job's first tensor."""
+        """Starts the allocator's count for the life of the process, before the job's first tensor."""
         if not AllocatorTable.is_kept():
             cls._is_whole = True
             AllocatorTable().switch_on(is_late=False)
 
     def used_bytes(self) -> int:
-        """Returns the bytes allocated now."""
+        """Returns the live bytes."""
         return self._count.read() + self._older_bytes
 
     def lacks_bytes(self, need_bytes: int, budget_bytes: int) -> int:
-        """Returns how many bytes are missing where as many more are to fit; 0 or less where they do."""
+        """Returns how many bytes are missing for a further allocation; 0 or less if it fits."""
         return self._count.read() + self._older_bytes + need_bytes - budget_bytes
 
     def close(self) -> None:
@@ -105,37 +105,37 @@ def _live_storages() -> list[torch.UntypedStorage]:
 
 
 class DeviceCounter:
-    """The count of CUDA's caching allocator, asked only where an upper bound of it does not fit: asking takes 20 us."""
+    """CUDA caching allocator's count, read only if an upper bound of it does not fit: a read takes 20 us."""
 
     def __init__(self, device: torch.device) -> None:
-        """Knows its device."""
+        """Stores the device."""
         self._device = torch.cuda.current_device() if device.index is None else device.index
         self._bound = self.used_bytes()
 
     def used_bytes(self) -> int:
-        """Returns the bytes allocated now."""
+        """Returns the live bytes."""
         self._bound = int(torch._C._cuda_memoryStats(self._device)["allocated_bytes"]["all"]["current"])
         return self._bound
 
     def lacks_bytes(self, need_bytes: int, budget_bytes: int) -> int:
-        """Returns how many bytes are missing where as many more are to fit; 0 or less where they do."""
+        """Returns how many bytes are missing for a further allocation; 0 or less if it fits."""
         if self._bound + need_bytes > budget_bytes:
             self.used_bytes()
         self._bound += need_bytes
         return self._bound - budget_bytes
 
     def close(self) -> None:
-        """Has nothing to stop."""
+        """Does nothing: there is nothing to stop."""
 
 
 def counter_of(device: torch.device) -> Counter:
     """Returns the counter of a device.
 
     Raises:
-        PolicyError: Its allocator does not tell.
+        PolicyError: Its allocator has no counter.
     """
     if device.type == "cpu":
         return ProcessorCounter()
     if device.type == "cuda":
         return DeviceCounter(device)
-    raise PolicyError(f"remat holds budgets of CUDA devices and of processors, and this model is on {device.type}.")
+    raise PolicyError(f"remat supports CUDA devices and CPUs, and this model is on {device.type}.")

@@ -1,4 +1,4 @@
-"""The states of random generators: taken before an operator draws numbers, and put back for its second run."""
+"""Saves random generator states before an operator draws numbers, and restores them for its second run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def states_for(kwargs: dict[str, Any] | None, device: torch.device) -> tuple[tup
     """Returns the states of the generators that an operator may draw from.
 
     Args:
-        kwargs: Its keyword arguments; a generator among them is the one.
+        kwargs: Its keyword arguments; a generator among them is the only one.
         device: The device it runs on.
     """
     own = (kwargs or {}).get("generator")
@@ -25,7 +25,7 @@ def states_for(kwargs: dict[str, Any] | None, device: torch.device) -> tuple[tup
 
 @contextmanager
 def restored(states: tuple[tuple[torch.Generator, bytes], ...] | None) -> Iterator[None]:
-    """Puts states back for a while, and then those that were there."""
+    """Restores states temporarily, then the previous ones."""
     if states is None:
         yield
         return
@@ -38,13 +38,13 @@ def restored(states: tuple[tuple[torch.Generator, bytes], ...] | None) -> Iterat
 
 
 def put_back(states: Iterable[tuple[torch.Generator, bytes]] | None) -> None:
-    """Puts states back for good."""
+    """Restores states permanently."""
     with torch._C._DisableTorchDispatch():
         for generator, state in states or ():
             generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
 
 
 def _state_of(generator: torch.Generator) -> bytes:
-    """Returns a state as bytes, which are not in the memory of the device."""
+    """Returns a state as bytes, outside device memory."""
     with torch._C._DisableTorchDispatch():
         return generator.get_state().numpy().tobytes()

@@ -1,4 +1,4 @@
-"""Names saved tensors so that a plan can speak of them: the module, the operator, and which of its runs made them."""
+"""Names saved tensors for plans: the module, the operator, and the index of its run."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from memprof.policies.runtime.job import Job
 
 
 class Keys:
-    """Decides by name what becomes of saved tensors: dropped as soon as nobody else holds them, or kept.
+    """Decides by name whether a saved tensor is kept, or dropped once nothing else references it.
 
-    Runs are counted from the call of the model on, in each module by itself, so that a model that calls others in
-    another order keeps its names.
+    Runs are counted from the model's call on, per module, so keys do not change if a model calls its modules in another
+    order.
     """
 
     def __init__(self, memory: Memory, recompute: tuple[str, ...]) -> None:
-        """Takes what the plan says.
+        """Stores the plan's keys.
 
         Args:
-            memory: Drops them.
-            recompute: Keys of what is dropped.
+            memory: Drops the tensors.
+            recompute: Keys of the tensors to drop.
         """
         self._memory = memory
         self._dropped = frozenset(recompute)
@@ -37,31 +37,31 @@ class Keys:
         self.found: set[str] = set()
 
     def install(self, job: Job) -> None:
-        """Follows which module of a job runs.
+        """Tracks which module of a job is running.
 
         Raises:
-            PolicyError: A key speaks of a module that the model does not have: the plan is for another one.
+            PolicyError: A key names a module that the model does not have: the plan is for another model.
         """
         modules = job.modules_named()
         unknown = sorted({key.partition(":")[0] for key in self._dropped} - set(modules))
         if unknown:
             raise PolicyError(
-                f"The plan was made for another model: remat is to make tensors of {unknown[0]!r} again, and there is "
-                "no such module. Make it anew from a recording of this one."
+                f"The plan was made for another model: it recomputes tensors of {unknown[0]!r}, and this model has no "
+                "such module. Create a new plan from a recording of this one."
             )
         for name, module in modules.items():
             if type(module).forward is not torch.nn.Module.forward:
                 job.wrap_forward(module, functools.partial(self._following, name))
 
     def name(self, operator_name: str) -> str:
-        """Returns the key of an operator's run: it is counted."""
+        """Returns the key of an operator's run, and counts the run."""
         module = self._modules[-1]
         number = self._counts[module, operator_name]
         self._counts[module, operator_name] = number + 1
         return key_of(module, operator_name, number)
 
     def decide(self, cell: Cell) -> None:
-        """Lets a tensor that was just saved go, where the plan says so."""
+        """Marks a newly saved tensor for dropping if the plan names it."""
         key = cell.recipe.key if cell.recipe is not None else ""
         if key in self._dropped:
             self.found.add(key)

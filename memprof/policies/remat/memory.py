@@ -1,4 +1,4 @@
-"""Holds the budget: knows which content is in which storage, makes room, drops, and takes what is gone from recipes."""
+"""Enforces the budget: tracks storage contents, makes room by eviction, and restores dropped contents."""
 
 from __future__ import annotations
 
@@ -14,38 +14,38 @@ from memprof.policies.remat.swapping import Swapping
 from memprof.policies.remat.victims import Victims, may_go
 from memprof.units import format_bytes
 
-#: What is left free of every budget, for what the runtime itself takes: generators' states, numbers in tensors.
+#: Bytes left free in every budget for the runtime itself: generator states, numbers in tensors.
 MARGIN_BYTES = 16 * 1024
 
 
 def _do_nothing() -> None:
-    """Stands where nobody wants to know."""
+    """Default callback: does nothing."""
 
 
 class Memory:
     """The contents of a job's storages under a budget.
 
     Attributes:
-        budget_bytes: Most bytes that may be allocated at once; 0 where only a plan decides.
+        budget_bytes: Maximum bytes allocated at once; 0 if only a plan decides.
         clock_us: Summed time of the operators run.
-        first_us: The same of those run for the first time since the last time that nothing was saved.
-        again_us: The same of those run again.
-        victims: What may be dropped.
-        saved: How many tensors autograd keeps.
-        dropped: How many cells were dropped so far.
-        due: Cells that are to be dropped as soon as nobody else holds them.
-        warn_factor: From this multiple of ``first_us`` on, ``again_us`` is worth a warning.
-        on_thrash: Called then.
+        first_us: The same for first runs, since nothing was saved last.
+        again_us: The same for recomputation.
+        victims: Eviction candidates.
+        saved: Number of tensors that autograd keeps.
+        dropped: Number of cells dropped so far.
+        due: Cells to drop once nothing else references them.
+        warn_factor: Ratio of ``again_us`` to ``first_us`` at which to warn.
+        on_thrash: Called at that ratio.
     """
 
     def __init__(self, counter: Counter, budget_bytes: int, heuristic: str, swapping: Swapping | None) -> None:
-        """Knows nothing yet.
+        """Starts without contents.
 
         Args:
-            counter: Counts the bytes allocated.
-            budget_bytes: Most bytes at once; 0 for no bound.
-            heuristic: How victims are chosen; one of HEURISTICS.
-            swapping: Carries contents out of the device instead of dropping them; None where nothing is carried.
+            counter: Counts the allocated bytes.
+            budget_bytes: Maximum bytes at once; 0 for no limit.
+            heuristic: Eviction heuristic; one of HEURISTICS.
+            swapping: Moves contents out of the device instead of dropping them; None without swapping.
         """
         self.counter = counter
         self.budget_bytes = budget_bytes
@@ -64,11 +64,11 @@ class Memory:
     # -- contents -------------------------------------------------------------------------------------------------
 
     def find(self, storage: torch.UntypedStorage) -> Cell | None:
-        """Returns the cell whose content a storage has, None where it is not known."""
+        """Returns the cell of a storage's current content, None if unknown."""
         return self._cells.get(storage._cdata)
 
     def meet(self, storage: torch.UntypedStorage) -> Cell:
-        """Returns the cell of a storage; one that was not seen being made is one that nobody can make."""
+        """Returns the cell of a storage; a storage of unknown origin gets a cell that cannot be recomputed."""
         cell = self._cells.get(storage._cdata)
         if cell is None:
             cell = Cell(None, 0, storage.nbytes(), storage.device)
@@ -76,7 +76,7 @@ class Memory:
         return cell
 
     def place(self, cell: Cell, storage: torch.UntypedStorage) -> None:
-        """Notes that a storage has the content of a cell from now on."""
+        """Records that a storage now has the content of a cell."""
         address = storage._cdata
         self._cells[address] = cell
         original = cell.original = Original(storage, self._on_gone)
@@ -90,7 +90,7 @@ class Memory:
             cell.original = None
 
     def before_write(self, storage: torch.UntypedStorage) -> None:
-        """Prepares for a change in place of what nobody can make again, as long as something is made from it."""
+        """Prepares an in-place write to content that cannot be recomputed while others depend on it."""
         cell = self._cells.get(storage._cdata)
         if cell is None or cell.recipe is not None:
             return
@@ -98,8 +98,8 @@ class Memory:
         if not readers:
             return
         if not self._settle(cell):
-            # Something made from it is dropped: what it was is kept for that.
-            self.make_room(cell.size_bytes, "a copy of what is changed in place")
+            # A dropped content was computed from it: keep the old content for that.
+            self.make_room(cell.size_bytes, "the copy for an in-place write")
             copy = copied(storage)
             for recipe in readers:
                 recipe.anchors = tuple(copy if each is storage else each for each in recipe.anchors)
@@ -107,11 +107,11 @@ class Memory:
             self.place(cell, copy)
 
     def changed(self, storage: torch.UntypedStorage, recipe: Recipe | None) -> Cell:
-        """Notes that a storage was changed in place: it has a new content from now on.
+        """Records an in-place write: the storage has a new content.
 
         Args:
             storage: The storage.
-            recipe: How the new content was made; None where that cannot be repeated.
+            recipe: How the new content was computed; None if not repeatable.
         """
         before = self._cells.pop(storage._cdata, None)
         cell = Cell(recipe, 0, storage.nbytes(), storage.device)
@@ -123,7 +123,7 @@ class Memory:
                 self.victims.remove(before)
                 before.hold = None
             if before.saved:
-                # Whoever reads it by its version gets PyTorch's own error; to others the later bytes are as good.
+                # Readers that check the version get PyTorch's own error; for others the later bytes are equivalent.
                 before.after = cell
                 cell.saved, before.saved = before.saved, 0
                 cell.hold = storage
@@ -133,10 +133,10 @@ class Memory:
                     cell.is_kept = True
         return cell
 
-    # -- what autograd keeps --------------------------------------------------------------------------------------
+    # -- autograd's saved tensors ---------------------------------------------------------------------------------
 
     def save(self, cell: Cell, storage: torch.UntypedStorage) -> None:
-        """Notes that autograd saves a cell."""
+        """Records that autograd saves a cell."""
         self.saved += 1
         cell.saved += 1
         cell.hold = storage
@@ -144,7 +144,7 @@ class Memory:
         self.victims.add(cell)
 
     def release(self, cell: Cell) -> None:
-        """Notes that autograd lets go of a cell."""
+        """Records that autograd releases a cell."""
         self.saved -= 1
         cell.saved -= 1
         if not cell.saved:
@@ -156,32 +156,32 @@ class Memory:
             self.forget()
 
     def forget(self) -> None:
-        """Starts anew where autograd keeps nothing: whatever there is was made before, and nobody asks how."""
+        """Resets when autograd keeps nothing: the recipes of existing contents are no longer needed."""
         self._cells.clear()
         self.due.clear()
         self.victims.forget_classes()
         self.first_us = self.again_us = 0.0
 
     def ran_again(self, took_us: float) -> None:
-        """Notes the time of an operator that ran again."""
+        """Adds the duration of a recomputed operator."""
         self.clock_us += took_us
         self.again_us += took_us
         if self.again_us > self.warn_factor * self.first_us:
             self.on_thrash()
 
     def stop(self) -> None:
-        """Holds no budget any more; what is dropped can still be made again."""
+        """Stops enforcing the budget; dropped contents can still be recomputed."""
         self._limit = 1 << 62
 
     # -- room -----------------------------------------------------------------------------------------------------
 
     def make_room(self, need_bytes: int, what: str, *, is_sure: bool = True) -> None:
-        """Drops until as many bytes fit.
+        """Drops contents until the given bytes fit.
 
         Args:
-            need_bytes: Bytes that will be taken.
-            what: Who takes them, for the sentence where they cannot be had.
-            is_sure: Whether that is known; what was only estimated is tried even where it does not fit.
+            need_bytes: Bytes about to be allocated.
+            what: Who allocates them, for the error message.
+            is_sure: Whether the number is exact; an estimate is tried even if it does not fit.
 
         Raises:
             PolicyError: Nothing is left to drop.
@@ -197,21 +197,21 @@ class Memory:
             elif not self._let_go_of_anchor():
                 if is_collected or not is_sure:
                     break
-                gc.collect()  # cycles of the job's own may hold what it lets go of
+                gc.collect()  # reference cycles of the job may hold dropped contents
                 is_collected = True
             lack = self.counter.lacks_bytes(need_bytes, self._limit)
         if lack > 0 and is_sure:
             used = self.counter.used_bytes()
             raise PolicyError(
-                f"remat cannot hold {format_bytes(self.budget_bytes)}: {what} needs {format_bytes(need_bytes)} at once "
-                f"beside {format_bytes(used)} that cannot be dropped (parameters, gradients, optimizer state, inputs, "
-                f"and what is in use), {lack:,} bytes too many. "
-                f"Give it {format_bytes(used + need_bytes + MARGIN_BYTES)} "
-                "or more, a smaller batch, or a policy that makes the rest smaller."
+                f"remat cannot stay within {format_bytes(self.budget_bytes)}: {what} needs {format_bytes(need_bytes)} "
+                f"at once in addition to {format_bytes(used)} that cannot be dropped (parameters, gradients, "
+                f"optimizer state, inputs, and storages in use), {lack:,} bytes too many. Set a budget of "
+                f"{format_bytes(used + need_bytes + MARGIN_BYTES)} or more, use a smaller batch, or add a policy that "
+                "reduces the rest."
             )
 
     def drop(self, cell: Cell) -> None:
-        """Drops a cell's content, or carries it out of the device where that is quicker than making it again."""
+        """Drops a cell's content, or moves it out of the device if that is faster than recomputing it."""
         storage = cell.hold
         assert storage is not None
         if self.swapping is not None and cell.place is None:
@@ -223,7 +223,7 @@ class Memory:
         cell.hold = None
 
     def drop_due(self) -> None:
-        """Drops what a plan wants dropped and nobody holds any more."""
+        """Drops what a plan marked and nothing references any more."""
         waiting = []
         for cell in self.due:
             if may_go(cell):
@@ -233,7 +233,7 @@ class Memory:
         self.due = waiting
 
     def adopt(self, cell: Cell, storage: torch.UntypedStorage) -> None:
-        """Takes a storage with the content of a cell that was gone."""
+        """Takes a storage with the restored content of a cell."""
         cell.hold = storage
         cell.used_us = self.clock_us
         self.place(cell, storage)
@@ -242,9 +242,9 @@ class Memory:
             self.victims.add(cell)
 
     def fetch(self, cell: Cell) -> torch.UntypedStorage:
-        """Carries a cell's content back."""
+        """Copies a cell's content back to the device."""
         assert self.swapping is not None
-        self.make_room(cell.size_bytes, "what is carried back")
+        self.make_room(cell.size_bytes, "the copy back")
         storage = self.swapping.carry_back(cell.place)
         self.adopt(cell, storage)
         return storage
@@ -256,7 +256,7 @@ class Memory:
             cell.place = None
 
     def _let_go_of_anchor(self) -> bool:
-        """Lets go of an input that only recipes hold, where all that is made from it is there; what is then stays."""
+        """Releases an input held only by recipes whose outputs are all present; those outputs then stay."""
         for cell in list(self._cells.values()):
             storage = cell.storage()
             if cell.recipe is not None or storage is None or cell.saved or not cell.size_bytes or not cell.readers:
@@ -266,7 +266,7 @@ class Memory:
         return False
 
     def _settle(self, cell: Cell) -> bool:
-        """Lets nothing depend on an input any more; False where something made from it is dropped."""
+        """Removes all dependence on an input; returns False if a content computed from it is dropped."""
         dependants: list[Recipe] = []
         there: list[tuple[Cell, torch.UntypedStorage]] = []
         pending, seen = [cell], set()
@@ -290,7 +290,7 @@ class Memory:
         for recipe in dependants:
             recipe.can_repeat = False
             recipe.anchors = ()
-        for made, storage in there:  # from now on these are what nobody can make again
+        for made, storage in there:  # from now on these cannot be recomputed
             made.recipe = None
             self.victims.remove(made)
             for recipe in made.live_readers():

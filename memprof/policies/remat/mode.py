@@ -1,4 +1,4 @@
-"""Sees every operator of the job: makes room for it, and notes the recipe of what it makes."""
+"""Dispatch mode that makes room for every operator of the job and records the recipes of its outputs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 _LISTS = (list, tuple)
 _COMPLEX = frozenset({torch.complex32, torch.complex64, torch.complex128})
 _strided = torch.strided
-#: What an operator takes may grow with what it is given; after so many runs of a kind it is taken as it is.
+#: An operator's memory may grow with its inputs; after this many runs of a kind its measured need is reused.
 _WATCHED_RUNS = 16
 _now_ns = time.perf_counter_ns
 _is_grad_enabled = torch.is_grad_enabled
@@ -45,21 +45,21 @@ hide_frames_of(Path(__file__).parent)
 
 
 class _NotPlainError(Exception):
-    """A tensor among the arguments is not plain strided memory."""
+    """An argument is not a plain strided tensor."""
 
 
 class RematMode(SlidingMode):
-    """Lies on the dispatch stack while the job runs, below any mode of the job's."""
+    """Dispatch mode that stays below any mode of the job while it runs."""
 
     def __init__(self, memory: Memory, needs: Needs, remaking: Recomputation, keys: Keys | None) -> None:
-        """Shares the parts of the runtime."""
+        """Stores the runtime's components."""
         super().__init__()  # type: ignore[no-untyped-call]  # torch's base is not annotated
         self._memory = memory
         self._needs = needs
         self._remaking = remaking
         self._keys = keys
-        self._operators: dict[int, Operator] = {}  # each holds its function, whose number stays its own
-        self._lock = threading.RLock()  # backward on a device runs in threads of its own
+        self._operators: dict[int, Operator] = {}  # each holds a reference to its function, so the id stays unique
+        self._lock = threading.RLock()  # backward on a device runs in its own threads
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs one operator."""
@@ -91,7 +91,7 @@ class RematMode(SlidingMode):
             return run(operator, func, args, kwargs or {})
 
     def _run_higher_order(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Runs the operators inside a higher-order one; where they are not seen, it may write all it is given."""
+        """Runs the operators inside a higher-order one; if they are not visible, it may write all its arguments."""
         if is_traced():
             return run_below(func, args, kwargs)
         result = follow(self, func, args, kwargs)
@@ -107,7 +107,7 @@ class RematMode(SlidingMode):
         return result
 
     def _run_unwatched(self, operator: Operator, func: Any, args: Any, kwargs: Any) -> Any:
-        """Runs what is not made again: what ``torch.jit.trace`` follows, and what is on sparse or nested tensors."""
+        """Runs operators that are not recomputed: under ``torch.jit.trace``, and on sparse or nested tensors."""
         with untraced():
             written = _written(operator, args, kwargs)
             for storage in written:
@@ -173,7 +173,7 @@ class RematMode(SlidingMode):
         return result
 
     def _call_again(self, error: BaseException, recipe: Recipe | None, call: Callable[[], Any], need_bytes: int) -> Any:
-        """Runs an operator that the device had no memory for again, each time with more of it dropped."""
+        """Retries an operator after an out-of-memory error, each time with more contents dropped."""
         memory = self._memory
         while is_out_of_memory(error) and (victim := memory.victims.choose(memory.clock_us)) is not None:
             freed = 0
@@ -192,7 +192,7 @@ class RematMode(SlidingMode):
     # -- recipes --------------------------------------------------------------------------------------------------
 
     def _recipe(self, operator: Operator, func: Any, args: Any, kwargs: Any) -> Recipe | None:
-        """Notes how an operator is about to be run; None where that is of no use later."""
+        """Records how an operator is about to be run; returns None if it cannot be used later."""
         parts: list[Any] = [operator]
         cells: list[Cell] = []
         anchors: list[torch.UntypedStorage] = []
@@ -215,7 +215,7 @@ class RematMode(SlidingMode):
         return recipe
 
     def _noted(self, value: Any, parts: list[Any], cells: list[Cell], anchors: list[torch.UntypedStorage]) -> Any:
-        """Returns an argument as a recipe holds it; adds what tells its kind of run, and its cell."""
+        """Returns an argument as a recipe stores it; appends its part of the run's kind, and its cell."""
         kind = type(value)
         if kind is _Tensor or kind in _PLAIN or isinstance(value, _Tensor):
             if value.layout is not _strided or value.dtype in _COMPLEX:
@@ -243,7 +243,7 @@ class RematMode(SlidingMode):
                 noted[position] = Blank(args[position])
 
     def _note(self, operator: Operator, recipe: Recipe, args: Any, result: Any) -> None:
-        """Notes what an operator made."""
+        """Records the outputs of an operator."""
         memory = self._memory
         reader = weakref.ref(recipe)
         for cell in recipe.inputs:
@@ -275,7 +275,7 @@ class RematMode(SlidingMode):
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is a view of bytes and nothing more; sparse, nested and quantised ones are not."""
+    """Returns whether a tensor is a plain view of bytes; sparse, nested and quantised ones are not."""
     return tensor.layout is _strided and not tensor.is_nested and not tensor.is_quantized
 
 
@@ -299,7 +299,7 @@ def _add_key(parts: list[Any], values: Any) -> None:
 
 
 def _written(operator: Operator, args: Any, kwargs: Any) -> list[torch.UntypedStorage]:
-    """Lists the storages that an operator writes into."""
+    """Lists the storages that an operator writes."""
     values = [args[position] for position in operator.written if position < len(args)]
     values += [kwargs[name] for name in operator.written_names if name in kwargs]
     items = [item for value in values for item in (value if type(value) in _LISTS else (value,))]

@@ -1,4 +1,4 @@
-"""The keys by which a plan speaks of saved tensors, read off a recorded step; the job makes the same ones."""
+"""Derives the plan keys of saved tensors from a recorded step; the job generates the same ones."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ def key_of(module: str, operator: str, number: int) -> str:
     Args:
         module: Name of the innermost module that runs it, "" outside of modules or for the root.
         operator: The operator.
-        number: How many times that module ran the operator before, in this call of the model.
+        number: Number of earlier runs of the operator in that module, within this call of the model.
     """
     return f"{module}:{operator}:{number}"
 
 
 def keys_of(step: Step) -> list[str]:
-    """Returns the key of each operator of a step that runs forward for the first time, "" for all others."""
+    """Returns the key of each operator of a step in its first forward run, "" for all others."""
     ops = step.ops
     modules: Texts = step.modules.name
     counts: Counter[tuple[int, str, str]] = Counter()

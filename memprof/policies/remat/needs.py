@@ -1,7 +1,7 @@
-"""Knows how many bytes each operator takes while it runs: estimated before the first run, and heard during it.
+"""Determines each operator's memory need while it runs: estimated before the first run, measured during it.
 
-One session of torch's profiler runs at a time. While a recorder's does, what a kernel took is read from
-that one, when it ends or is cut; the estimate stands until then.
+One session of torch's profiler runs at a time. While a recorder's session is active, the kernel's allocations are
+read from it when it ends or is cut; the estimate is used until then.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from memprof.recorder.profiler.sessions import may_start, short_session
 _Tensor = torch.Tensor
 _LISTS = (list, tuple)
 _now_ns, _wall_ns = time.perf_counter_ns, time.time_ns
-#: How far the profiler's clock may be off the system's.
+#: Maximum offset of the profiler's clock from the system's.
 _CLOCK_SLACK_NS = 3_000
-#: Parts of the names of operators whose kernels take memory of their own, about as much as they read and write.
+#: Name fragments of operators whose kernels need workspace, about as much as they read and write.
 _HUNGRY = (
     "conv",
     "rnn",
@@ -39,28 +39,28 @@ _HUNGRY = (
 
 
 class Needs:
-    """Bytes taken by operators while they run, by operator and by the shapes it is given."""
+    """Bytes needed by operators while they run, by operator and input shapes."""
 
     def __init__(self, counter: Counter, device: torch.device) -> None:
-        """Knows none.
+        """Starts without measurements.
 
         Args:
-            counter: Counts the bytes allocated.
-            device: Whose memory it is about.
+            counter: Counts the allocated bytes.
+            device: Device whose memory is measured.
         """
         self._counter = counter
         self._device = device
         self._kinds: dict[Any, Need] = {}
         self._can_hear = NativeEvents.is_available() and device.type == "cpu"
-        self._awaited: list[tuple[Need, int, int, int]] = []  # who ran, from when to when, and what was kept of it
+        self._awaited: list[tuple[Need, int, int, int]] = []  # need, begin, end, and bytes kept of each run
         self._listener = self._hear
         self._guard = ProfilerGuard()
 
     def of(self, key: Any) -> Need:
-        """Returns what a kind of run takes.
+        """Returns the need of a kind of run.
 
         Args:
-            key: The operator and the shapes, as something that can be hashed.
+            key: The operator and the shapes, hashable.
         """
         need = self._kinds.get(key)
         if need is None:
@@ -68,7 +68,7 @@ class Needs:
         return need
 
     def estimate_bytes(self, function: Any, args: Any, kwargs: Any) -> int:
-        """Returns about what a run takes: its outputs as shapes tell, and workspace where kernels are known for it."""
+        """Estimates a run's bytes: its outputs from shape inference, and workspace for kernels known to use it."""
         inputs = [tensor for tensor in _tensors((args, tuple(kwargs.values()))) if tensor.device == self._device]
         input_bytes = sum(tensor.untyped_storage().nbytes() for tensor in inputs if tensor.layout is torch.strided)
         output_bytes = _output_bytes(function, args, kwargs)
@@ -77,35 +77,35 @@ class Needs:
         return output_bytes + (input_bytes + output_bytes if _is_hungry(function) else 0)
 
     def begin(self) -> None:
-        """Begins to read what recorders hear."""
+        """Starts reading recorders' allocation events."""
         self._guard.install()
         NativeEvents.listeners.append(self._listener)
 
     def end(self) -> None:
-        """Ends it."""
+        """Stops reading them."""
         self._guard.remove()
         NativeEvents.listeners.remove(self._listener)
 
     def must_learn(self, need: Need) -> bool:
-        """Whether a kernel has to be watched in its next run, since it is not known what it takes."""
+        """Returns whether a kernel's next run must be measured because its need is unknown."""
         return need.highest_bytes < 0 or (not need.is_awaited and may_start())
 
     def learn(self, need: Need, guess_bytes: int, function: Any, args: Any, kwargs: Any) -> tuple[Any, float]:
-        """Runs an operator and hears what its kernel takes; the guess stands where that is told later, or never.
+        """Runs an operator and measures its kernel's memory; the estimate stands if that comes later, or never.
 
         Args:
-            need: Where that is noted.
-            guess_bytes: What ``estimate_bytes`` says.
+            need: Receives the measurement.
+            guess_bytes: Result of ``estimate_bytes``.
             function: The operator.
             args: Its arguments.
             kwargs: Its keyword arguments.
 
         Returns:
-            The result, and how long it took in microseconds.
+            The result, and the duration in microseconds.
         """
         before = self._counter.used_bytes()
         with short_session() as session:
-            # A scope that no training job enters: the session neither sees nor outlives one of the job's.
+            # A scope that no training job enters: the session neither records nor outlives one of the job's.
             scope = _profiler.RecordScope.LITE_INTERPRETER
             need.is_heard = self._can_hear and session.start(scope, profile_memory=True)
             if need.is_heard:
@@ -128,7 +128,7 @@ class Needs:
         return result, took_ns / 1000
 
     def _hear(self, heard: list[Any]) -> None:
-        """Reads what the awaited kernels took out of what a recorder heard."""
+        """Extracts the memory of awaited kernels from a recorder's events."""
         awaited, self._awaited = self._awaited, []
         if not awaited:
             return
@@ -140,24 +140,24 @@ class Needs:
             need.is_awaited = False
             first, last = bisect_left(times, start - _CLOCK_SLACK_NS), bisect_right(times, end + _CLOCK_SLACK_NS)
             highest, left = _highest([heard[number].extra_fields.alloc_size for number in order[first:last]])
-            # Where more was heard than the kernel's own, the next run is read instead.
+            # If the events include more than the kernel's own, the next run is measured instead.
             if left == kept:
                 need.highest_bytes, need.is_heard = highest, True
 
 
 def _is_hungry(function: Any) -> bool:
-    """Whether an operator's kernel is known to take memory of its own."""
+    """Returns whether an operator's kernel is known to need workspace."""
     return any(part in str(function) for part in _HUNGRY)
 
 
 def _highest_of(heard: list[Any]) -> int:
-    """Returns the most bytes that were held at once of those that a session heard being taken."""
+    """Returns the peak bytes held at once according to a session's allocation events."""
     in_order = sorted(heard, key=lambda event: event.start_time_ns)
     return _highest([event.extra_fields.alloc_size for event in in_order])[0]
 
 
 def _highest(sizes: list[int]) -> tuple[int, int]:
-    """Returns the most bytes held at once while blocks were taken and given back (negative sizes), and those left."""
+    """Returns the peak bytes over a sequence of allocations and frees (negative sizes), and the bytes left."""
     total = highest = 0
     for size in sizes:
         total += size
@@ -166,9 +166,9 @@ def _highest(sizes: list[int]) -> tuple[int, int]:
 
 
 def _output_bytes(function: Any, args: Any, kwargs: Any) -> int:
-    """Returns the bytes of an operator's new outputs, asked of it without memory; -1 where it cannot tell."""
+    """Returns the bytes of an operator's new outputs by shape inference; -1 if it has none."""
     if not _tensors((args, tuple(kwargs.values()))) and kwargs.get("device") is None:
-        return -1  # nothing tells it to take no memory: it would be run, and whatever it does done twice
+        return -1  # it cannot be run without memory: it would really run, and repeat its side effects
     with torch._C._DisableTorchDispatch(), torch.no_grad():
         try:
             shadows = _shadow(list(args)), {name: _shadow(value) for name, value in kwargs.items()}
@@ -176,12 +176,12 @@ def _output_bytes(function: Any, args: Any, kwargs: Any) -> int:
             given = {tensor.untyped_storage()._cdata for tensor in _tensors(shadows[0])}
             made = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in _tensors([result])}
         except (RuntimeError, TypeError, ValueError, AssertionError, IndexError, AttributeError):
-            return -1  # the operator has no shape function, or asks for values
+            return -1  # the operator has no shape function, or reads values
         return sum(size for address, size in made.items() if address not in given)
 
 
 def _shadow(value: Any) -> Any:
-    """Returns an argument without memory."""
+    """Returns an argument without memory (meta)."""
     if isinstance(value, _Tensor):
         return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
     if type(value) in _LISTS:

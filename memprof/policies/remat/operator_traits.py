@@ -1,4 +1,4 @@
-"""What is the same for every run of an operator: what it writes, whether it is random, whether it can repeat."""
+"""Per-operator properties: written arguments, randomness, and whether it can be repeated."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import torch
 
 from memprof.recorder.calls.higher_order import is_higher_order
 
-#: Normalisations that write running statistics beside what they return, and where those are among their arguments;
-#: then where they are told that they are in training, None where they always are.
+#: Normalisations that update running statistics, with the positions of those arguments, and of the argument that
+#: says whether they are in training, None if they always are.
 _STATISTICS = {
     "native_batch_norm": (3, 4, 5),
     "_native_batch_norm_legit": (3, 4, 5),
@@ -17,7 +17,7 @@ _STATISTICS = {
     "cudnn_batch_norm": (3, 4, 5),
     "miopen_batch_norm": (3, 4, 5),
 }
-#: Operators that put other memory below a tensor: what they leave is taken as it is.
+#: Operators that replace a tensor's memory; their results are not tracked further.
 _MOVING = ("set_", "resize_", "resize_as_", "_resize_output_", "record_stream")
 _COLLECTIVES = ("c10d", "_c10d_functional", "c10d_functional")
 
@@ -27,15 +27,15 @@ class Operator:
 
     Attributes:
         function: The operator.
-        name: As recordings write it.
-        is_view: Whether it returns views of what it is given, and nothing else.
+        name: Its name in recordings.
+        is_view: Whether it only returns views of its arguments.
         written: Positions of the arguments that it writes.
-        written_names: Names of those among its keywords.
+        written_names: Names of its written keyword arguments.
         changes: Position of the one tensor that it changes in place and returns; -1 for other operators.
         is_random: Whether it draws random numbers.
-        statistics: Positions of running statistics, and of the argument that says whether they are written.
-        can_repeat: Whether what it returns can be made by running it again.
-        is_higher_order: Whether it runs functions, and not on tensors alone.
+        statistics: Positions of running statistics, and of the argument that says whether they are updated.
+        can_repeat: Whether its outputs can be recomputed by running it again.
+        is_higher_order: Whether it runs functions rather than only operating on tensors.
     """
 
     __slots__ = (
@@ -83,7 +83,7 @@ class Operator:
         )
 
     def moves_statistics(self, args: tuple[Any, ...]) -> bool:
-        """Tells whether a call writes running statistics."""
+        """Returns whether a call updates running statistics."""
         if self.statistics is None:
             return False
         flag = self.statistics[2]

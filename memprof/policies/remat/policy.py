@@ -1,4 +1,4 @@
-"""Holds a budget of bytes: saved tensors are dropped while memory is short, and made again when backward asks."""
+"""Enforces a memory budget: saved tensors are dropped when memory is short, and recomputed for backward."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ SWAPS = ("", "host", "disk")
 
 @dataclass(frozen=True)
 class Remat(Policy):
-    """Drops saved tensors while memory is short and makes them again, operator by operator.
+    """Drops saved tensors when memory is short and recomputes them, operator by operator.
 
     Attributes:
-        budget: Most bytes that may be allocated at once, as text: ``8GiB``; "" where the plan names what is dropped.
-        recompute: Keys of saved tensors that are dropped at once and made again, whatever the budget:
-            ``layers.0.mlp.1:aten.gelu.default:0``, the module, the operator, and which of its runs made it.
-        heuristic: How the victim is chosen where the budget decides; one of HEURISTICS.
-        swap: ``host`` or ``disk`` where a victim is carried there instead if that is quicker than making it again.
-        warn_factor: Time of operators run again, as a multiple of those run first, from which on the job is warned.
+        budget: Maximum bytes allocated at once, as text: ``8GiB``; "" if the plan names what is dropped.
+        recompute: Keys of saved tensors that are always dropped and recomputed, whatever the budget:
+            ``layers.0.mlp.1:aten.gelu.default:0``, the module, the operator, and the index of its run.
+        heuristic: Eviction heuristic if the budget decides; one of HEURISTICS.
+        swap: ``host`` or ``disk`` to move a victim there if that is faster than recomputing it.
+        warn_factor: Ratio of recomputation time to first-run time at which to warn.
     """
 
     name: ClassVar[str] = "remat"
     flag_help: ClassVar[str] = (
-        "never more than so many allocated bytes: saved tensors are dropped while memory is short and made again when "
-        "backward asks; :host or :disk carries them there where that is quicker"
+        "a hard memory cap: saved tensors are dropped when memory is short and recomputed for backward; :host or :disk "
+        "moves them there instead if that is faster"
     )
     flag_example: ClassVar[str] = "8GiB"
     numerics: ClassVar[str] = "none"
@@ -46,76 +46,76 @@ class Remat(Policy):
     warn_factor: float = 2.0
 
     def __post_init__(self) -> None:
-        """Checks the settings."""
+        """Validates the settings."""
         if not self.budget and not self.recompute:
-            raise PolicyError("remat needs a budget, or what is made again: write budget = '8GiB'.")
+            raise PolicyError("remat needs a budget or a list of tensors to recompute: write budget = '8GiB'.")
         if self.budget and self.budget_bytes <= 0:
-            raise PolicyError("remat cannot hold a budget of nothing; write budget = '8GiB'.")
+            raise PolicyError("remat needs a positive budget; write budget = '8GiB'.")
         for key in self.recompute:
             if len(key.rsplit(":", 2)) != 3 or not key.rsplit(":", 1)[1].isdecimal():
                 raise PolicyError(
-                    f"remat does not know {key!r}; write module, operator and number: 'layers.0:aten.gelu.default:0'."
+                    f"remat: invalid key {key!r}; write module, operator and number: 'layers.0:aten.gelu.default:0'."
                 )
         if self.heuristic not in HEURISTICS:
-            raise PolicyError(f"remat does not know heuristic = {self.heuristic!r}; write {' or '.join(HEURISTICS)}.")
+            raise PolicyError(f"remat: unknown heuristic {self.heuristic!r}; write {' or '.join(HEURISTICS)}.")
         if self.swap not in SWAPS:
-            raise PolicyError(f"remat does not know swap = {self.swap!r}; write host or disk, or leave it out.")
+            raise PolicyError(f"remat: unknown swap {self.swap!r}; write host or disk, or leave it out.")
         if not self.warn_factor > 0:
-            raise PolicyError(f"remat cannot warn at {self.warn_factor} times the forward; write warn_factor = 2.0.")
+            raise PolicyError(f"remat: invalid warn_factor {self.warn_factor}; write warn_factor = 2.0.")
 
     @property
     def budget_bytes(self) -> int:
-        """The budget, 0 where there is none.
+        """The budget, 0 if there is none.
 
         Raises:
-            PolicyError: The text is no size.
+            PolicyError: The text is not a size.
         """
         if not self.budget:
             return 0
         try:
             return parse_bytes(self.budget)
         except UsageError as error:
-            raise PolicyError(f"remat cannot read its budget: {error}.") from None
+            raise PolicyError(f"remat: invalid budget: {error}.") from None
 
     @property
     def held_bytes(self) -> int | None:
-        """The budget, which the runtime keeps whatever the prediction."""
+        """The budget, which the runtime enforces whatever the prediction."""
         return self.budget_bytes or None
 
     @property
     def handles_saved(self) -> bool:
-        """It does."""
+        """Always true."""
         return True
 
     @classmethod
     def from_flag(cls, text: str) -> Self:
-        """Reads ``8GiB``, with ``:host`` or ``:disk`` behind it.
+        """Reads ``8GiB``, optionally followed by ``:host`` or ``:disk``.
 
         Raises:
-            PolicyError: The text makes no sense.
+            PolicyError: The text is invalid.
         """
         size, _, to = text.partition(":")
         if to.strip() not in SWAPS:
-            raise PolicyError(f"remat does not know {to.strip()!r} behind ':'; write --remat {cls.flag_example}:disk.")
+            raise PolicyError(f"remat: unknown suffix {to.strip()!r} after ':'; write --remat {cls.flag_example}:disk.")
         if not size.strip():
             raise PolicyError(f"remat needs a budget; write --remat {cls.flag_example}.")
         return cls(budget=size.strip(), swap=to.strip())
 
     @property
     def guesses(self) -> bool:
-        """The runtime needs some room above what it keeps, and how much is not known."""
+        """The runtime needs some room beyond the tensors it keeps, of unknown size."""
         return True
 
     @property
     def starts_early(self) -> bool:
-        """Allocated bytes are counted from before the job makes its first tensor."""
+        """Allocated bytes are counted from before the job's first tensor."""
         return True
 
     def describe(self) -> str:
-        """Names the budget, or what is made again."""
+        """Describes the budget, or what is recomputed."""
         parts = [f"within {format_bytes(self.budget_bytes)}"] if self.budget else []
         if self.recompute:
-            parts.append(f"{len(self.recompute)} saved tensors made again")
+            parts.append(f"{len(self.recompute)} saved tensors recomputed")
         if self.swap:
-            parts.append(f"swap to {self.swap} where quicker")
+            parts.append(f"swap to {self.swap} if faster")
         return f"remat {', '.join(parts)}"

@@ -1,4 +1,4 @@
-"""Makes dropped contents again: their inputs first, each with room made for it, and let go of at its last use."""
+"""Recomputes dropped contents: inputs first, each with room made for it, and freed after its last use."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ class Recomputation:
     """Runs recipes again.
 
     Attributes:
-        is_running: Whether an operator is running again: nothing is noted of it.
+        is_running: Whether an operator is being recomputed; nothing is recorded of it.
     """
 
     def __init__(self, memory: Memory) -> None:
-        """Shares the memory."""
+        """Stores the memory."""
         self._memory = memory
         self.is_running = False
 
     def restore(self, cell: Cell) -> torch.UntypedStorage:
-        """Returns a storage with a cell's content, which is carried back or made again where it is gone.
+        """Returns a storage with a cell's content, copied back or recomputed if it is gone.
 
         Raises:
-            PolicyError: There is no room for it.
+            PolicyError: It does not fit.
         """
         storage = cell.storage()
         if storage is None:
@@ -49,7 +49,7 @@ class Recomputation:
         return storage
 
     def _make(self, target: Cell) -> None:
-        """Runs what is missing in depth first order, without Python's own stack: chains may be thousands long."""
+        """Runs the missing recipes depth first, without Python's own stack: chains may be thousands long."""
         stack: list[Recipe] = []
         target.locks += 1
         try:
@@ -65,22 +65,20 @@ class Recomputation:
                 else:
                     self._push(stack, missing)
         finally:
-            while stack:  # an operator failed: its error is the job's, and nothing stays locked
+            while stack:  # an operator failed: the job gets its error, and all locks are released
                 self._unlock(stack.pop())
             target.locks -= 1
 
     def _push(self, stack: list[Recipe], cell: Cell) -> None:
         recipe = cell.recipe
         if recipe is None or not recipe.can_repeat:
-            raise RuntimeError(
-                "remat lost the way to make a saved tensor again. This is a fault of memprof, not of your job."
-            )
+            raise RuntimeError("remat cannot recompute a saved tensor: internal error in memprof, not in your job.")
         for each in recipe.inputs:
             each.locks += 1
         stack.append(recipe)
 
     def _unlock(self, recipe: Recipe) -> None:
-        """Unlocks a recipe's inputs; what was made again for it alone goes."""
+        """Unlocks a recipe's inputs; frees those recomputed only for it."""
         for cell in recipe.inputs:
             cell.locks -= 1
             if not cell.locks and not cell.saved and cell.hold is not None:
@@ -88,19 +86,19 @@ class Recomputation:
 
     def _repeat(self, recipe: Recipe) -> None:
         memory = self._memory
-        # Held from here on: what else holds an input may let go while room is made.
+        # Held from here on, because other references to an input may be dropped while room is made.
         storages: dict[Cell, torch.UntypedStorage] = {}
         for cell in recipe.inputs:
             storage = cell.storage()
             assert storage is not None
             storages[cell] = storage
-        name = f"{recipe.function} run again"
+        name = f"recomputing {recipe.function}"
         taken = recipe.changes
         if taken is not None and (taken.locks > 1 or taken.saved or not _is_only_ours(taken)):
             memory.make_room(taken.size_bytes, name)
             storages[taken] = copied(storages[taken])
         elif taken is not None:
-            taken.hold = taken.original = None  # the operator changes it: what it was is gone
+            taken.hold = taken.original = None  # the operator changes it in place: the old content is gone
         memory.make_room(max(recipe.need.highest_bytes, 0), name, is_sure=recipe.need.is_heard)
         args, kwargs = arguments_of(recipe, storages)
         result, took_us = self._run(recipe, args, kwargs)
@@ -113,14 +111,14 @@ class Recomputation:
             storage = storages[taken] if taken is not None else results[made.number].untyped_storage()
             if storage.nbytes() != made.size_bytes:
                 raise RuntimeError(
-                    f"{recipe.function} made {made.size_bytes:,} bytes the first time and {storage.nbytes():,} now: it "
-                    "depends on more than its arguments. Keep what it makes: run it under torch.no_grad() or in an "
-                    "autograd.Function."
+                    f"{recipe.function} returned {made.size_bytes:,} bytes the first time and {storage.nbytes():,} "
+                    "now: it depends on more than its arguments. Exclude it from recomputation: run it under "
+                    "torch.no_grad() or in an autograd.Function."
                 )
             memory.adopt(made, storage)
 
     def _run(self, recipe: Recipe, args: Any, kwargs: Any) -> tuple[Any, float]:
-        """Runs an operator as it ran the first time, for its values alone."""
+        """Runs an operator as in its first run, for its values only."""
         had_gradients = torch.is_grad_enabled()
         before = repeats.begin(recipe.sequence)
         was_running, self.is_running = self.is_running, True
@@ -130,7 +128,7 @@ class Recomputation:
                 torch._C._ExcludeDispatchKeyGuard(_AUTOCAST),
                 restored(recipe.random),
             ):
-                torch._C._set_grad_enabled(True)  # some kernels ask
+                torch._C._set_grad_enabled(True)  # some kernels check the flag
                 start = _now_ns()
                 result = recipe.function(*args, **kwargs)
                 return result, (_now_ns() - start) / 1000
@@ -141,5 +139,5 @@ class Recomputation:
 
 
 def _is_only_ours(cell: Cell) -> bool:
-    """Tells whether a content was made again, and is in nobody else's hands."""
+    """Returns whether a content was recomputed and has no other references."""
     return cell.hold is not None and _use_count(cell.hold._cdata) == 1

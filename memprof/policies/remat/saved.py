@@ -1,4 +1,4 @@
-"""Gives autograd handles in the place of what it saves, and takes the handles back for tensors."""
+"""Replaces autograd's saved tensors by handles, and handles by tensors again."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _APPLY = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-de
 
 
 class Handle:
-    """What autograd holds in the place of a tensor that may be dropped."""
+    """Stands in autograd for a saved tensor that may be dropped."""
 
     __slots__ = ("_cell", "_dtype", "_hooks", "_offset", "_size", "_stride", "_version")
 
     def __init__(self, hooks: SavedHooks, cell: Cell, tensor: torch.Tensor) -> None:
-        """Holds the cell, and how the tensor lies in it."""
+        """Stores the cell and the tensor's layout in it."""
         self._hooks = hooks
         self._cell = cell
         self._dtype, self._offset = tensor.dtype, tensor.storage_offset()
@@ -36,7 +36,7 @@ class Handle:
         """Returns the tensor.
 
         Raises:
-            RuntimeError: It was changed in place since, as PyTorch says it without hooks.
+            RuntimeError: It was changed in place since; same message as PyTorch's without hooks.
         """
         self._version.check()
         storage = self._hooks.restore(self._cell.latest())
@@ -49,24 +49,24 @@ class Handle:
 
 
 class SavedHooks:
-    """The pair of hooks, below any that the job installs itself."""
+    """The pair of saved tensor hooks, below any that the job installs itself."""
 
     def __init__(self, memory: Memory, remaking: Recomputation, keys: Keys | None) -> None:
-        """Shares the parts of the runtime.
+        """Stores the runtime's components.
 
         Args:
-            memory: Which content is where.
-            remaking: Makes contents again.
-            keys: What a plan wants of which saved tensor; None where only the budget decides.
+            memory: Tracks contents.
+            remaking: Recomputes contents.
+            keys: The plan's decision for each saved tensor; None if only the budget decides.
         """
         self._memory = memory
         self._remaking = remaking
         self._keys = keys
 
     def pack(self, tensor: torch.Tensor) -> Handle | Left:
-        """Takes a tensor that autograd saves."""
-        # What an autograd.Function saves is kept: its author may do with it what no operator does.
-        if _tracing_state() is not None:  # what torch.jit.trace follows is kept
+        """Packs a tensor that autograd saves."""
+        # Tensors saved by an autograd.Function are kept: its author may use them as no operator does.
+        if _tracing_state() is not None:  # torch.jit.trace's tensors are kept
             with untraced(), torch._C._DisableTorchDispatch():
                 return Left(tensor)
         if is_plain(tensor) and sys._getframe(1).f_code is not _APPLY:
@@ -82,7 +82,7 @@ class SavedHooks:
             return Left(tensor)
 
     def unpack(self, packed: Handle | Left) -> torch.Tensor:
-        """Gives autograd back what it saved."""
+        """Returns the saved tensor to autograd."""
         with untraced():
             return packed.unpack()
 
@@ -91,11 +91,11 @@ class SavedHooks:
         return self._remaking.restore(cell)
 
     def release(self, cell: Cell) -> None:
-        """Notes that autograd lets go of a cell."""
+        """Records that autograd releases a cell."""
         self._memory.release(cell)
 
     def slide_in(self) -> None:
-        """Puts the hooks below whatever hooks are in force."""
+        """Inserts the hooks below all active ones."""
         step_aside_where_forbidden()
         with as_if_allowed():
             above = take_all_hooks()
@@ -104,7 +104,7 @@ class SavedHooks:
                 torch._C._autograd._push_saved_tensors_default_hooks(*pair)
 
     def slide_out(self) -> None:
-        """Takes the hooks out, leaving all others in their order."""
+        """Removes the hooks, leaving all others in order."""
         with as_if_allowed():
             for pair in take_all_hooks():
                 if pair[0] != self.pack:

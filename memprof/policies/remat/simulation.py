@@ -1,4 +1,4 @@
-"""Runs a recorded step within a budget as the runtime would: what it drops, when, and what runs again before what."""
+"""Simulates the runtime on a recorded step within a budget: what is dropped, when, and what is recomputed."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from memprof.units import format_bytes
 
 @dataclass
 class Life:
-    """One stretch in which a storage is in memory.
+    """One interval during which a storage is in memory.
 
     Attributes:
         storage: The storage.
-        born: The repeated operator that makes it, by its number; -1 for the life that was recorded.
-        ended: What ran last before it is freed: an operator of the step, or the number of a repeated one plus the
-            number of operators; -1 for as long as was recorded.
+        born: Index of the recomputed operator that allocates it; -1 for the recorded life.
+        ended: Last operator to run before it is freed: an operator of the step, or the index of a recomputed one plus
+            the number of operators; -1 for as long as recorded.
     """
 
     storage: int
@@ -33,16 +33,16 @@ class Life:
 
 @dataclass
 class Course:
-    """What comes of a step.
+    """The simulated course of a step.
 
     Attributes:
-        source: The operator that each repeated one repeats.
+        source: The operator that each recomputed one repeats.
         before: The operator of the step before which it runs.
         lives: Every life.
-        reads: Life that each operator of the step reads where that is not the recorded one, by operator and storage.
-        again_reads: Lives, or storages of the step as negative numbers, that each repeated operator reads.
-        again_writes: Lives that each makes or changes.
-        dropped: How many storages were dropped.
+        reads: Life that each operator of the step reads if not the recorded one, by operator and storage.
+        again_reads: Lives, or storages of the step as negative numbers, that each recomputed operator reads.
+        again_writes: Lives that each allocates or changes.
+        dropped: Number of storages dropped.
     """
 
     source: list[int] = field(default_factory=list)
@@ -55,17 +55,17 @@ class Course:
 
 
 class Simulation:
-    """Follows a step operator by operator."""
+    """Simulates a step operator by operator."""
 
     def __init__(self, step: Step, units: Units, budget_bytes: int, heuristic: str, at_once: set[int]) -> None:
         """Prepares a run.
 
         Args:
             step: The step.
-            units: What may be dropped.
-            budget_bytes: Most bytes at once; 0 for no bound.
-            heuristic: How victims are chosen.
-            at_once: Storages that are dropped as soon as nobody else holds them.
+            units: Eviction candidates.
+            budget_bytes: Maximum bytes at once; 0 for no limit.
+            heuristic: Eviction heuristic.
+            at_once: Storages that are dropped once nothing else references them.
         """
         self._step, self._units, self._budget = step, units, budget_bytes or 1 << 62
         self._is_stale_cheap = heuristic == "eq-class"
@@ -85,7 +85,7 @@ class Simulation:
         live = live_bytes(step)
         self._floor: list[int] = (live.during - (after + gone)).tolist()
         self._floor_after: list[int] = (live.after - after).tolist()
-        self._life = [-1] * len(storages)  # the life that is in memory
+        self._life = [-1] * len(storages)  # the life in memory
         self._clock = 0.0
         self._used: list[float] = [0.0] * len(storages)
         self._locks = [0] * len(storages)
@@ -93,7 +93,7 @@ class Simulation:
         self._pool: set[int] = set()
         self._dropped: set[int] = set()
         self._heirs: dict[int, list[int]] = {}
-        self._made_together: dict[int, list[int]] = {}  # what one operator makes and nobody changes afterwards
+        self._made_together: dict[int, list[int]] = {}  # results of one operator that are never changed afterwards
         for storage, made_by in units.makers.items():
             if len(made_by) == 1 and self._may_go[storage]:
                 self._made_together.setdefault(made_by[0], []).append(storage)
@@ -105,10 +105,10 @@ class Simulation:
         self._now = 0
 
     def run(self) -> Course:
-        """Returns what comes of the step.
+        """Returns the simulated course.
 
         Raises:
-            PolicyError: An operator does not fit with all dropped that can be.
+            PolicyError: An operator does not fit even with everything possible dropped.
         """
         step, course = self._step, self._course
         total = len(step.ops)
@@ -178,22 +178,22 @@ class Simulation:
         self._course.dropped += 1
 
     def _make_room(self, floor: int, op_id: int) -> None:
-        """Drops until an operator fits.
+        """Drops storages until an operator fits.
 
         Args:
-            floor: Bytes besides what may go.
+            floor: Bytes that cannot be dropped.
             op_id: The operator.
 
         Raises:
-            PolicyError: It does not.
+            PolicyError: It does not fit.
         """
         while self._live + floor > self._budget:
             victims = [storage for storage in self._pool if not self._locks[storage]]
             if not victims:
                 raise PolicyError(
-                    f"remat cannot hold {format_bytes(self._budget)}: {self._step.ops.name[op_id]} in "
-                    f"{self._step.ops.phase[op_id]} needs {format_bytes(self._live + floor)} with all dropped that can "
-                    "be. Give it more, or add a policy that makes the rest smaller."
+                    f"remat cannot stay within {format_bytes(self._budget)}: {self._step.ops.name[op_id]} in "
+                    f"{self._step.ops.phase[op_id]} needs {format_bytes(self._live + floor)} with everything "
+                    "possible dropped. Set a larger budget, or add a policy that reduces the rest."
                 )
             self._drop(min(victims, key=self._h))
 
@@ -213,13 +213,13 @@ class Simulation:
         return cost / (self._size[storage] * stale), storage
 
     def _is_gone(self, storage: int) -> bool:
-        """Tells whether a storage would have to be made again for whoever reads it."""
+        """Returns whether a storage would have to be recomputed for a reader."""
         if not self._units.can_remake[storage] or self._life[storage] >= 0:
             return False
         return storage in self._dropped or self._created[storage] < self._now > self._freed[storage]
 
     def _remake(self, target: int) -> None:
-        """Runs what makes a storage again, and what that needs before it."""
+        """Recomputes a storage, after whatever that needs."""
         course, units = self._course, self._units
         stack = [target]
         self._lock(target, 1)
@@ -258,7 +258,7 @@ class Simulation:
             self._lock(storage, -1)
 
     def _lock(self, storage: int, count: int) -> None:
-        """Locks what a storage is made from, or unlocks it; what was made again for it alone goes with that."""
+        """Locks a storage's inputs, or unlocks them and frees those recomputed only for it."""
         for source in self._units.sources[storage]:
             self._locks[source] += count
             life = self._life[source]

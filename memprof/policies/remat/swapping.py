@@ -1,4 +1,4 @@
-"""Carries contents out of a device where copying them back takes less time than making them again."""
+"""Moves contents out of a device if copying them back is faster than recomputing them."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from memprof.policies.swap.moves import Carrier
 
 
 class Swapping:
-    """A carrier, and how fast it is."""
+    """A carrier and its speed."""
 
     def __init__(self, carrier: Carrier, bytes_per_us: float) -> None:
-        """Takes the carrier.
+        """Stores the carrier.
 
         Args:
-            carrier: Where contents go.
-            bytes_per_us: How fast.
+            carrier: Destination of the contents.
+            bytes_per_us: Its speed.
         """
         self._carrier = carrier
         self._bytes_per_us = bytes_per_us
 
     def carry_out(self, storage: torch.UntypedStorage, remake_us: float) -> Any:
-        """Carries a storage's bytes out and returns the place; None where making them again is quicker, or it failed.
+        """Copies a storage's bytes out and returns the place; None if recomputing is faster or the copy failed.
 
         Args:
             storage: The storage.
-            remake_us: What making its content again takes.
+            remake_us: Time to recompute its content.
         """
         if 2 * storage.nbytes() / self._bytes_per_us >= remake_us:
             return None
@@ -44,5 +44,5 @@ class Swapping:
         return storage
 
     def forget(self, place: Any) -> None:
-        """Gives the place back."""
+        """Frees the place."""
         self._carrier.forget(place, None)

@@ -1,4 +1,4 @@
-"""Predicts a step under the runtime: its rules run over the recorded step."""
+"""Predicts a step under the runtime, by simulating its rules on the recorded step."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from memprof.trace.step import Step
 if TYPE_CHECKING:
     from memprof.policies.remat.policy import Remat
 
-#: What the runtime leaves free of a budget; ``memory.MARGIN_BYTES`` of the job's side.
+#: Bytes the runtime leaves free in a budget; ``memory.MARGIN_BYTES`` at run time.
 _MARGIN_BYTES = 16 * 1024
-#: What the runtime costs for each operator that it sees, and for each tensor that autograd saves: measured as what an
-#: ample budget adds to a step of the six jobs of tests/policies, on two cores of a virtual machine with torch 2.13.
+#: Runtime overhead per operator, and per tensor that autograd saves: measured as the time that an ample budget adds to
+#: a step of the six jobs of tests/policies, on two cores of a virtual machine with torch 2.13.
 OPERATOR_US, SAVED_US = 20.0, 12.0
-#: Share of the budget by which the least that the runtime can hold was seen above what its prediction holds.
+#: Largest excess of the runtime's minimum over the predicted one, as a fraction of the budget.
 ROOM = 0.05
-#: What policies that replace what is saved insert.
+#: Operators inserted by policies that replace saved tensors.
 _OTHERS = ("memprof.swap_out", "memprof.compress")
-#: Why they cannot stand in one plan.
-OVERLAP = "Two policies (remat, and swap or compress) would replace what is saved; leave one of them out of the plan."
+#: Error where both are in one plan.
+OVERLAP = "Two policies (remat, and swap or compress) would replace saved tensors; leave one of them out of the plan."
 
 
 def transform(step: Step, policy: Remat, *, at_most: bool = False) -> Step:
-    """Rewrites a step as the policy would have changed it.
+    """Rewrites a step as the policy would change it.
 
     Args:
         step: The step.
-        policy: The budget, and what is recomputed whatever the budget.
-        at_most: Within somewhat less (ROOM): where that cannot be, the runtime might have to end the job.
+        policy: The budget, and what is always recomputed.
+        at_most: Use a somewhat smaller budget (ROOM): if that is infeasible, the runtime might have to end the job.
 
-    Raises:
-        PolicyError: The budget is smaller than what an operator needs at once, or swap or compress were there before.
+        es:
+        PolicyError: The budget is less than an operator needs at once, or swap or compress were applied before.
     """
     if _replaces_saved(step):
         raise PolicyError(OVERLAP)
@@ -56,22 +56,22 @@ def transform(step: Step, policy: Remat, *, at_most: bool = False) -> Step:
 
 
 def _replaces_saved(step: Step) -> bool:
-    """Tells whether a policy took tensors away that autograd saved; optimizer state is no such thing."""
+    """Returns whether a policy replaced tensors that autograd saved; optimizer state does not count."""
     is_others = np.isin(step.ops.name, _OTHERS)[step.uses.op_id]
     return bool((is_others & (step.storages.category[step.uses.storage_id] != "optimizer_state")).any())
 
 
 def _named(step: Step, units: Units, recompute: tuple[str, ...]) -> set[int]:
-    """Returns the storages that keys name."""
+    """Returns the storages that the keys name."""
     if not recompute:
         return set()
     wanted, keys = set(recompute), keys_of(step)
-    # The last content that forward leaves is the one that is kept.
+    # The last content that forward leaves is the one kept.
     return {storage for storage, made_by in units.makers.items() if keys[made_by[-1]] in wanted}
 
 
 def _rewrite(draft: Draft, step: Step, units: Units, course: Course) -> None:
-    """Ends lives where storages were dropped, and adds what runs again with the lives it begins."""
+    """Ends lives where storages were dropped, and adds the recomputed operators with the lives they begin."""
     ops, total = step.ops, len(step.ops)
     source, before = np.array(course.source, dtype=np.int64), np.array(course.before, dtype=np.int64)
     rows = ops.take(source)
@@ -81,7 +81,7 @@ def _rewrite(draft: Draft, step: Step, units: Units, course: Course) -> None:
         is_recompute=np.ones(len(rows), dtype=np.bool_),
         forward_op_id=np.full(len(rows), NONE),
     )
-    draft.insert_ops(rows, before)  # their ids follow those of the step, in their order
+    draft.insert_ops(rows, before)  # their ids follow those of the step, in order
     freed = step.storages.freed_op_id.copy()
     recorded = [life for life in course.lives if life.born < 0]
     for first in recorded:
@@ -122,7 +122,7 @@ def _rewrite(draft: Draft, step: Step, units: Units, course: Course) -> None:
             op_ids.append(total + number)
             touched.append(storage_of[life])
     draft.insert_uses(Uses.of(op_id=op_ids, storage_id=touched, role=np.array(role, dtype=np.object_)))
-    # Autograd does not keep what was dropped.
+    # Autograd does not keep dropped storages.
     is_dropped = np.zeros(len(draft.storages), dtype=np.bool_)
     is_dropped[[life.storage for life in recorded if life.ended >= 0]] = True
     draft.saved = draft.saved.take(~is_dropped[draft.saved.storage_id])

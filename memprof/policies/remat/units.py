@@ -1,4 +1,4 @@
-"""What of a recorded step may be dropped and made again: storages that forward made and autograd keeps."""
+"""Finds which storages of a recorded step can be dropped and recomputed: forward's, kept by autograd."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _STATISTICS = ("batch_norm", "instance_norm")
 
 @dataclass(frozen=True, eq=False)
 class Units:
-    """The storages of a step as the runtime sees them. Columns are of shape ``(storages,)``, but for cost.
+    """The storages of a step as the runtime treats them. Columns are of shape ``(storages,)``, except cost.
 
-    A storage is made again by all operators that wrote it in forward, in their order; what they read is needed for it.
+    A storage is recomputed by all operators that wrote it in forward, in order, which need their inputs.
 
     Attributes:
-        may_go: Whether it may be dropped: autograd keeps it, and operators that can repeat made it.
-        can_remake: Whether operators that can repeat made it, kept or not.
-        held: The last operator up to which somebody besides backward nodes holds it.
-        makers: Operators that make each storage.
+        may_go: Whether it may be dropped: autograd keeps it, and repeatable operators computed it.
+        can_remake: Whether repeatable operators computed it, kept or not.
+        held: Last operator up to which something besides backward nodes holds it.
+        makers: Operators that write each storage.
         sources: Storages that those read besides it.
-        cost_us: What each operator adds when it runs once more, shape ``(ops,)``.
+        cost_us: Time of each operator when recomputed, shape ``(ops,)``.
     """
 
     may_go: Bools
@@ -39,19 +39,19 @@ class Units:
     cost_us: Floats
 
     def remake_us(self, storage: int) -> float:
-        """Returns the time of the operators that make a storage."""
+        """Returns the time to recompute a storage."""
         return float(sum(self.cost_us[op_id] for op_id in self.makers[storage]))
 
 
 def units_of(step: Step) -> Units:
-    """Reads the units off a step."""
+    """Reads the units from a step."""
     ops, storages, uses = step.ops, step.storages, step.uses
     created, freed = storages.created_op_id, storages.freed_op_id
     total = len(ops)
     is_forward = (ops.phase == "forward") & ~ops.is_recompute & (ops.kind == "compute")
     is_own = (created != NONE) & ~np.isin(storages.category, _LASTING) & (storages.allocated_bytes > 0)
     is_own[is_own] = is_forward[created[is_own]]
-    # What backward changes in place, or writes, cannot be had again.
+    # Storages that backward writes cannot be recomputed.
     writes = uses.role != "read"
     late = writes & ~is_forward[uses.op_id]
     is_own[uses.storage_id[late]] = False
@@ -80,20 +80,20 @@ def units_of(step: Step) -> Units:
     kept_until = np.full(len(storages), NONE, dtype=np.int64)
     np.maximum.at(kept_until, saved.storage_id[by_node], last[saved.forward_op_id[by_node]])
     held = _held(step)
-    # Freed later than the last node lets go of it, somebody else holds it all along.
+    # If it is freed after the last node releases it, something else holds it all along.
     lives = np.where(freed == NONE, total, freed)
     held = np.where(lives > kept_until, lives, held)
     return Units(is_own & (kept_until != NONE) & (held < lives), is_own, held, makers, sources, op_cost_us(step))
 
 
 def _cannot_be_remade(sources: dict[int, list[int]], lives: Ints) -> Bools:
-    """Tells what is made from contents that are gone, ``(storages,)``.
+    """Returns which storages depend on contents that no longer exist, ``(storages,)``.
 
-    A table that is filled from itself, row by row, and what is between: its earlier contents are nowhere. Then what
-    is made from such a table and outlives it.
+    An example is a table filled from itself, row by row, and the storages in between: its earlier contents are gone.
+    Storages computed from such a table that outlive it also qualify.
 
     Args:
-        sources: What each storage is made from.
+        sources: Storages that each storage is computed from.
         lives: Operators after which the storages are freed, ``(storages,)``.
     """
     pairs = [(storage, source) for storage, needed in sources.items() for source in needed]
@@ -119,7 +119,7 @@ def _last_of_nodes(step: Step) -> Ints:
 
 
 def _held(step: Step) -> Ints:
-    """Returns the last operator that each storage is held for by others than backward nodes that saved it."""
+    """Returns the last operator up to which anything but the backward nodes that saved it holds each storage."""
     ops, storages, uses, calls = step.ops, step.storages, step.uses, step.module_calls
     count = len(storages)
     held = np.where(storages.created_op_id == NONE, 0, storages.created_op_id)
@@ -127,7 +127,7 @@ def _held(step: Step) -> Ints:
     node = ops.forward_op_id[uses.op_id]
     by_packer = (node != NONE) & np.isin(node * count + uses.storage_id, pairs)
     np.maximum.at(held, uses.storage_id[~by_packer], uses.op_id[~by_packer])
-    # A call's frames hold what it was called with until it returns.
+    # A call's frames hold its arguments until it returns.
     told = np.flatnonzero((calls.first_op_id != NONE) & (calls.last_op_id != NONE) & ~calls.is_recompute)
     order = np.argsort(uses.op_id, kind="stable")
     use_op, use_storage = uses.op_id[order], uses.storage_id[order]

@@ -1,9 +1,9 @@
-"""Chooses what is dropped when memory is short: what is large, stale and quickly made again.
+"""Chooses eviction victims: large, stale and cheap to recompute.
 
 Source: Kirisame et al., Dynamic Tensor Rematerialization, ICLR 2021, section 4.1 and appendix C: h = (own cost + cost
 of the dropped neighbourhood) / (bytes x staleness), with the neighbourhood kept as classes of a union-find structure
-(h-DTR-eq), and with samples of the candidates instead of all (appendix E.2). The msps heuristic leaves staleness out
-and counts only what is needed to make a value again (after Peng et al., Capuchin, ASPLOS 2020).
+(h-DTR-eq), and with a sample of the candidates instead of all (appendix E.2). The msps heuristic omits staleness and
+counts only what is needed to recompute a value (after Peng et al., Capuchin, ASPLOS 2020).
 """
 
 from __future__ import annotations
@@ -16,34 +16,34 @@ import torch
 from memprof.policies.remat.cells import Cell
 
 HEURISTICS = ("eq-class", "msps")
-#: Candidates looked at for one victim, and dropped values without a class that are walked through for one candidate.
+#: Candidates sampled per victim, and dropped values without a class visited per candidate.
 _SAMPLE, _WALK = 48, 24
 _use_count = torch._C._storage_Use_Count
 
 
 class Victims:
-    """The cells that may be dropped: those that autograd saved, in memory and held by nobody else."""
+    """The eviction candidates: cells that autograd saved, in memory and not held by anything else."""
 
     def __init__(self, heuristic: str) -> None:
-        """Knows none."""
+        """Starts empty."""
         self._is_stale_cheap = heuristic == "eq-class"
         self._pool: list[Cell] = []
-        self._random = random.Random(0)  # of its own: the job's numbers stay as they are
+        self._random = random.Random(0)  # a separate generator, which leaves the job's random numbers unchanged
         self._joined_to: list[int] = []
         self._class_us: list[float] = []
 
     def __len__(self) -> int:
-        """Returns how many there are, those in use included."""
+        """Returns the number of candidates, including those in use."""
         return len(self._pool)
 
     def add(self, cell: Cell) -> None:
-        """Takes a cell in."""
+        """Adds a cell."""
         if cell.slot < 0:
             cell.slot = len(self._pool)
             self._pool.append(cell)
 
     def remove(self, cell: Cell) -> None:
-        """Takes a cell out."""
+        """Removes a cell."""
         if cell.slot >= 0:
             last = self._pool.pop()
             if last is not cell:
@@ -52,10 +52,10 @@ class Victims:
             cell.slot = -1
 
     def choose(self, clock_us: float) -> Cell | None:
-        """Returns the cell of least h among a sample, None where none can go.
+        """Returns the cell with the least h in a sample, None if none can be dropped.
 
         Args:
-            clock_us: The time now, on the clock of summed operator time.
+            clock_us: Current time on the clock of summed operator time.
         """
         pool = self._pool
         count = len(pool)
@@ -72,14 +72,14 @@ class Victims:
         return best
 
     def h(self, cell: Cell, clock_us: float) -> float:
-        """Returns what dropping a cell costs for what it gives: less is better."""
+        """Returns the cost of dropping a cell relative to its benefit: less is better."""
         cost_us = self.remake_us(cell)
         if self._is_stale_cheap:
             return cost_us / (cell.size_bytes * (clock_us - cell.used_us + 1e-3))
         return cost_us / cell.size_bytes
 
     def remake_us(self, cell: Cell) -> float:
-        """Returns the time of making a cell again, with the dropped ones around it."""
+        """Returns the time to recompute a cell, with the dropped ones around it."""
         total_us = _own_us(cell)
         classes: set[int] = set()
         seen: set[int] = set()
@@ -100,7 +100,7 @@ class Victims:
         return total_us + sum(self._class_us[number] for number in classes)
 
     def dropped(self, cell: Cell) -> None:
-        """Puts a dropped cell into a class, joined with those of the dropped cells beside it."""
+        """Puts a dropped cell into a class, merged with those of its dropped neighbours."""
         number = len(self._joined_to)
         self._joined_to.append(number)
         self._class_us.append(_own_us(cell))
@@ -114,14 +114,14 @@ class Victims:
                         self._class_us[number] += self._class_us[near]
 
     def made_again(self, cell: Cell) -> None:
-        """Takes a cell out of its class; classes are never split."""
+        """Removes a cell from its class; classes are never split."""
         if cell.class_number >= 0:
             number = self._class_of(cell.class_number)
             self._class_us[number] = max(0.0, self._class_us[number] - _own_us(cell))
             cell.class_number = -1
 
     def forget_classes(self) -> None:
-        """Starts classes anew, when no cell is in one any more."""
+        """Resets the classes when no cell is in one."""
         self._joined_to.clear()
         self._class_us.clear()
 
@@ -132,7 +132,7 @@ class Victims:
 
 
 def may_go(cell: Cell) -> bool:
-    """Tells whether a cell's memory would be free if it were dropped, and its content could be had again."""
+    """Returns whether dropping a cell would free its memory and its content could be restored."""
     hold = cell.hold
     return (
         hold is not None
@@ -146,7 +146,7 @@ def may_go(cell: Cell) -> bool:
 
 
 def _own_us(cell: Cell) -> float:
-    """Returns the time of the operators that make a cell: the last one, and those whose result it changed in place."""
+    """Returns the time of a cell's operators: the last one, and those whose result it changed in place."""
     recipe = cell.recipe
     total_us = 0.0
     while recipe is not None:
@@ -157,7 +157,7 @@ def _own_us(cell: Cell) -> float:
 
 
 def _above(cell: Cell) -> Iterator[Cell]:
-    """Yields the cells that a cell is made from; earlier contents of its storage count as its own."""
+    """Yields the cells a cell is computed from; earlier contents of its storage count as its own."""
     recipe = cell.recipe
     for made_from in recipe.inputs if recipe is not None else ():
         if recipe is not None and recipe.changes is made_from and not made_from.is_there():
@@ -167,7 +167,7 @@ def _above(cell: Cell) -> Iterator[Cell]:
 
 
 def _below(cell: Cell) -> Iterator[Cell]:
-    """Yields the cells that are made from a cell, each as what its storage holds last."""
+    """Yields the cells computed from a cell, each as its storage's latest content."""
     for recipe in cell.live_readers():
         for output in recipe.outputs:
             made = output()
@@ -178,7 +178,7 @@ def _below(cell: Cell) -> Iterator[Cell]:
 
 
 def _changed_to(cell: Cell) -> Cell | None:
-    """Returns what an operator made of a cell in place, None where none did."""
+    """Returns the result of an in-place operator on a cell, None if there is none."""
     for recipe in cell.live_readers():
         if recipe.changes is cell:
             return recipe.outputs[0]() if recipe.outputs else None

@@ -1,4 +1,4 @@
-"""Divides an unmodified training job over the ranks that torchrun has started."""
+"""Shards an unmodified training job over the ranks started by torchrun."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ if TYPE_CHECKING:
     from memprof.policies.runtime.job import Job
     from memprof.policies.shard.policy import Shard
 
-#: Wrappers and parameters of jobs that are distributed already.
+#: Wrappers and parameters of jobs that are already distributed.
 _DISTRIBUTED = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "FSDPModule", "DTensor")
 
 
 def start(policy: Shard) -> None:
-    """Leaves the process its rank's device, and its DataLoaders their part of the data.
+    """Restricts the process to its rank's device, and its DataLoaders to its part of the data.
 
     Raises:
         PolicyError: There are fewer devices than ranks.
     """
     if policy.world_size == 1 or os.environ.get("WORLD_SIZE") != str(policy.world_size):
-        return  # a process beside the ranks, as torchrun itself; or apply says what is wrong
+        return  # a process that is not a rank, such as torchrun itself; otherwise apply reports the error
     choose_device()
     feed_from_start(_feed(policy))
 
 
 def apply(job: Job, policy: Shard) -> None:
-    """Divides the job; of a single rank there is nothing to divide.
+    """Shards the job; does nothing for a single rank.
 
     Raises:
-        PolicyError: The ranks are not there, or the model or an optimizer cannot be divided; nothing has been changed.
+        PolicyError: The ranks are missing, or the model or an optimizer cannot be sharded; nothing has been changed.
     """
     if policy.world_size == 1:
-        job.notes.append("shard has one rank: there is nothing to divide, and the job runs as it is.")
+        job.notes.append("shard has one rank: nothing is sharded, and the job runs unchanged.")
         return
     names = units_of(job.model, policy.units) if policy.stage >= 2 else []
     _check(job, policy, names)
@@ -65,7 +65,7 @@ def apply(job: Job, policy: Shard) -> None:
             for optimizer in job.optimizers:
                 DividedUpdates(optimizer, policy, rank).install(job)
     job.notes += _notes(job, policy, names, left)
-    # A dry run has no other ranks to ask.
+    # A dry run has no other ranks to compare with.
     if not is_dry_run() and draws_alike(job.device) and not feed.divided:
         job.notes.append(SENTENCE)
 
@@ -76,34 +76,35 @@ def _feed(policy: Shard, rank: int | None = None) -> RankFeed:
 
 
 def _check(job: Job, policy: Shard, names: list[str]) -> None:
-    """Refuses what cannot be divided.
+    """Rejects jobs that cannot be sharded.
 
     Raises:
-        PolicyError: The sentence says what, and what to do.
+        PolicyError: Names the reason and the remedy.
     """
     tensors = [*job.model.parameters(), *job.model.modules()]
     found = {kind.__name__ for each in tensors for kind in type(each).__mro__} & set(_DISTRIBUTED)
     if found:
         raise PolicyError(
-            f"The job is distributed already ({', '.join(sorted(found))} is in its model); take shard out of the plan."
+            f"The job is already distributed ({', '.join(sorted(found))} is in its model); remove shard from the plan."
         )
     trained = [(name, each) for name, each in job.model.named_parameters() if each.requires_grad]
     if any(each.is_meta for _, each in trained) or len({each.device for _, each in trained}) > 1:
-        raise PolicyError("shard needs a model whose parameters are all on one device, and this one's are not.")
+        raise PolicyError("shard needs a model with all parameters on one device; this one has them on several.")
     for name, module in job.model.named_modules():
         if getattr(module, "sparse", False) and isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)):
             title = name or type(module).__name__
             raise PolicyError(
-                f"Module {title} makes sparse gradients, which are not summed over ranks; write sparse=False."
+                f"Module {title} has sparse gradients, which are not summed over ranks; write sparse=False."
             )
     if policy.stage >= 1:
         job.require_optimizer("shard")
     if policy.stage >= 1 and any(optimizer.state for optimizer in job.optimizers):
         raise PolicyError(
-            "An optimizer has state already, whole; apply shard before its first update, and before it loads a state."
+            "An optimizer already has unsharded state; apply shard before its first update, and before it loads a "
+            "state."
         )
     if policy.stage >= 1 and any(isinstance(optimizer, torch.optim.LBFGS) for optimizer in job.optimizers):
-        raise PolicyError("LBFGS treats all parameters as one vector, which cannot be divided; use stage 0.")
+        raise PolicyError("LBFGS treats all parameters as one vector, which cannot be sharded; use stage 0.")
     if policy.stage == 1:
         check_elementwise(job.optimizers)
     if policy.stage >= 2:
@@ -111,28 +112,28 @@ def _check(job: Job, policy: Shard, names: list[str]) -> None:
 
 
 def _notes(job: Job, policy: Shard, names: list[str], left: int) -> list[str]:
-    """Says what changes for the user."""
+    """Returns notes for the user on what changes."""
     ranks = policy.world_size
     notes = []
     if policy.batch == "split":
-        notes.append(f"Each of the {ranks} ranks trains on its part of every batch that a DataLoader hands out.")
+        notes.append(f"Each of the {ranks} ranks trains on its part of every DataLoader batch.")
     else:
         notes.append(
             f"Each of the {ranks} ranks trains on whole batches: an update is over {ranks} times the samples, and a "
             f"DataLoader's epoch has 1/{ranks} of the steps."
         )
-    notes.append("Each rank runs the whole script: what it prints and saves is done once a rank.")
+    notes.append("Each rank runs the whole script, so it prints and saves once per rank.")
     if policy.stage >= 2:
         units = f"{len(names)} units and the rest of the model" if names else "the model as one unit"
         notes.append(
-            f"Parameters are divided and gathered by {units}; they are DTensors between steps. model.state_dict() "
+            f"Parameters are sharded and gathered by {units}; they are DTensors between steps. model.state_dict() "
             "gathers whole tensors, on all ranks; an optimizer's state_dict() holds this rank's part."
         )
     elif policy.stage == 1:
         notes.append("An optimizer's state_dict() holds this rank's part.")
     if left:
-        notes.append(f"{left} tuples hold parameters as they were before: what is done with them has no effect.")
+        notes.append(f"{left} tuples still hold the original parameters: changes to those have no effect.")
     norms = sum(isinstance(each, torch.nn.modules.batchnorm._BatchNorm) for each in job.model.modules())
     if norms:
-        notes.append(f"{norms} BatchNorm layers take statistics of each rank's own samples.")
+        notes.append(f"{norms} BatchNorm layers compute statistics over each rank's own samples.")
     return notes

@@ -1,4 +1,4 @@
-"""Averages gradients over ranks, in buckets that are sent while backward goes on."""
+"""Averages gradients over ranks, in buckets that are sent while backward runs."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from memprof.policies.shard.filling import fill_buckets
 
 @dataclass(eq=False)
 class _Bucket:
-    """Gradients that are sent as one.
+    """Gradients that are sent together.
 
     Attributes:
-        members: Numbers of its parameters.
-        offsets: Where each one's gradient begins, in elements.
-        size: Elements of all.
-        buffer: Their gradients, while any of them is there.
-        missing: Members whose gradient has not come in this backward.
+        members: Indices of its parameters.
+        offsets: Offset of each one's gradient, in elements.
+        size: Total number of elements.
+        buffer: Their gradients, while any of them exists.
+        missing: Members whose gradient has not arrived in this backward.
     """
 
     members: list[int]
@@ -32,21 +32,21 @@ class _Bucket:
 
 
 class Averaging:
-    """Sums the gradients of all ranks, divided by their number.
+    """Averages the gradients of all ranks.
 
-    A gradient moves into its bucket when it is complete, and is a view of it from then on. A bucket is sent when all
-    of its gradients are there, in one order on all ranks. A parameter without a gradient on every rank has none
-    afterwards; one that has a gradient on some counts as zero on the others.
+    A gradient is copied into its bucket when it is complete, and is a view of it from then on. A bucket is sent when
+    all its gradients have arrived, in the same order on all ranks. A parameter without a gradient on every rank has
+    none afterwards; one with a gradient on only some ranks counts as zero on the others.
 
-    torch's DistributedDataParallel does the same from outside the model, which a script that calls the model itself
-    would pass by, and ends the job where a parameter is not used.
+    torch's DistributedDataParallel does the same from outside the model; a script that calls the model itself would
+    bypass it, and it fails where a parameter is unused.
 
     Source: Li et al. 2020, "PyTorch Distributed: experiences on accelerating data parallel training", for buckets in
-    the order in which gradients come.
+    the order in which gradients arrive.
     """
 
     def __init__(self, model: torch.nn.Module, bucket_mib: int) -> None:
-        """Finds the parameters; nothing is averaged before `install`."""
+        """Collects the parameters; averaging starts with `install`."""
         self._parameters = [each for each in model.parameters() if each.requires_grad]
         self._number = {id(each): number for number, each in enumerate(self._parameters)}
         self._bucket_mib = bucket_mib
@@ -59,18 +59,18 @@ class Averaging:
         self._handles: list[Any] = []
 
     def install(self) -> None:
-        """Begins to average."""
+        """Starts averaging."""
         parameters: list[Any] = self._parameters  # torch's method is not annotated
         self._handles = [each.register_post_accumulate_grad_hook(self._take) for each in parameters]
 
     def remove(self) -> None:
-        """Leaves gradients to each rank again."""
+        """Stops averaging."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
 
     def _take(self, parameter: torch.Tensor) -> None:
-        """Moves a complete gradient into its bucket, and sends what is full."""
+        """Copies a complete gradient into its bucket, and sends full buckets."""
         if not self._is_under_way:
             self._begin()
         number = self._number[id(parameter)]
@@ -91,7 +91,7 @@ class Averaging:
         engine.queue_callback(self._finish)
 
     def _finish(self) -> None:
-        """Sends what is left when backward is over, and waits for all."""
+        """Sends the remaining buckets when backward ends, and waits for all."""
         self._is_under_way = False
         if not self._buckets:
             self._make_buckets()
@@ -105,13 +105,13 @@ class Averaging:
         for work in self._work:
             work.wait()
         self._work.clear()
-        # Last on all ranks: what is sent must be sent in one order.
+        # Last on all ranks, because collectives must run in the same order.
         is_used = torch.zeros(len(self._parameters), dtype=torch.int32)
         is_used[self._arrived] = 1
         is_used = is_used.to(self._parameters[0].device)
         dist.all_reduce(is_used)
         used = torch.nonzero(is_used).flatten()
-        # In a dry run nobody else has gradients.
+        # In a dry run no other rank has gradients.
         for number in used.tolist() if has_values(used) else sorted(set(self._arrived)):
             parameter = self._parameters[number]
             if parameter.grad is None:  # another rank had one
@@ -122,7 +122,7 @@ class Averaging:
             bucket.buffer = None  # the gradients hold it
 
     def _make_buckets(self) -> None:
-        """Groups parameters in the order in which rank 0's gradients came; those that did not come are the last."""
+        """Groups parameters in the order in which rank 0's gradients arrived, those without a gradient last."""
         came = set(self._arrived)
         rest = [number for number in reversed(range(len(self._parameters))) if number not in came]
         own_order = [*self._arrived, *rest]
@@ -138,7 +138,7 @@ class Averaging:
                     offsets.append(size)
                     size += self._parameters[number].numel()
                 self._buckets.append(_Bucket(members, offsets, size))
-        # The same order on all ranks: that of the last member, which is when a bucket is full.
+        # The same order on all ranks: that of the last member, which completes a bucket.
         place = {number: place for place, number in enumerate(numbers)}
         self._buckets.sort(key=lambda bucket: max(place[number] for number in bucket.members))
         self._bucket_of = {
@@ -148,7 +148,7 @@ class Averaging:
         }
 
     def _move(self, number: int) -> None:
-        """Makes a parameter's gradient a view of its bucket; where there is none, its place there is zero."""
+        """Makes a parameter's gradient a view of its bucket; without a gradient, zeroes its place there."""
         parameter = self._parameters[number]
         bucket, offset = self._bucket_of[number]
         if bucket.buffer is None:
@@ -162,7 +162,7 @@ class Averaging:
             parameter.grad = view
 
     def _buffer_of(self, bucket: _Bucket) -> torch.Tensor:
-        """Returns the buffer that gradients of the bucket lie in already, or a new one."""
+        """Returns the buffer that already holds gradients of the bucket, or a new one."""
         first = self._parameters[bucket.members[0]]
         for number, offset in zip(bucket.members, bucket.offsets, strict=True):
             gradient = self._parameters[number].grad
@@ -184,7 +184,7 @@ class Averaging:
 
 
 def _view(buffer: torch.Tensor, parameter: torch.Tensor, offset: int) -> torch.Tensor:
-    """Returns a parameter's place in a buffer, in the order of dimensions in which the parameter lies."""
+    """Returns a parameter's view of a buffer, in the parameter's own memory format."""
     lies = parameter.stride()
     order = sorted(range(len(lies)), key=lambda dim: lies[dim], reverse=True)
     strides, step = [0] * len(lies), 1

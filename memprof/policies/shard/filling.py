@@ -1,21 +1,21 @@
-"""Fills buckets with gradients in the order in which they come, as DistributedDataParallel does."""
+"""Fills buckets with gradients in order of arrival, as DistributedDataParallel does."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
 _MIB = 1 << 20
-#: DDP makes its first bucket this large, so that sending begins early (torch.distributed._DEFAULT_FIRST_BUCKET_BYTES).
+#: Size of DDP's first bucket, for an early first send (torch.distributed._DEFAULT_FIRST_BUCKET_BYTES).
 _FIRST_BUCKET_BYTES = _MIB
 
 
 def fill_buckets(numbers: Sequence[int], sizes_bytes: Iterable[int], bucket_mib: int) -> list[list[int]]:
-    """Returns what each bucket holds, in order; one is full when it holds as much as it should, or more.
+    """Returns the contents of each bucket, in order; a bucket is full at or above its size.
 
     Args:
-        numbers: What to put into buckets, in order.
+        numbers: Items to put into buckets, in order.
         sizes_bytes: Bytes of each.
-        bucket_mib: Size of a bucket, the first of which may be smaller.
+        bucket_mib: Size of a bucket; the first may be smaller.
     """
     found: list[list[int]] = []
     room = 0

@@ -1,4 +1,4 @@
-"""Stages 2 and 3: torch's fully_shard on chosen units of an unmodified model."""
+"""Stages 2 and 3: applies torch's fully_shard to chosen units of an unmodified model."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from memprof.policies.runtime.job import Job
     from memprof.policies.shard.policy import Shard
 
-#: A parameter's place: the module that holds it, and its name there.
+#: Location of a parameter: the module that holds it, and its name there.
 _Place = tuple[torch.nn.Module, str]
 
 
 def units_of(model: torch.nn.Module, patterns: tuple[str, ...]) -> list[str]:
-    """Returns the modules whose parameters are gathered as one; the root's unit, "", is not among them.
+    """Returns the modules whose parameters are gathered together, without the root's unit, "".
 
     Raises:
         PolicyError: A pattern matches no module.
@@ -39,10 +39,10 @@ def units_of(model: torch.nn.Module, patterns: tuple[str, ...]) -> list[str]:
 
 
 def check_units(model: torch.nn.Module, names: list[str]) -> None:
-    """Refuses what fully_shard cannot divide.
+    """Rejects models that fully_shard cannot shard.
 
     Raises:
-        PolicyError: Names the parameter, and says why.
+        PolicyError: Names the parameter and the reason.
     """
     unit_of: dict[int, tuple[str, str]] = {}
     types: dict[str, dict[torch.dtype, str]] = {}
@@ -51,36 +51,36 @@ def check_units(model: torch.nn.Module, names: list[str]) -> None:
         first, first_unit = unit_of.setdefault(id(parameter), (name, unit))
         if first_unit != unit:
             raise PolicyError(
-                f"{first} and {name} are one parameter in two units, which cannot be gathered apart: choose units that "
-                f"hold both, or leave {_title(first_unit or unit)} out of the units."
+                f"{first} and {name} are one parameter in two units, which cannot be gathered separately: choose "
+                f"units that hold both, or leave {_title(first_unit or unit)} out of the units."
             )
         if not parameter.dim():
-            raise PolicyError(f"{name} is a single number without a dimension to divide along; give it the shape (1,).")
+            raise PolicyError(f"{name} is zero-dimensional and cannot be sharded; give it the shape (1,).")
         if parameter.requires_grad:
             types.setdefault(unit, {}).setdefault(parameter.dtype, name)
     for unit, found in types.items():
         if len(found) > 1:
             (one, name), (other, other_name) = list(found.items())[:2]
             raise PolicyError(
-                f"{_title(unit)} trains parameters of two types, which cannot be gathered as one: {name} is "
+                f"{_title(unit)} trains parameters of two types, which cannot be gathered together: {name} is "
                 f"{str(one).removeprefix('torch.')}, {other_name} is {str(other).removeprefix('torch.')}; cast the "
                 "model to one, or make units of the modules that differ."
             )
 
 
 def shard_fully(job: Job, policy: Shard, names: list[str]) -> int:
-    """Divides the model's parameters, and with them gradients and what the optimizers will keep.
+    """Shards the model's parameters, and with them gradients and optimizer state.
 
     Args:
         job: The job; its optimizers have no state yet.
-        policy: Stage 3 drops a unit's parameters after its forward if it says so, stage 2 never.
+        policy: Stage 3 frees a unit's parameters after its forward if set so, stage 2 never.
         names: The units besides the root's.
 
     Returns:
-        How many holders of parameters could not be told of the new ones.
+        Number of references to old parameters that could not be replaced.
 
     Raises:
-        PolicyError: torch cannot divide the model, for a reason of its own; nothing has been changed.
+        PolicyError: torch cannot shard the model, for a reason of its own; nothing has been changed.
     """
     model = job.model
     _lay_out_rows(job)
@@ -92,16 +92,16 @@ def shard_fully(job: Job, policy: Shard, names: list[str]) -> int:
     try:
         for module in chosen[:-1]:
             fully_shard(module, mesh=mesh, reshard_after_forward=policy.stage == 3 and policy.reshard_after_forward)
-        # The root's unit is needed first in backward: dropped after forward, it would be gathered again at once.
+        # Backward needs the root's unit first: freed after forward, it would be gathered again at once.
         fully_shard(model, mesh=mesh, reshard_after_forward=False)
     except (NotImplementedError, ValueError, RuntimeError, AssertionError) as error:
         for (module, key), old in before:
             module._parameters[key] = old
         _take_hooks_away(classes)
         reason = str(error).strip().partition("\n")[0].rstrip(".")
-        raise PolicyError(f"torch's fully_shard cannot divide this model: {reason}; use stage 0 or 1.") from error
+        raise PolicyError(f"torch's fully_shard cannot shard this model: {reason}; use stage 0 or 1.") from error
     for module, kind in classes:
-        type(module).__name__ = kind.__name__  # what a script prints of its model stays as it was
+        type(module).__name__ = kind.__name__  # keeps the printed form of the model unchanged
     if is_gloo(job.device):
         for module in chosen:
             assert isinstance(module, FSDPModule)
@@ -123,15 +123,15 @@ def shard_fully(job: Job, policy: Shard, names: list[str]) -> int:
 
 
 class _Buffers:
-    """Takes the buffers of collectives from torch's allocator, as fully_shard does by itself."""
+    """Allocates the buffers of collectives from torch's allocator, as fully_shard does by default."""
 
     def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Returns memory for a buffer."""
+        """Allocates a buffer."""
         return torch.empty(*size, dtype=dtype, device=device)
 
 
 class _Gather(_Buffers):
-    """Gathers over gloo within the buffer it is given."""
+    """All-gather over gloo within the given buffer."""
 
     def __call__(
         self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, async_op: bool = False
@@ -141,10 +141,10 @@ class _Gather(_Buffers):
 
 
 class _Scatter(_Buffers):
-    """Sums and scatters over gloo within the buffer it is given.
+    """Reduce-scatter over gloo within the given buffer.
 
-    gloo has no reduce-scatter; torch makes one of an all-reduce of a copy, which lives until a thread of gloo's finds
-    time to drop it.
+    gloo has no reduce-scatter; torch emulates it by an all-reduce of a copy, which lives until one of gloo's threads
+    drops it.
     """
 
     def __call__(
@@ -165,14 +165,14 @@ def _placed(model: torch.nn.Module) -> list[tuple[_Place, torch.nn.Parameter]]:
 
 
 def _gather_state(module: Any, state: dict[str, Any], prefix: str, metadata: Any) -> None:
-    """Hands out whole tensors where a script asks for the model's state, to save what it would save by itself."""
+    """Replaces shards by whole tensors in the model's state dict, so that a script saves the same file as unsharded."""
     for name, value in state.items():
         if isinstance(value, DTensor):
             state[name] = value.full_tensor()
 
 
 def _unshard(model: torch.nn.Module, classes: list[tuple[torch.nn.Module, type[torch.nn.Module]]]) -> None:
-    """Gives the model its whole parameters back, and takes the hooks away."""
+    """Restores the model's whole parameters, and removes the hooks."""
     for module, _ in classes:
         assert isinstance(module, FSDPModule)
         module.reshard()
@@ -184,7 +184,7 @@ def _unshard(model: torch.nn.Module, classes: list[tuple[torch.nn.Module, type[t
 
 
 def _take_hooks_away(classes: list[tuple[torch.nn.Module, type[torch.nn.Module]]]) -> None:
-    """Makes modules what they were before fully_shard; their parameters are the caller's to give back."""
+    """Undoes fully_shard on the modules; the caller restores their parameters."""
     for module, kind in classes:
         if not isinstance(module, FSDPModule):
             continue
@@ -197,7 +197,7 @@ def _take_hooks_away(classes: list[tuple[torch.nn.Module, type[torch.nn.Module]]
 
 
 def _lay_out_rows(job: Job) -> None:
-    """Lays out parameters in another order of dimensions, such as channels_last, row by row: parts are rows."""
+    """Makes parameters in another memory format, such as channels_last, row-major: shards are rows."""
     others = [each for each in job.model.parameters() if not each.is_contiguous()]
     for parameter in others:
         parameter.data = parameter.data.contiguous()
@@ -209,7 +209,7 @@ def _whole(model: torch.nn.Module) -> Iterator[tuple[torch.Tensor, torch.nn.Para
     made: dict[int, torch.nn.Parameter] = {}
     for _, parameter in _placed(model):
         if isinstance(parameter, DTensor) and id(parameter) not in made:
-            own: Any = parameter.detach()  # a DTensor, too
+            own: Any = parameter.detach()  # also for a DTensor
             whole = torch.nn.Parameter(own.full_tensor(), requires_grad=parameter.requires_grad)
             gradient = parameter.grad
             if isinstance(gradient, DTensor):

@@ -1,4 +1,4 @@
-"""Chooses the modules whose parameters are gathered as one, by their names alone."""
+"""Chooses the modules whose parameters are gathered together, by name."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from memprof.policies.plan.patterns import match_modules, outermost
 def choose_units(
     patterns: tuple[str, ...], names: Sequence[str], types: Sequence[str], parents: Sequence[int]
 ) -> list[str]:
-    """Returns the units of a model, none of which lies in another; the root's own, "", is not among them.
+    """Returns the units of a model, none nested in another, without the root's own, "".
 
     Args:
-        patterns: Patterns of the modules; none for the layers: the modules that are numbered in a list or a sequence,
-            the outermost, but for a single operation such as ReLU in a sequence.
+        patterns: Patterns of the modules; if empty, the layers: the outermost modules numbered in a list or a sequence,
+            except single operations such as ReLU in a sequence.
         names: Names of all modules.
         types: Their types.
-        parents: Row of the module that holds each, -1 for a root.
+        parents: Row of each module's parent, -1 for a root.
 
     Raises:
         PolicyError: A pattern matches no module.

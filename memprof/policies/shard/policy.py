@@ -1,4 +1,4 @@
-"""Divides parameters, gradients and optimizer state over ranks (ZeRO stages 1 to 3, FSDP), or copies them (DDP)."""
+"""Shards parameters, gradients and optimizer state over ranks (ZeRO stages 1 to 3, FSDP), or replicates them (DDP)."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from memprof.policies.base import Policy
 if TYPE_CHECKING:
     pass
 
-#: What a rank may train on.
+#: Choices for a rank's batches.
 BATCHES = ("keep", "split")
 
 
 @dataclass(frozen=True)
 class Shard(Policy):
-    """Divides parameters, gradients and optimizer state over ranks.
+    """Shards parameters, gradients and optimizer state over ranks.
 
     Attributes:
-        stage: What is divided. 0: nothing, gradients are averaged (DDP); 1: optimizer state; 2: gradients too, and
-            parameters between steps (FSDP that keeps what it gathered until backward is through with it); 3:
-            parameters at all times (FSDP).
+        stage: What is sharded. 0: nothing, gradients are averaged (DDP); 1: optimizer state; 2: gradients too, and
+            parameters between steps (FSDP that keeps gathered parameters until the end of backward); 3: parameters
+            at all times (FSDP).
         world_size: Number of ranks.
-        batch: What a rank trains on. keep: batches as large as the recorded one, each rank other ones; split: its
-            part of each batch, so that an update is over the samples it was over on one rank.
-        reshard_after_forward: In stage 3, drop a unit's parameters after its forward and gather them again for
+        batch: A rank's batches. keep: different batches per rank, each as large as the recorded one; split: its part of
+            each batch, so that an update covers the same samples as on one rank.
+        reshard_after_forward: In stage 3, free a unit's parameters after its forward and gather them again for
             backward; the unit of the root module keeps them.
-        units: Patterns of the modules gathered as one in stages 2 and 3; by default the layers in module lists. What
-            is in none of them belongs to the root's unit.
+        units: Patterns of the modules gathered together in stages 2 and 3; by default the layers in module lists.
+            Everything else belongs to the root's unit.
         bucket_mib: Gradients sent at once in stages 0 and 1, in MiB; the first bucket is 1 MiB as in DDP.
-        link_gigabytes_per_second: What a rank can send to the next of the ring, in 10^9 bytes a second.
-        link_latency_us: What one message of the ring takes besides.
+        link_gigabytes_per_second: Bandwidth from a rank to the next in the ring, in 10^9 bytes per second.
+        link_latency_us: Latency of each message in the ring.
     """
 
     name: ClassVar[str] = "shard"
-    flag_help: ClassVar[str] = "Divide the job over ranks: ddp, zero1, zero2 or fsdp (or stage 0 to 3), and how many."
+    flag_help: ClassVar[str] = "Shard the job over ranks: ddp, zero1, zero2 or fsdp (or stage 0 to 3), and how many."
     flag_example: ClassVar[str] = "fsdp:8"
     numerics: ClassVar[str] = "rounding"
     source: ClassVar[str] = "modelled"
@@ -52,24 +52,24 @@ class Shard(Policy):
     link_latency_us: float = 5.0
 
     def __post_init__(self) -> None:
-        """Checks the settings.
+        """Validates the settings.
 
         Raises:
-            PolicyError: One of them makes no sense.
+            PolicyError: A setting is invalid.
         """
         if type(self.stage) is not int or not 0 <= self.stage <= 3:
-            raise PolicyError(f"shard has the stages 0 (ddp), 1, 2 and 3 (fsdp), not {self.stage!r}; write stage = 3.")
+            raise PolicyError(f"shard: invalid stage {self.stage!r}; write 0 (ddp), 1, 2 or 3 (fsdp).")
         if type(self.world_size) is not int or self.world_size < 1:
             raise PolicyError(
                 f"shard needs a world size of at least 1 rank, not {self.world_size!r}; write world_size = 8."
             )
         if self.batch not in BATCHES:
-            raise PolicyError(f"shard has no batch {self.batch!r}; write batch = 'keep' or batch = 'split'.")
+            raise PolicyError(f"shard: invalid batch {self.batch!r}; write batch = 'keep' or batch = 'split'.")
         if type(self.bucket_mib) is not int or self.bucket_mib < 1:
             raise PolicyError(f"shard needs buckets of at least 1 MiB, not {self.bucket_mib!r}; write bucket_mib = 25.")
         if not self.link_gigabytes_per_second > 0:
             raise PolicyError(
-                f"shard needs a link that sends something, not {self.link_gigabytes_per_second!r} gigabytes a second; "
+                f"shard needs a positive link bandwidth, not {self.link_gigabytes_per_second!r} GB/s; "
                 "write link_gigabytes_per_second = 25.0."
             )
         if not self.link_latency_us >= 0:
@@ -83,7 +83,7 @@ class Shard(Policy):
         """Reads ``--shard fsdp:8``, also ddp, zero1, zero2, zero3 and a stage's number, and ``fsdp:8:split``.
 
         Raises:
-            PolicyError: It is none of these.
+            PolicyError: The text is none of these.
         """
         strategy, _, rest = text.strip().lower().partition(":")
         ranks, _, batch = rest.partition(":")
@@ -98,11 +98,11 @@ class Shard(Policy):
 
     @property
     def starts_early(self) -> bool:
-        """The process is given its rank's device and data."""
+        """The process needs its rank's device and data before the job starts."""
         return self.world_size > 1
 
     def describe(self) -> str:
-        """Says what is divided over how many ranks."""
+        """Describes what is sharded over how many ranks."""
         what = ("ddp", "zero1", "zero2", "fsdp")[self.stage]
         kept = " without resharding" if self.stage == 3 and not self.reshard_after_forward else ""
         split = ", each with its part of the batch" if self.batch == "split" else ""

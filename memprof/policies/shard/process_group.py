@@ -1,4 +1,4 @@
-"""The ranks of a job: finds out which one this process is, and lets them talk to each other."""
+"""Determines this process's rank, and connects the ranks of a job."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import torch.distributed as dist
 from memprof.errors import PolicyError
 from memprof.policies.runtime.job import Job
 
-#: What torchrun tells each of its processes.
+#: Environment variables that torchrun sets in each process.
 _TOLD = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 _DEVICES = "CUDA_VISIBLE_DEVICES"
-#: Under its name since torch 2.13, where the one before warns.
+#: Named so since torch 2.13, where the older name warns.
 _all_gather = getattr(dist, "all_gather_single", None) or getattr(dist, "all_gather_into_tensor", None)
 
 
 def choose_device() -> None:
-    """Leaves a process of torchrun the device of its rank, as the only one it sees.
+    """Restricts a torchrun process to the device of its rank.
 
-    So a script that says ``cuda`` or ``cuda:0`` trains on its own device. It must run before CUDA is initialised.
+    A script that uses ``cuda`` or ``cuda:0`` then trains on its own device. Must run before CUDA is initialised.
 
     Raises:
-        PolicyError: There are fewer devices than ranks on this machine.
+        PolicyError: This machine has fewer devices than ranks.
     """
     cuda: Any = torch.cuda  # not annotated
     if any(name not in os.environ for name in _TOLD) or cuda.is_initialized():
@@ -35,7 +35,7 @@ def choose_device() -> None:
     local, ranks = int(os.environ["LOCAL_RANK"]), int(os.environ.get("LOCAL_WORLD_SIZE", os.environ["WORLD_SIZE"]))
     if ranks > count:
         raise PolicyError(
-            f"shard has {ranks} ranks on this machine, and it has {count} CUDA device{'s' * (count != 1)}: start as "
+            f"shard has {ranks} ranks on this machine, which has {count} CUDA device{'s' * (count != 1)}: start as "
             f"many ranks as there are devices, or hide the devices to train on CPU: {_DEVICES}=''."
         )
     visible = os.environ.get(_DEVICES, "")
@@ -44,17 +44,17 @@ def choose_device() -> None:
 
 
 def join_ranks(job: Job, world_size: int) -> int:
-    """Joins the other ranks of the job, unless the job has done so itself.
+    """Joins the other ranks, unless the job has already done so.
 
     Args:
-        job: The job; its device chooses how ranks talk: NCCL on CUDA, gloo elsewhere.
-        world_size: Ranks the plan is for.
+        job: The job; its device selects the backend: NCCL on CUDA, gloo elsewhere.
+        world_size: Number of ranks in the plan.
 
     Returns:
         This process's rank.
 
     Raises:
-        PolicyError: There are no ranks, or another number of them.
+        PolicyError: There are no ranks, or not that number.
     """
     is_joined = dist.is_available() and dist.is_initialized()
     missing = [name for name in _TOLD if name not in os.environ]
@@ -62,7 +62,7 @@ def join_ranks(job: Job, world_size: int) -> int:
         raise PolicyError("shard needs torch.distributed, which this torch was built without.")
     if not is_joined and missing:
         raise PolicyError(
-            f"shard divides over {world_size} ranks, and this job is a single process: start it with torchrun "
+            f"shard needs {world_size} ranks, and this job is a single process: start it with torchrun "
             f"--nproc-per-node {world_size}, or let memprof do so: memprof record --plan PLAN train.py"
         )
     there = dist.get_world_size() if is_joined else int(os.environ["WORLD_SIZE"])
@@ -78,22 +78,22 @@ def join_ranks(job: Job, world_size: int) -> int:
 
 
 def start_alike(model: torch.nn.Module) -> None:
-    """Gives all ranks the parameters and buffers that rank 0 begins with."""
+    """Broadcasts rank 0's initial parameters and buffers to all ranks."""
     for tensor in (*model.parameters(), *model.buffers()):
-        # Where the script draws the same numbers in each process this changes nothing.
+        # No effect if the script draws the same numbers in each process.
         dist.broadcast(tensor.detach(), 0)
 
 
 def gather(whole: torch.Tensor, part: torch.Tensor, group: dist.ProcessGroup | None = None) -> None:
-    """Fills a buffer with the parts of all ranks, one after the other.
+    """Fills a buffer with the parts of all ranks, in order.
 
-    Over gloo each rank's part is broadcast within the buffer: gloo's own all-gather makes a copy of the whole, which
-    lives until one of its threads finds time to drop it.
+    Over gloo each rank's part is broadcast within the buffer: gloo's own all-gather copies the whole, and the copy
+    lives until one of its threads drops it.
 
     Args:
         whole: The buffer, flat.
-        part: This rank's part, which may lie in its place in the buffer.
-        group: The ranks; all of them where it is left out.
+        part: This rank's part, which may already lie at its place in the buffer.
+        group: The ranks; all by default.
     """
     if not is_gloo(whole.device, group):
         assert _all_gather is not None
@@ -108,7 +108,7 @@ def gather(whole: torch.Tensor, part: torch.Tensor, group: dist.ProcessGroup | N
 
 
 def is_gloo(device: torch.device, group: dist.ProcessGroup | None = None) -> bool:
-    """Whether ranks talk through gloo; in a dry run, whose ranks do not talk, whether they would."""
+    """Returns whether the ranks communicate through gloo; in a dry run, without communication, whether they would."""
     backend = dist.get_backend(group)
     return bool(backend == "gloo" or (backend == "fake" and device.type == "cpu"))
 

@@ -1,4 +1,4 @@
-"""Finds who holds a model's parameters besides the model, and hands them those that take their place."""
+"""Finds references to a model's parameters outside the model, and replaces them."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import torch
 
 _DICTIONARIES = (dict, OrderedDict, defaultdict)
 
-#: Old and new parameter, by the id of the old one, which is alive as long as this is.
+#: Old and new parameter, by the id of the old one, which stays alive with this dictionary.
 Exchange = dict[int, tuple[torch.Tensor, torch.Tensor]]
 
 
 def exchange_everywhere(exchange: Exchange) -> int:
-    """Replaces parameters in every list, and in every value of a dictionary, that holds them.
+    """Replaces parameters in every list and dictionary value that holds them.
 
-    So are the groups of optimizers, what a script keeps to clip gradients of, and its variables.
+    Examples are optimizers' groups, a script's lists of parameters to clip, and its variables.
 
     Args:
-        exchange: What to replace by what.
+        exchange: Old and new parameters.
 
     Returns:
-        How many places still hold an old one and cannot be changed, such as tuples.
+        Number of remaining references to old ones that cannot be changed, such as in tuples.
     """
     old = [pair[0] for pair in exchange.values()]
     own = {id(old), id(exchange), *(id(pair) for pair in exchange.values())}

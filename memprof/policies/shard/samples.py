@@ -1,4 +1,4 @@
-"""Leaves a rank's part of the batch in a recorded step."""
+"""Reduces a recorded step to a rank's part of the batch."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from memprof.trace.step import Step
 
 
 def with_part_of_batch(step: Step, ranks: int) -> Step:
-    """Scales what grows with the batch to the samples of the rank that has most.
+    """Scales everything that grows with the batch to the largest part of any rank.
 
     Args:
         step: The recorded step.
-        ranks: Ranks that divide each batch.
+        ranks: Number of ranks that divide each batch.
 
     Raises:
-        PolicyError: The batch of the step cannot be told.
+        PolicyError: The batch of the step cannot be determined.
     """
     batch = find_batch(step)
     parts = part_sizes(batch.size, ranks)[:1]

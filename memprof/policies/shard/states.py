@@ -1,4 +1,4 @@
-"""Stage 1: each rank updates its part of every parameter, with its part of the optimizer's state."""
+"""Stage 1: each rank updates its part of every parameter, with its part of the optimizer state."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from memprof.policies.runtime.job import Job
     from memprof.policies.shard.policy import Shard
 
-#: Optimizers of torch that treat each number of a parameter alike, wherever it stands: parts can be updated apart.
+#: torch optimizers that update each element independently, so that parts can be updated separately.
 _ELEMENTWISE = (
     torch.optim.Adam,
     torch.optim.AdamW,
@@ -32,7 +32,7 @@ _ELEMENTWISE = (
 
 
 def check_elementwise(optimizers: list[torch.optim.Optimizer]) -> None:
-    """Refuses optimizers that need a parameter as a whole.
+    """Rejects optimizers that need whole parameters.
 
     Raises:
         PolicyError: Names the first such optimizer.
@@ -40,8 +40,8 @@ def check_elementwise(optimizers: list[torch.optim.Optimizer]) -> None:
     for optimizer in optimizers:
         if type(optimizer) not in _ELEMENTWISE:
             raise PolicyError(
-                f"shard in stage 1 updates parts of parameters, and {type(optimizer).__name__} is not known to treat "
-                "each number alike; use stage 3, or one of torch's Adam, AdamW, SGD, RMSprop, Adagrad."
+                f"shard in stage 1 updates parts of parameters, and {type(optimizer).__name__} is not known to update "
+                "each element independently; use stage 3, or one of torch's Adam, AdamW, SGD, RMSprop, Adagrad."
             )
 
 
@@ -53,7 +53,7 @@ class _Part:
         whole: The parameter.
         part: A view of it, which the optimizer updates instead.
         start: First row.
-        rows: Rows of each rank's part; the last ranks' may be fewer, or none.
+        rows: Rows of each rank's part; the last ranks may have fewer, or none.
     """
 
     whole: torch.nn.Parameter
@@ -63,22 +63,22 @@ class _Part:
 
     @property
     def row_elements(self) -> int:
-        """Numbers in one row."""
+        """Elements per row."""
         return self.whole.numel() // max(len(self.whole) if self.whole.dim() else 1, 1)
 
 
 class DividedUpdates:
-    """Lets an optimizer see its parameters whole, but update this rank's parts of them.
+    """Presents whole parameters to the optimizer, but updates only this rank's parts of them.
 
-    Outside of its update nothing is different: gradients are zeroed, clipped and scheduled as before. After it, the
-    ranks hand each other the parts they updated, some parameters at a time.
+    Outside the update nothing changes: gradients are zeroed, clipped and scheduled as before. After it, the ranks
+    exchange the parts they updated, some parameters at a time.
 
     Source: Rajbhandari et al. 2020, "ZeRO: Memory optimizations toward training trillion parameter models"; parts are
-    rows, as fully_shard has them, where ZeroRedundancyOptimizer hands out whole parameters.
+    rows, as in fully_shard, whereas ZeroRedundancyOptimizer assigns whole parameters.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, policy: Shard, rank: int) -> None:
-        """Makes the parts; nothing is divided before `install`."""
+        """Creates the parts; sharding starts with `install`."""
         self._optimizer = optimizer
         self._ranks, self._rank, self._bucket_mib = policy.world_size, rank, policy.bucket_mib
         self._parts: dict[int, _Part] = {}
@@ -86,8 +86,8 @@ class DividedUpdates:
         self._added: list[dict[str, Any]] = []
 
     def install(self, job: Job) -> None:
-        """Begins to divide."""
-        # A step of a user's own that overrides torch's runs the same hooks: torch wraps it.
+        """Starts sharding."""
+        # A user-defined step that overrides torch's runs the same hooks: torch wraps it.
         for handle in (
             self._optimizer.register_step_pre_hook(self._before),
             self._optimizer.register_step_post_hook(self._after),
@@ -95,11 +95,11 @@ class DividedUpdates:
             job.on_undo(handle.remove)
 
     def _before(self, optimizer: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
-        """Puts the parts in place of the parameters."""
-        if self._whole:  # the update before ended in an error
+        """Replaces the parameters by the parts."""
+        if self._whole:  # the previous update failed
             self._put_whole()
         self._put_parts()
-        # A closure zeroes and computes gradients, of the parameters.
+        # A closure zeroes and computes gradients of the whole parameters.
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is None:
             return None
@@ -136,7 +136,7 @@ class DividedUpdates:
         self._whole = []
 
     def _after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """Puts the parameters back, and fetches what the other ranks have updated of them."""
+        """Restores the parameters, and gathers the other ranks' updates."""
         self._put_whole()
         updated = [
             self._parts[id(parameter)]
@@ -160,13 +160,13 @@ class DividedUpdates:
             part = torch.nn.Parameter(_rows(parameter.detach(), start, min(rows, length - start)))
             known = self._parts[id(parameter)] = _Part(parameter, part, start, rows)
         elif known.part.untyped_storage()._cdata != parameter.untyped_storage()._cdata:
-            # The script has given the parameter other memory: .to(), or another state.
+            # The script has replaced the parameter's memory: .to(), or another state.
             known.part.data = _rows(parameter.detach(), known.start, len(known.part))
         return known
 
     @torch.no_grad()
     def _exchange(self, parts: list[_Part]) -> None:
-        """Gathers parts of all ranks, through one buffer in which each rank's parts are as long."""
+        """Gathers the parts of all ranks, through one buffer with equal space per rank."""
         sizes = [own.rows * own.row_elements for own in parts]
         first = parts[0].whole
         whole = torch.empty((self._ranks, sum(sizes)), dtype=first.dtype, device=first.device)

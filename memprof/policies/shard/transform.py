@@ -1,4 +1,4 @@
-"""Rewrites a step of one rank that had everything into the step of one rank of many."""
+"""Rewrites a single-rank step into the step of one rank of many."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
 
 def transform(step: Step, policy: Shard) -> Step:
-    """Divides what the stage divides, adds the collectives, and lets them run beside the computation.
+    """Shards what the stage shards, and adds the collectives, concurrent with the computation.
 
     In stages 0 and 1 each gradient moves into a bucket when it is complete, and the buckets are sent while backward
-    goes on; in stage 1 the ranks hand each other what they updated after the update. In stages 2 and 3 a unit's
-    parameters are gathered into one buffer and copied from there, and its gradients are copied into one buffer and
-    scattered, at the moments at which torch's fully_shard does. A single rank is predicted as what was recorded.
+    runs; in stage 1 the ranks exchange their results after the update. In stages 2 and 3 a unit's parameters are
+    gathered into one buffer and copied from there, and its gradients are copied into one buffer and scattered, at the
+    same points as in torch's fully_shard. A single rank is predicted as recorded.
 
-    Source: Rajbhandari et al. 2020, "ZeRO: Memory optimizations toward training trillion parameter models", for what
-    is divided; Zhao et al. 2023, "PyTorch FSDP", for units and prefetch; moments and buffers as in
+    Source: Rajbhandari et al. 2020, "ZeRO: Memory optimizations toward training trillion parameter models", for the
+    stages; Zhao et al. 2023, "PyTorch FSDP", for units and prefetch; timing and buffers as in
     torch.distributed.fsdp.fully_shard of torch 2.13.
 
     Raises:

@@ -1,1 +1,1 @@
-"""Moves saved tensors, or optimizer state or parameters, out of the device while nobody needs them."""
+"""Moves saved tensors, optimizer state or parameters out of the device while they are not needed."""

@@ -1,4 +1,4 @@
-"""Moves saved tensors, optimizer state or parameters of a real job."""
+"""Applies the swap policy to a real job: saved tensors, optimizer state or parameters."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ def apply(job: Job, policy: Swap) -> None:
     """Installs the policy.
 
     Raises:
-        PolicyError: The job does not run where the policy moves from, a pattern matches nothing, or the folder
-            cannot be written.
+        PolicyError: The job does not run on the device that the policy moves from, a pattern matches nothing, or the
+            folder is not writable.
     """
     device = job.device
     if policy.to == "host" and device.type != "cuda":
-        raise PolicyError("This model is in host memory already, so swap cannot move it there; write to = 'disk'.")
+        raise PolicyError("swap cannot move to host: this model is already in host memory; write to = 'disk'.")
     if policy.to == "disk" and device.type != "cpu":
         raise PolicyError(
-            f"swap moves to disk what is in host memory, and this model is on {device.type}; write to = 'host'."
+            f"swap can only move to disk from host memory, and this model is on {device.type}; write to = 'host'."
         )
     if policy.what != "activations" and job.has_parts:
         raise PolicyError(
-            f"Parameters are divided over ranks, so swap cannot move {policy.what}; swap activations, or shard in "
+            f"Parameters are sharded over ranks, so swap cannot move {policy.what}; swap activations, or use shard "
             "stage 0 or 1."
         )
     names = match_modules(policy.modules, job.modules_named())
@@ -71,4 +71,4 @@ def _carrier(job: Job, policy: Swap) -> DiskCarrier | DryCarrier | HostCarrier:
     try:
         return DiskCarrier(folder)
     except OSError as error:
-        raise PolicyError(f"swap cannot write to {folder}: {error.strerror}; set folder to one it can.") from error
+        raise PolicyError(f"swap cannot write to {folder}: {error.strerror}; set folder to a writable one.") from error

@@ -1,4 +1,4 @@
-"""Brings parameters in when the job casts or moves its model: what is changed then is what is in memory."""
+"""Brings parameters in before the job casts or moves its model, which only changes what is in memory."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 
 def bring_in_for_casts(job: Job, module: torch.nn.Module, bring_in: Callable[[], Any]) -> None:
-    """Brings a module's own parameters in before ``to``, ``double``, ``half`` and the like.
+    """Brings in a module's own parameters before ``to``, ``double``, ``half`` and the like.
 
     Args:
         job: The job.
         module: Any of its modules.
-        bring_in: Brings in those of its own that are moved.
+        bring_in: Brings in those of its own parameters that are moved.
     """
 
     def casting(before: Any) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""Copies between device and host or disk as operators of a step, and the time training waits for them."""
+"""Models copies between device and host or disk as operators of a step, and the time training waits for them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from memprof.trace.step import Step
 if TYPE_CHECKING:
     from memprof.policies.swap.policy import Swap
 
-#: Streams of the copies; training computes on stream 0.
+#: Streams of the copies; training runs on stream 0.
 STREAM_OUT, STREAM_IN = 1, 2
-#: What the training thread itself does, besides waiting for copies: for every saved tensor the hooks see, and for every
-#: storage moved out and back (views, queue, waking the thread, memory gone from the processor's cache). Fitted to the
-#: fastest of 15 to 25 steps of the six jobs of tests/policies, on two cores of a virtual machine with torch 2.13.
+#: Overhead on the training thread, without waits for copies: per saved tensor that the hooks see, and per storage
+#: moved out and back (views, queue, waking the thread, processor cache misses). Fitted to the fastest of 15 to 25
+#: steps of the six jobs of tests/policies, on two cores of a virtual machine with torch 2.13.
 HOOK_US, PACK_US, UNPACK_US = 15.0, 80.0, 120.0
 #: The same for optimizer state and parameters, which are moved without views.
 SEND_US, FETCH_US = 25.0, 70.0
@@ -27,15 +27,15 @@ SEND_US, FETCH_US = 25.0, 70.0
 def copy_ops(
     step: Step, moments: Ints, storages: Ints, like: Ints, name: str, bytes_per_us: float, *, stream: int | None = None
 ) -> Ops:
-    """Makes one copy a storage.
+    """Creates one copy per storage.
 
     Args:
         step: The step.
         moments: The operator before which each copy starts.
-        storages: What is copied.
+        storages: Storages to copy.
         like: The operator whose module each copy belongs to.
         name: ``memprof.swap_out`` or ``memprof.swap_in``.
-        bytes_per_us: Speed.
+        bytes_per_us: Speed of the copies.
         stream: The stream; by default that of the direction.
     """
     ops, count = step.ops, len(moments)
@@ -60,11 +60,11 @@ def copy_ops(
 
 
 def copy_stalls_us(step: Step, records: Records, let_go: Ints, back: Ints, is_moved: Bools, policy: Swap) -> float:
-    """Returns how much longer a step takes: the hooks' own time, and the waits for copies that are not there yet.
+    """Returns how much longer a step takes: the hooks' overhead, and the waits for unfinished copies.
 
-    Copies run one after the other beside the computation: on disk in one queue for both directions, since one thread
-    does both; between a CUDA device and the host in one for each. There the hooks' own time passes on the processor,
-    beside all that.
+    Copies run in sequence, concurrent with the computation: on disk in one queue for both directions, since one thread
+    does both; between a CUDA device and the host in one queue each. There the hooks' overhead runs on the processor,
+    concurrent with both.
     """
     clock = _clock_us(step)
     link = link_of(step, policy)
@@ -78,7 +78,7 @@ def copy_stalls_us(step: Step, records: Records, let_go: Ints, back: Ints, is_mo
     count = len(records)
     number = np.arange(count)
     moved = number[is_moved]
-    # What happens at one moment happens in this order: copies out are waited for, packed, fetched, needed.
+    # Order of events at one moment: wait for copies out, pack, fetch, use.
     moments = np.concatenate([let_go, records.packed, back[moved], records.unpacked[moved]])
     kinds = np.repeat([0, 1, 2, 3], [count, count, len(moved), len(moved)])
     rows = np.concatenate([number, number, moved, moved])
@@ -105,9 +105,9 @@ def copy_stalls_us(step: Step, records: Records, let_go: Ints, back: Ints, is_mo
 
 
 def _clock_us(step: Step) -> Floats:
-    """Returns when each operator starts, from the start of the untouched step, and when the last one ends."""
+    """Returns when each operator starts, from the start of the unmodified step, and when the last one ends."""
     duration = np.nan_to_num(step.ops.duration_us)
     total = float(duration.sum())
-    # Python's own time between the operators is shared out among them.
+    # Python's time between operators is distributed over them.
     scale = max(step.duration_us / total, 1.0) if total > 0 else 1.0
     return np.concatenate([[0.0], np.cumsum(duration * scale)])

@@ -1,4 +1,4 @@
-"""Carries storages to a file and back, in a thread of its own."""
+"""Copies storages to a file and back, in a separate thread."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from typing import Any
 import psutil
 import torch
 
-#: Places in the file begin at multiples of this: the size of a page.
+#: Alignment of extents in the file: the page size.
 _PAGE = 4096
 
 
 @dataclass
 class _Ticket:
-    """One copy under way: set when it is over, with what went wrong."""
+    """One copy in progress: set when it completes, with its error if any."""
 
     is_over: threading.Event = field(default_factory=threading.Event)
     error: OSError | None = None
@@ -34,7 +34,7 @@ class _Ticket:
 
 @dataclass
 class _Place:
-    """A stretch of the file and the copies to and from it."""
+    """An extent of the file, and the copies to and from it."""
 
     offset: int
     size_bytes: int
@@ -47,15 +47,15 @@ class _Place:
 
 
 class Extents:
-    """The stretches of a file in use: the smallest free one that fits is taken, neighbours are merged when free."""
+    """Allocator of the file's extents: takes the smallest free one that fits, and merges free neighbours."""
 
     def __init__(self) -> None:
-        """Nothing is in use."""
+        """Starts with nothing in use."""
         self.end = 0
         self._free: dict[int, int] = {}  # size by offset
 
     def take(self, size: int) -> int:
-        """Returns the offset of a free stretch of whole pages."""
+        """Returns the offset of a free extent of whole pages."""
         size = _pages(size)
         fitting = [(length, offset) for offset, length in self._free.items() if length >= size]
         if not fitting:
@@ -68,7 +68,7 @@ class Extents:
         return offset
 
     def give(self, offset: int, size: int) -> None:
-        """Gives a stretch back."""
+        """Frees an extent."""
         size = _pages(size)
         size += self._free.pop(offset + size, 0)
         before = next((start for start, length in self._free.items() if start + length == offset), None)
@@ -82,12 +82,12 @@ class Extents:
 
 
 class DiskCarrier:
-    """Copies to a private file without a name, which is gone with the process however that ends.
+    """Copies to a private unnamed file, which disappears with the process however it ends.
 
-    The thread touches addresses only, never tensors: memory is taken and given back by the thread that trains.
+    The thread uses raw addresses only, never tensors: the training thread allocates and frees memory.
 
     Attributes:
-        device: It moves from the memory of the processor.
+        device: Always the CPU: it moves from host memory.
     """
 
     device = "cpu"
@@ -96,7 +96,7 @@ class DiskCarrier:
         """Opens the file.
 
         Raises:
-            OSError: There is no such folder, or nothing can be written there.
+            OSError: The folder does not exist or is not writable.
         """
         self._file = tempfile.TemporaryFile(buffering=0, dir=folder or None)  # noqa: SIM115  # open until close()
         self._extents = Extents()
@@ -106,11 +106,11 @@ class DiskCarrier:
         self._has_failed = False
         self._is_closed = False
         self._thread.start()
-        # Before the interpreter kills daemon threads: nobody may wait for a copy that never ends.
+        # Runs before the interpreter kills daemon threads, so that nothing waits for a copy that never ends.
         atexit.register(self.close)
 
     def send(self, storage: torch.UntypedStorage) -> _Place:
-        """Starts writing."""
+        """Starts the write."""
         with self._lock:
             place = _Place(self._extents.take(storage.nbytes()), storage.nbytes())
         if self._has_failed or self._is_closed:
@@ -121,28 +121,28 @@ class DiskCarrier:
         return place
 
     def sent(self, place: _Place) -> bool:
-        """Waits until it is written; where it cannot be, training goes on without and says so once."""
+        """Waits for the write; if it fails, the tensor stays in memory and a warning is issued once."""
         error = place.out.wait()
         if error is not None and not (self._has_failed or self._is_closed):
             self._has_failed = True
-            warnings.warn(f"swap: what is saved stays in memory from now on: {error}", RuntimeWarning, stacklevel=2)
+            warnings.warn(f"swap: saved tensors stay in memory from now on: {error}", RuntimeWarning, stacklevel=2)
         return error is None
 
     def fetch(self, place: _Place) -> torch.UntypedStorage:
-        """Takes memory and starts reading.
+        """Allocates memory and starts the read.
 
         Raises:
-            RuntimeError: The policy was taken back since.
+            RuntimeError: The policy has been undone since.
         """
         if self._is_closed:
-            raise RuntimeError("swap was taken back between forward and backward: what was on disk is gone")
+            raise RuntimeError("swap was removed between forward and backward: the data on disk is gone")
         place.back = _Ticket()
         storage = torch.UntypedStorage(place.size_bytes)  # type: ignore[no-untyped-call]
         self._jobs.put((os.preadv, storage.data_ptr(), place, place.back))
         return storage
 
     def fetched(self, place: _Place) -> None:
-        """Waits until it is read.
+        """Waits for the read.
 
         Raises:
             OSError: The file cannot be read.
@@ -152,9 +152,9 @@ class DiskCarrier:
             raise error
 
     def forget(self, place: _Place, storage: torch.UntypedStorage | None) -> None:
-        """Waits for what is under way and gives the stretch back."""
+        """Waits for pending copies and frees the extent."""
         if threading.current_thread() is self._thread and not place.is_quiet:
-            # The garbage collector can run in any thread; this one must not wait for itself.
+            # The garbage collector can run in any thread, including this one, which must not wait for itself.
             self._jobs.put((None, storage, place, None))
             return
         place.out.wait()
@@ -187,14 +187,14 @@ class DiskCarrier:
 
 
 def is_in_memory(folder: str) -> bool:
-    """Tells whether a folder's file system is itself in memory."""
+    """Returns whether a folder's file system is itself in memory."""
     path = Path(folder or tempfile.gettempdir()).resolve()
     mounts = [part for part in psutil.disk_partitions(all=True) if path.is_relative_to(part.mountpoint)]
     return bool(mounts) and max(mounts, key=lambda part: len(part.mountpoint)).fstype in ("tmpfs", "ramfs")
 
 
 def _copy_all(copy: Any, descriptor: int, address: int, size: int, offset: int) -> None:
-    """Copies between memory and a file until all is done: one call may do less, and does at 2 GiB."""
+    """Copies between memory and a file until complete: a single call may copy less, and does at 2 GiB."""
     memory = memoryview((ctypes.c_char * size).from_address(address)).cast("B")
     done = 0
     while done < size:

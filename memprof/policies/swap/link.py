@@ -1,4 +1,4 @@
-"""How fast what is swapped travels, and how much longer a step takes for it."""
+"""Computes the bandwidth of swapping, and how much longer a step takes."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from memprof.trace.step import Step
 if TYPE_CHECKING:
     from memprof.policies.swap.policy import Swap
 
-#: What Python and torch need for an operator on the processor when a device computes; not measured: the usual figure
-#: for eager PyTorch is 5 to 10.
+#: Processor time to launch an operator from Python and torch when a device computes; not measured: eager PyTorch
+#: typically takes 5 to 10.
 LAUNCH_US = 8.0
 
 
 @dataclass(frozen=True)
 class Link:
-    """Bytes a microsecond, out and back."""
+    """Bytes per microsecond, out and back."""
 
     out_bytes_per_us: float
     in_bytes_per_us: float
 
 
 def link_of(step: Step, policy: Swap) -> Link:
-    """Returns the speeds that the policy sets, else those measured where the step ran, else usual ones."""
+    """Returns the speeds set by the policy, else those measured on the recording machine, else typical ones."""
     if policy.gbps:
         return Link(policy.gbps * 1e3, policy.gbps * 1e3)
     usual = DEFAULT_GBPS[policy.to] * 1e3
@@ -37,14 +37,14 @@ def link_of(step: Step, policy: Swap) -> Link:
 def longer_us(step: Step, policy: Swap, work_us: float, waits_us: float) -> float:
     """Returns how much longer a step takes.
 
-    The processor's own work counts in full where it computes as well. Beside a device that computes, it counts only
-    where the processor is not done before the device is.
+    The processor's own work counts in full if it also computes. If a device computes, it counts only where the
+    processor finishes after the device.
 
     Args:
-        step: The step as it is.
+        step: The original step.
         policy: The settings.
-        work_us: Time of the processor for packing, queueing and views.
-        waits_us: Time for which the computation waits for copies.
+        work_us: Processor time for packing, queueing and views.
+        waits_us: Time the computation waits for copies.
     """
     if policy.to == "disk":
         return work_us + waits_us

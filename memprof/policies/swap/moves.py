@@ -1,4 +1,4 @@
-"""Moves storages out while forward packs them and back while backward needs them, a few on their way at a time."""
+"""Moves storages out as forward packs them and back before backward needs them, a bounded number at a time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CHECKPOINT = torch.utils.checkpoint.__file__
 
 
 class Carrier(Protocol):
-    """Where storages are moved to; it starts a copy and waits for it later.
+    """Destination of moved storages; starts copies and waits for them later.
 
     Attributes:
         device: The device it moves from, such as ``cpu`` or ``cuda:0``.
@@ -25,15 +25,15 @@ class Carrier(Protocol):
     device: str
 
     def send(self, storage: torch.UntypedStorage) -> Any:
-        """Starts the copy out and returns the place; the storage stays untouched until `sent`."""
+        """Starts the copy out and returns the place; the storage must not change until `sent`."""
         ...
 
     def sent(self, place: Any) -> bool:
-        """Waits for the copy out; returns False where it failed and the storage must stay."""
+        """Waits for the copy out; returns False if it failed and the storage must stay."""
         ...
 
     def fetch(self, place: Any) -> torch.UntypedStorage:
-        """Takes memory and starts the copy back into it."""
+        """Allocates memory and starts the copy back into it."""
         ...
 
     def fetched(self, place: Any) -> None:
@@ -41,40 +41,40 @@ class Carrier(Protocol):
         ...
 
     def forget(self, place: Any, storage: torch.UntypedStorage | None) -> None:
-        """Gives the place back, when nothing is on its way between it and the storage any more."""
+        """Frees the place once no copy between it and the storage is pending."""
         ...
 
 
 class Group:
-    """What one node of autograd packed: it leaves and comes back together.
+    """Storages packed by one autograd node, which leave and return together.
 
-    Nothing tells in which order a node packs its tensors, so nothing may depend on it.
+    The order in which a node packs its tensors is undefined, so nothing may depend on it.
     """
 
     def __init__(self, number: int, node: int) -> None:
-        """Holds nothing yet."""
+        """Starts empty."""
         self.number = number
         self.node = node
         self.was_needed = False
         self._members: list[weakref.ref[Moved]] = []
 
     def add(self, moved: Moved) -> None:
-        """Adds a storage, which holds the group."""
+        """Adds a storage, which holds a reference to the group."""
         self._members.append(weakref.ref(moved))
 
     def __iter__(self) -> Iterator[Moved]:
-        """Lists those that autograd still keeps."""
+        """Iterates over those that autograd still keeps."""
         return (moved for member in self._members if (moved := member()) is not None)
 
 
 class Moved:
-    """One storage that was moved, or is being moved.
+    """A storage that was or is being moved.
 
     Attributes:
-        group: What was packed by the same node.
-        original: The storage, as long as somebody holds it.
-        held: The storage, until it is out.
-        place: Where it is.
+        group: The storages packed by the same node.
+        original: Weak reference to the storage.
+        held: The storage, until the copy out is complete.
+        place: Location of its bytes.
         coming: The storage it is copied back into.
     """
 
@@ -89,11 +89,11 @@ class Moved:
         group.add(self)
 
     def take_again(self, storage: torch.UntypedStorage) -> None:
-        """Copies it out anew."""
+        """Copies it out again."""
         self._moves.send_again(self, storage)
 
     def restored(self) -> torch.UntypedStorage:
-        """Returns the storage, copied back where it is gone."""
+        """Returns the storage, copied back if it is gone."""
         return self._moves.restored(self)
 
     def __del__(self) -> None:
@@ -102,26 +102,26 @@ class Moved:
 
 
 class Moves:
-    """The order of things: what is packed first leaves first and comes back last.
+    """Order of moves: packed first, out first, back last.
 
-    Every moment is one of the program, not of the disk. What a node of autograd packed is let go when the
-    ``distance``-th node after it packs, or when the outermost forward ends, and then has to be out; it takes memory
-    again when it is needed, or what one of the ``distance`` nodes after it packed is. So the memory does not depend
-    on how fast the copies are.
+    Every event is defined by the program, not by the speed of the disk. Storages packed by one node are released, and
+    must be out, when the ``distance``-th node after it packs or the outermost forward ends. Memory is allocated again
+    when they are needed, or when those of one of the ``distance`` nodes after it are. Memory use therefore does not
+    depend on copy speed.
     """
 
     def __init__(self, carrier: Carrier, minimum_bytes: int, distance: int) -> None:
-        """Has moved nothing yet."""
+        """Starts with nothing moved."""
         self.carrier = carrier
         self._minimum_bytes = minimum_bytes
         self._distance = distance
         self._count = 0
         self._leaving: deque[list[Moved]] = deque()
         self._groups: weakref.WeakValueDictionary[int, Group] = weakref.WeakValueDictionary()
-        self._lock = threading.RLock()  # on CUDA backward runs in a thread of its own
+        self._lock = threading.RLock()  # on CUDA backward runs in its own thread
 
     def takes(self, tensor: torch.Tensor) -> bool:
-        """Tells whether a tensor's storage is where the carrier moves from, and large enough."""
+        """Returns whether a tensor's storage is on the carrier's device, and large enough."""
         return str(tensor.device) == self.carrier.device and tensor.untyped_storage().nbytes() >= max(
             self._minimum_bytes, 1
         )
@@ -129,8 +129,8 @@ class Moves:
     def take(self, tensor: torch.Tensor) -> Moved:
         """Starts moving a tensor's storage out."""
         with self._lock:
-            # Autograd numbers its nodes as it makes them, and then has them pack. torch's checkpoint packs what goes
-            # into a region without a node, or with one of its own, depending on the version: a group of its own.
+            # Autograd numbers its nodes as it creates them, and then has them pack. torch's checkpoint packs a region's
+            # inputs without a node, or with one of its own, depending on the version: treat them as a separate group.
             node = torch._C._autograd._get_sequence_nr()
             if sys._getframe(2).f_code.co_filename == _CHECKPOINT:
                 node = -node
@@ -149,12 +149,12 @@ class Moves:
             return moved
 
     def flush(self) -> None:
-        """Lets everything go that is on its way out."""
+        """Releases all storages whose copy out is pending."""
         with self._lock:
             self._leave_room(0)
 
     def send_again(self, moved: Moved, storage: torch.UntypedStorage) -> None:
-        """Copies a storage out anew that is out or on its way."""
+        """Copies a storage out again that is out or on its way."""
         with self._lock:
             self.carrier.sent(moved.place)
             self.carrier.forget(moved.place, storage)
@@ -163,7 +163,7 @@ class Moves:
                 moved.held = storage
 
     def restored(self, moved: Moved) -> torch.UntypedStorage:
-        """Returns a storage, and starts those that backward needs next."""
+        """Returns a storage, and starts copying back those that backward needs next."""
         with self._lock:
             storage = self._start(moved)
             group = moved.group
@@ -173,11 +173,11 @@ class Moves:
                     for ahead in self._groups.get(number) or ():
                         self._start(ahead)
             if moved.coming is not None:
-                self.carrier.fetched(moved.place)  # each time: the next to need it may compute on another stream
+                self.carrier.fetched(moved.place)  # every time: the next reader may compute on another stream
             return storage
 
     def _start(self, moved: Moved) -> torch.UntypedStorage:
-        """Returns the storage a record is in, after starting the copy back where it is in none."""
+        """Returns a record's storage, after starting the copy back if it has none."""
         for storage in (moved.coming, moved.held, moved.original()):
             if storage is not None:
                 return storage

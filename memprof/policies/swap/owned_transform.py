@@ -17,16 +17,16 @@ from memprof.trace.step import Step
 if TYPE_CHECKING:
     from memprof.policies.swap.policy import Swap
 
-#: Where LBFGS updates, in the stacks of its operators.
+#: Source file of LBFGS updates, in the stacks of its operators.
 HISTORY = "torch/optim/lbfgs.py"
 NO_HISTORY = (
     "swap cannot move LBFGS' state: it is a history of gradients in lists, in use while the closure runs. Lower its "
-    "history_size, or leave swap of the optimizer out."
+    "history_size, or do not swap the optimizer."
 )
 
 
 def transform_state(step: Step, policy: Swap) -> Step:
-    """Lets optimizer state be there during its update only.
+    """Keeps optimizer state in memory during its update only.
 
     Raises:
         PolicyError: The step has no update, or no state of that size.
@@ -39,13 +39,15 @@ def transform_state(step: Step, policy: Swap) -> Step:
     is_large = storages.requested_bytes >= max(policy.minimum_bytes, 1)
     moved = np.flatnonzero((storages.category == "optimizer_state") & is_there & is_large)
     if not len(moved):
-        raise PolicyError(f"The step has no optimizer state from {policy.minimum_bytes} bytes on; there is no gain.")
+        raise PolicyError(
+            f"The step has no optimizer state of {policy.minimum_bytes:,} bytes or more; swap has no effect."
+        )
     start, end = _update_of(step, moved)
     return _with_stays(step, policy, moved, start, end, np.ones(len(moved), dtype=np.bool_))
 
 
 def transform_parameters(step: Step, policy: Swap) -> Step:
-    """Lets parameters be there during their modules' forward, their nodes' backward, and the update.
+    """Keeps parameters in memory during their modules' forward, their nodes' backward, and the update only.
 
     Raises:
         PolicyError: A pattern matches nothing, or no parameter can be moved.
@@ -61,7 +63,7 @@ def transform_parameters(step: Step, policy: Swap) -> Step:
     moved = np.flatnonzero(top_of != NONE)
     if not len(moved):
         raise PolicyError(
-            f"No parameter of the chosen modules has {policy.minimum_bytes} bytes and is theirs alone; choose other "
+            f"No unshared parameter of the chosen modules has {policy.minimum_bytes:,} bytes or more; choose other "
             "modules or a smaller minimum_bytes."
         )
     at, starts, ends, is_new = [moved], *([column] for column in _update_of(step, moved)), [np.ones(len(moved), bool)]
@@ -83,7 +85,7 @@ def transform_parameters(step: Step, policy: Swap) -> Step:
 
 
 def _with_stays(step: Step, policy: Swap, at: Ints, start: Ints, end: Ints, is_changed: Bools) -> Step:
-    """Replaces storages that were there all the time by stays in memory.
+    """Replaces storages that were always in memory by intervals (stays).
 
     Args:
         step: The step.
@@ -91,7 +93,7 @@ def _with_stays(step: Step, policy: Swap, at: Ints, start: Ints, end: Ints, is_c
         at: The storage of each stay.
         start: The operator before which it begins.
         end: The operator after which it ends.
-        is_changed: It is copied out at its end; else what is out there is still right.
+        is_changed: Whether it is copied out at its end; otherwise the outside copy is still valid.
     """
     draft = Draft(step)
     like = np.minimum(start, len(step.ops) - 1)
@@ -105,7 +107,7 @@ def _with_stays(step: Step, policy: Swap, at: Ints, start: Ints, end: Ints, is_c
     last[changed] = out_ids
     stays = draft.insert_storages(step.storages.take(at).replace(created_op_id=in_ids, freed_op_id=last))
 
-    # Each use is of the stay it lies in: the last that began before it.
+    # Each use belongs to the stay that contains it: the last to begin before it.
     order = np.lexsort((start, at))
     width = len(step.ops) + 1
     keys = at[order] * width + start[order]
@@ -124,19 +126,19 @@ def _with_stays(step: Step, policy: Swap, at: Ints, start: Ints, end: Ints, is_c
         Uses.of(op_id=out_ids, storage_id=stays[changed], role=np.full(len(changed), "read", dtype=np.object_))
     )
     draft.remove_storages(np.unique(at))
-    # Training waits for every copy: the first one back hides nothing, and what is written must be out to be let go.
+    # Training waits for every copy: the first copy back overlaps with nothing, and changes must be out to be freed.
     copies_us = float(ins.duration_us.sum() + outs.duration_us.sum())
     draft.duration_us += longer_us(step, policy, FETCH_US * len(ins) + SEND_US * len(outs), copies_us)
     return draft.build()
 
 
 def _update_of(step: Step, storages: Ints) -> tuple[Ints, Ints]:
-    """Returns the first and the last operator of the update that uses each storage, the first update by default."""
+    """Returns the first and the last operator of the update that uses each storage, by default of the first update."""
     is_update = step.ops.phase == "optimizer"
     edges = np.diff(np.concatenate([[False], is_update, [False]]).astype(np.int64))
     first, last = np.flatnonzero(edges == 1), np.flatnonzero(edges == -1) - 1
     if not len(first):
-        raise PolicyError("The step has no optimizer update, so nothing tells when its state and parameters are used.")
+        raise PolicyError("The step has no optimizer update, so it does not show when state and parameters are used.")
     uses = step.uses
     inside = is_update[uses.op_id]
     used = np.full(len(step.storages), NONE, dtype=np.int64)
@@ -146,11 +148,11 @@ def _update_of(step: Step, storages: Ints) -> tuple[Ints, Ints]:
 
 
 def _outermost_modules(step: Step, policy: Swap) -> Ints:
-    """Returns the outermost chosen module around each module that is called, NONE where there is none."""
+    """Returns the outermost chosen module around each called module, NONE if there is none."""
     modules = step.modules
     is_chosen = called_modules(step, policy.modules)
     tops = np.full(len(modules), NONE, dtype=np.int64)
-    for row in range(len(modules)):  # parents come before their children
+    for row in range(len(modules)):  # parents precede their children
         parent = int(modules.parent_id[row])
         if parent != NONE and tops[parent] != NONE:
             tops[row] = tops[parent]
@@ -160,7 +162,7 @@ def _outermost_modules(step: Step, policy: Swap) -> Ints:
 
 
 def _used_elsewhere(step: Step, top_of: Ints, tops: Ints) -> Ints:
-    """Returns parameters that forward uses outside of their chosen module: others have them, too."""
+    """Returns parameters that forward uses outside their chosen module, because other modules share them."""
     calls = Calls(step, tops == np.arange(len(tops)))
     region = calls.region_of[step.uses.op_id]
     top = np.where(region != NONE, step.module_calls.module_id[region], NONE)
@@ -170,7 +172,7 @@ def _used_elsewhere(step: Step, top_of: Ints, tops: Ints) -> Ints:
 
 
 def _leases(step: Step, top_of: Ints) -> tuple[Ints, Ints, Ints]:
-    """Returns the parameters that backward reads, and when the first node needs and the last node leaves each."""
+    """Returns the parameters that backward reads, with the first use and the last release of each by its nodes."""
     ops, saved = step.ops, step.saved
     is_node = (ops.forward_op_id != NONE) & ~ops.is_recompute & (ops.phase == "backward")
     first, last = node_bounds(ops.forward_op_id, is_node)

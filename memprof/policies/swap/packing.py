@@ -1,4 +1,4 @@
-"""Takes what autograd saves while chosen modules run, one record a storage, and gives back views of one storage."""
+"""Packs tensors that autograd saves while chosen modules run, one record per storage, and unpacks them as views."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ _MARK = "_memprof_handles_saved_tensors"
 
 
 class Record(Protocol):
-    """One storage out of autograd's hands."""
+    """One storage held on behalf of autograd."""
 
     original: weakref.ref[torch.UntypedStorage]
 
     def take_again(self, storage: torch.UntypedStorage) -> None:
-        """Takes the bytes of the same storage again, since they may have changed."""
+        """Copies the storage again, since its bytes may have changed."""
         ...
 
     def restored(self) -> torch.UntypedStorage:
-        """Returns its bytes; the same storage for every caller while one of them holds it."""
+        """Returns its bytes; the same storage for all callers while one of them holds it."""
         ...
 
 
 class Keeper(Protocol):
-    """Takes storages in and gives records for them."""
+    """Stores storages and returns records for them."""
 
     def takes(self, tensor: torch.Tensor) -> bool:
-        """Tells whether a saved tensor is one to take."""
+        """Returns whether to take a saved tensor."""
         ...
 
     def take(self, tensor: torch.Tensor) -> Record:
@@ -48,12 +48,12 @@ class Keeper(Protocol):
         ...
 
     def flush(self) -> None:
-        """The outermost forward has ended."""
+        """Called when the outermost forward has ended."""
         ...
 
 
 class Version:
-    """What a tensor's version counter stood at; PyTorch does not check versions where hooks are."""
+    """Snapshot of a tensor's version counter; PyTorch does not check versions under hooks."""
 
     __slots__ = ("_counter", "_device", "_dtype", "_expected", "_size")
 
@@ -63,10 +63,10 @@ class Version:
         self._counter = tensor
         if not keeps_memory:
             self._counter = tensor.detach()  # shares the counter,
-            self._counter.data = _nothing(tensor.device)  # and keeps it when it is pointed elsewhere
+            self._counter.data = _nothing(tensor.device)  # and keeps it when redirected to other memory
 
     def is_of(self, tensor: torch.Tensor) -> bool:
-        """Tells whether a tensor has the very counter, and it stands where it stood."""
+        """Returns whether a tensor shares the counter and the counter is unchanged."""
         found = self._counter._version
         if found != self._expected or tensor._version != found:
             return False
@@ -75,11 +75,11 @@ class Version:
             return bool(self._counter._version != found)
 
     def check(self) -> None:
-        """Raises as PyTorch does when the tensor was changed in place since."""
+        """Raises PyTorch's own error if the tensor was changed in place since."""
         found = self._counter._version
         if found != self._expected:
             kind = torch.empty(0, dtype=self._dtype, device=self._device).type()
-            raise RuntimeError(  # word for word what PyTorch says without hooks
+            raise RuntimeError(  # the exact message of PyTorch without hooks
                 "one of the variables needed for gradient computation has been modified by an inplace operation: "
                 f"[{kind} {list(self._size)}] is at version {found}; expected version {self._expected} instead. Hint: "
                 "enable anomaly detection to find the operation that failed to compute its gradient, with "
@@ -111,39 +111,38 @@ class _Packed:
 
 
 class Left:
-    """A tensor left where it is.
+    """A tensor that is not moved.
 
-    An operator's output holds the node that made it. Where that node saves it, they would hold each other, and for ever
-    where no backward comes to it; so what is held is detached.
+    An operator's output holds the node that made it. If that node saves it, the two form a reference cycle, which is
+    never freed if backward does not reach it; so a detached tensor is held.
     """
 
     __slots__ = ("_tensor", "_version")
 
     def __init__(self, tensor: torch.Tensor) -> None:
         is_known = is_plain(tensor)
-        if type(tensor) is torch.Tensor:  # those of a dry run, which have no memory, stay as they are
+        if type(tensor) is torch.Tensor:  # tensors of a dry run, which have no memory, are kept unchanged
             with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
                 tensor = tensor if tensor.is_leaf else tensor.detach()
         self._tensor = tensor
         self._version = Version(tensor, keeps_memory=True) if is_known else None
 
     def unpack(self) -> torch.Tensor:
-        """Returns it."""
+        """Returns the tensor."""
         if self._version is not None:
             self._version.check()
         return self._tensor
 
 
 class SavedTensors:
-    """Hooks that hand what the chosen modules of a job save to a keeper.
+    """Hooks that pass the saved tensors of a job's chosen modules to a keeper.
 
-    Parameters, buffers and what the model is called with stay: others hold them anyway. So does what is not plain
-    strided memory. Regions with hooks of their own around them (activation checkpointing, the job's own) are left to
-    those.
+    Parameters, buffers and the model's arguments stay, because others hold them anyway. So do tensors that are not
+    plain strided memory. Regions with their own hooks (activation checkpointing, the job's own) are left to those.
     """
 
     def __init__(self, model: torch.nn.Module, keeper: Keeper) -> None:
-        """Knows the model whose parameters stay."""
+        """Stores the model whose parameters stay."""
         self._model = model
         self._keeper = keeper
         self._records: weakref.WeakValueDictionary[tuple[int, torch.dtype], Any] = weakref.WeakValueDictionary()
@@ -155,12 +154,12 @@ class SavedTensors:
         """Wraps the forward of the chosen modules, and of the root.
 
         Raises:
-            PolicyError: Another policy has hooks there, or none can be called; nothing was wrapped.
+            PolicyError: Another policy has hooks there, or no chosen module can be called; nothing was wrapped.
         """
         chosen = callable_modules(job, names)
         require_unhooked(job.model, chosen)
         step_aside_where_forbidden()
-        # Those inside another are wrapped, too: the outer one may never be called itself.
+        # Nested ones are wrapped too: the outer one may never be called itself.
         for module in chosen:
             job.wrap_forward(module, self._region)
         job.wrap_forward(job.model, self._outermost)
@@ -176,7 +175,7 @@ class SavedTensors:
         return marked(self._outermost(packing))
 
     def _outermost(self, forward: Callable[..., Any]) -> Callable[..., Any]:
-        """Wraps a forward so that the outermost of them notes what stays, and flushes at its end."""
+        """Wraps a forward so that the outermost one records what stays, and flushes at its end."""
 
         @functools.wraps(forward)
         def noting(*args: Any, **kwargs: Any) -> Any:
@@ -203,8 +202,9 @@ class SavedTensors:
             self._records[key] = record = self._keeper.take(tensor)
             self._versions[record] = Version(tensor, keeps_memory=False)
         elif not self._versions[record].is_of(tensor):
-            # Its bytes were changed in place, or may have been: unsafe_chunk makes tensors of one storage with a
-            # counter each. Whoever saved what has changed gets an error anyway; to all others later bytes are as good.
+            # Its bytes were changed in place, or may have been: unsafe_chunk creates tensors of one storage with
+            # separate counters. Readers of the changed tensor get an error anyway; for all others later bytes are
+            # equivalent.
             record.take_again(storage)
             self._versions[record] = Version(tensor, keeps_memory=False)
         return _Packed(tensor, record)
@@ -214,7 +214,7 @@ def callable_modules(job: Job, names: Iterable[str]) -> list[torch.nn.Module]:
     """Returns modules of a job that have a forward, unlike nn.ModuleList.
 
     Raises:
-        PolicyError: None has.
+        PolicyError: No module has one.
     """
     modules, names = job.modules_named(), list(names)
     found = [modules[name] for name in names if type(modules[name]).forward is not torch.nn.Module.forward]
@@ -224,21 +224,21 @@ def callable_modules(job: Job, names: Iterable[str]) -> list[torch.nn.Module]:
 
 
 def unpack(packed: _Packed | Left) -> torch.Tensor:
-    """Gives autograd back what it saved."""
+    """Returns the saved tensor to autograd."""
     return packed.unpack()
 
 
 def marked(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Marks a forward as one that handles what is saved while it runs; functools.wraps hands the mark on."""
+    """Marks a forward that handles saved tensors while it runs; functools.wraps preserves the mark."""
     forward.__dict__[_MARK] = True
     return forward
 
 
 def require_unhooked(root: torch.nn.Module, chosen: Iterable[torch.nn.Module]) -> None:
-    """Makes sure that no module in or around the chosen ones is marked.
+    """Checks that no module in or around the chosen ones is marked.
 
     Raises:
-        PolicyError: One is.
+        PolicyError: One is marked.
     """
     hooked = [module for module in root.modules() if getattr(outermost_layer(module), _MARK, False)]
     around = {id(inner): True for module in hooked for inner in module.modules()}
@@ -248,20 +248,20 @@ def require_unhooked(root: torch.nn.Module, chosen: Iterable[torch.nn.Module]) -
 
 
 def may_hook() -> bool:
-    """Tells whether hooks may be installed here, and nobody else's are."""
+    """Returns whether hooks may be installed here and none are active."""
     is_enabled = getattr(torch._C._autograd, "_saved_tensors_hooks_is_enabled", lambda: True)
     return bool(is_enabled()) and top_hooks() is None and not is_in_transform()
 
 
 def top_hooks() -> tuple[Any, Any] | None:
-    """Returns the pack and unpack hooks for saved tensors that are in force, None where there are none."""
+    """Returns the active pack and unpack hooks for saved tensors, None if there are none."""
     top: Any = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda _: None)
     pair: tuple[Any, Any] | None = top(True)
     return pair
 
 
 def is_plain(value: Any) -> bool:
-    """Tells whether a value is a tensor of plain strided memory."""
+    """Returns whether a value is a tensor of plain strided memory."""
     return (
         isinstance(value, torch.Tensor)
         and (type(value) in OWN_TYPES or isinstance(value, (torch.nn.Parameter, torch.nn.Buffer)))

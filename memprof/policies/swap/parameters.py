@@ -1,4 +1,4 @@
-"""Moves parameters of a real job in around their modules' forward and backward and the update, and out in between."""
+"""Moves a real job's parameters in around their modules' forward and backward and the update, and out in between."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from memprof.policies.swap.states import stand_in
 
 
 def swap_parameters(job: Job, names: Iterable[str], carrier: Carrier, minimum_bytes: int) -> None:
-    """Wraps the chosen modules, and hooks the optimizers and the reading and loading of the modules' state.
+    """Wraps the chosen modules, and hooks the optimizers and the saving and loading of the modules' state.
 
     Raises:
         PolicyError: No parameter can be moved.
@@ -44,7 +44,7 @@ def swap_parameters(job: Job, names: Iterable[str], carrier: Carrier, minimum_by
     owned = _movable(job, chosen, carrier, max(minimum_bytes, 1))
     if not owned:
         raise PolicyError(
-            f"No parameter of the chosen modules has {minimum_bytes} bytes and is theirs alone; choose other modules "
+            f"No unshared parameter of the chosen modules has {minimum_bytes:,} bytes or more; choose other modules "
             "or a smaller minimum_bytes."
         )
     parameters = {id(parameter): _Parameter(parameter, carrier) for parameter in owned}
@@ -64,13 +64,13 @@ def swap_parameters(job: Job, names: Iterable[str], carrier: Carrier, minimum_by
     bring_in_for_readers(job, {key: each.bring_in for key, each in parameters.items()})
     everything = _Region(parameters.values())
     updates = _Updates(parameters)
-    # Those of all optimizers, for the job may make another later.
+    # Hooks on all optimizers, because the job may create another one later.
     job.on_undo(hook_weakly(register_optimizer_step_pre_hook, updates.before_step))
     job.on_undo(hook_weakly(register_optimizer_step_post_hook, updates.after_step))
     job.put_around_updates(None, updates.around)
     job.on_undo(everything.bring_in)
     job.notes.append(
-        "swap: outside of their modules' forward and backward and of the update, the moved parameters read as NaN; "
+        "swap: moved parameters read as NaN outside their modules' forward and backward and the update; "
         "state_dict(), parameters() and named_parameters() bring them in"
     )
 
@@ -79,11 +79,11 @@ class _Parameter:
     """One parameter, in memory or out.
 
     Attributes:
-        leases: How many saved tensors are views of it.
-        pins: How many forwards and updates under way use it.
-        is_called: A forward has used it: what is only used in other ways stays, since nothing would bring it in.
-        is_held: Somebody may have saved the parameter itself: it stays until the next update.
-        stays: It is part of a traced model: it does not go out any more.
+        leases: Number of saved tensors that are views of it.
+        pins: Number of running forwards and updates that use it.
+        is_called: Whether a forward has used it; otherwise it stays, since nothing would bring it in.
+        is_held: Whether the parameter itself may have been saved: it stays until the next update.
+        stays: Whether it is part of a traced model and must stay in memory.
     """
 
     def __init__(self, parameter: torch.nn.Parameter, carrier: Carrier) -> None:
@@ -102,7 +102,7 @@ class _Parameter:
 
     def start(self) -> None:
         if not self._is_in and self.parameter.untyped_storage()._cdata != self._stand_in_id:
-            # The job has given it other data meanwhile, through .data.
+            # The job has assigned other data meanwhile, through .data.
             self._forget()
             self._coming, self._is_in = None, True
         if not self._is_in and self._coming is None:
@@ -121,7 +121,7 @@ class _Parameter:
         self._written_version = -1
 
     def may_leave(self) -> bool:
-        # What the job has made a view of something larger does not go out without that.
+        # A view of a larger storage cannot be moved out without the rest.
         is_own = self.parameter.untyped_storage().nbytes() == self.parameter.nbytes or not self._is_in
         return self.is_called and is_own and not (self.pins or self.is_held or self.stays)
 
@@ -130,7 +130,7 @@ class _Parameter:
         return self._place is not None and is_same and self._written_version == self.parameter._version
 
     def send(self) -> None:
-        """Starts the copy out unless what is out there is what is in here."""
+        """Starts the copy out unless the outside copy is up to date."""
         if self._is_in and self.may_leave() and not self.is_written():
             self._forget()
             parameter = self.parameter
@@ -155,7 +155,7 @@ class _Parameter:
 
 
 class _Region:
-    """Parameters that come in and go out together."""
+    """Parameters that are moved in and out together."""
 
     def __init__(self, parameters: Iterable[_Parameter]) -> None:
         self._parameters = dict.fromkeys(parameters)
@@ -188,14 +188,14 @@ class _Region:
     def let_go(self) -> None:
         for parameter in self._parameters:
             parameter.is_held = False
-            if parameter.parameter.grad is not None:  # a fused update does not count as one of the version
+            if parameter.parameter.grad is not None:  # a fused update does not increment the version
                 parameter.forget_version()
         self.unpin()
 
     def wrap(self, forward: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(forward)
         def fetching(*args: Any, **kwargs: Any) -> Any:
-            if is_in_transform():  # what it saves are the parameters themselves: they stay until the next forward
+            if is_in_transform():  # it saves the parameters themselves: they stay until the next forward
                 with torch._C._DisableFuncTorch():
                     self.bring_in()
                 return forward(*args, **kwargs)
@@ -226,14 +226,14 @@ class _Region:
 
 
 def _leased() -> _Region | tuple[()]:
-    """Returns the parameters that are saved as leases here: those of the region that the module called is in."""
+    """Returns the parameters that are saved as leases here: those of the called module's region."""
     hooks = top_hooks()
     region = None if hooks is None else getattr(hooks[0], "__self__", None)
     return region if isinstance(region, _Region) else ()
 
 
 class _Updates:
-    """Parameters, which come in while an optimizer updates them."""
+    """Parameters that are brought in while an optimizer updates them."""
 
     def __init__(self, parameters: dict[int, _Parameter]) -> None:
         self._parameters = parameters
@@ -242,7 +242,7 @@ class _Updates:
 
     @contextmanager
     def around(self, parameter: torch.Tensor) -> Iterator[None]:
-        """Has one parameter in; from the first time on, a step brings in only what still has a gradient."""
+        """Brings one parameter in; after the first call, a step brings in only those that still have a gradient."""
         self._one_by_one = True
         own = self._parameters.get(id(parameter))
         region = _Region([] if own is None else [own])
@@ -253,21 +253,21 @@ class _Updates:
             region.let_go()
 
     def before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        """Brings in what an update of all parameters needs."""
-        self._pinned.unpin()  # of an update that ended with an exception
+        """Brings in the parameters for an update of all."""
+        self._pinned.unpin()  # left by an update that ended with an exception
         given = [p for group in optimizer.param_groups for p in group["params"] if id(p) in self._parameters]
         needed = [p for p in given if not self._one_by_one or is_plain(p.grad)]
         self._pinned = _Region([self._parameters[id(p)] for p in needed])
         self._pinned.pin()
 
     def after_step(self, *_: Any) -> None:
-        """Lets it go out."""
+        """Releases them."""
         pinned, self._pinned = self._pinned, _Region([])
         pinned.let_go()
 
 
 class _Lease:
-    """A view of a parameter that backward will want; once the last is gone, the parameter goes out."""
+    """A view of a parameter that backward will read; when the last one is gone, the parameter is moved out."""
 
     __slots__ = ("_offset", "_parameter", "_size", "_stride", "_version")
 
@@ -289,7 +289,7 @@ class _Lease:
 
 
 def _movable(job: Job, chosen: list[torch.nn.Module], carrier: Carrier, minimum_bytes: int) -> list[torch.nn.Parameter]:
-    """Returns parameters of the chosen modules that no other module has and that are storages of their own."""
+    """Returns parameters of the chosen modules that no other module shares and that have a storage of their own."""
     inside = {id(module) for top in chosen for module in top.modules()}
     others = (module for module in job.model.modules() if id(module) not in inside)
     shared = {id(p) for module in others for p in module.parameters(recurse=False)}

@@ -1,4 +1,4 @@
-"""Carries storages of a CUDA device to pinned host memory and back, on streams of their own."""
+"""Copies storages of a CUDA device to pinned host memory and back, on separate streams."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ class _Place:
 
     Attributes:
         host: The memory.
-        sender: The stream that computed what was sent, and uses its memory again.
-        out: After this the copy out is complete.
-        taker: The stream for which memory was taken to copy back into.
-        back: After this that copy is complete.
+        sender: The stream that computed the sent data, and will reuse its memory.
+        out: Event after which the copy out is complete.
+        taker: The stream for which memory was allocated to copy back into.
+        back: Event after which that copy is complete.
     """
 
     host: torch.Tensor
@@ -27,28 +27,28 @@ class _Place:
 
 
 class HostCarrier:
-    """Copies out on one stream and back on another, beside the stream that computes.
+    """Copies out on one stream and back on another, concurrent with the computing stream.
 
-    Nobody waits on the processor: the computing stream waits for an event where memory is given back or read. So the
-    caching allocator may hand out the memory again at once, since whatever is done with it comes after that event.
-    The streams are remembered: memory may be given back by whoever drops the last reference, in another stream.
+    The processor never waits: the computing stream waits for an event before memory is freed or read. The caching
+    allocator may therefore reuse the memory at once, since all later work on it follows that event. The streams are
+    recorded, because the last reference may be dropped in another stream.
 
     Attributes:
-        device: The device it moves from, such as ``cuda:0``; what lies on another one stays there.
+        device: The device it moves from, such as ``cuda:0``; storages on other devices stay.
     """
 
     def __init__(self, device: torch.device) -> None:
-        """Makes the two streams of a device."""
+        """Creates the two streams of a device."""
         self.device = str(device)
         self._device = device
         self._out = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._back = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def send(self, storage: torch.UntypedStorage) -> _Place:
-        """Starts the copy out, after what was computed so far."""
+        """Starts the copy out, after all work enqueued so far."""
         sender = torch.cuda.current_stream(self._device)
         source = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
-        # The job may have set another default device.
+        # The job may have set a different default device.
         host = torch.empty(storage.nbytes(), dtype=torch.uint8, device="cpu", pin_memory=True)
         self._out.wait_stream(sender)
         with torch.cuda.stream(self._out):
@@ -57,12 +57,12 @@ class HostCarrier:
         return _Place(host, sender, out)
 
     def sent(self, place: _Place) -> bool:
-        """Lets what is computed from here on, in the memory given back too, come after the copy out."""
+        """Makes all later work, including on the freed memory, wait for the copy out."""
         place.sender.wait_event(place.out)
         return True
 
     def fetch(self, place: _Place) -> torch.UntypedStorage:
-        """Takes memory of the computing stream and starts the copy back once its last owner is done with it."""
+        """Allocates memory on the computing stream and starts the copy back once its previous owner is done with it."""
         place.taker = torch.cuda.current_stream(self._device)
         target = torch.empty(place.host.numel(), dtype=torch.uint8, device=self._device)
         self._back.wait_stream(place.taker)
@@ -73,17 +73,17 @@ class HostCarrier:
         return target.untyped_storage()
 
     def fetched(self, place: _Place) -> None:
-        """Lets what is computed from here on come after the copy back."""
+        """Makes all later work wait for the copy back."""
         if place.back is not None:
             torch.cuda.current_stream(self._device).wait_event(place.back)
 
     def forget(self, place: _Place, storage: torch.UntypedStorage | None) -> None:
-        """Lets the memory be used again only after the copies; pinned memory has an allocator that waits itself."""
+        """Makes reuse of the memory wait for the copies; pinned memory's own allocator waits by itself."""
         place.sender.wait_event(place.out)
         if place.taker is not None and place.back is not None:
             place.taker.wait_event(place.back)
 
     def close(self) -> None:
-        """Waits until nothing is under way."""
+        """Waits for all pending copies."""
         self._out.synchronize()
         self._back.synchronize()

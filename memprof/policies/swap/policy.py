@@ -1,4 +1,4 @@
-"""Moves saved tensors, or optimizer state or parameters, out of the device while nobody needs them."""
+"""Moves saved tensors, optimizer state or parameters out of the device while they are not needed."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ if TYPE_CHECKING:
 
 WHAT = ("activations", "optimizer", "parameters")
 TO = ("host", "disk")
-#: Where nothing is known better. disk: reading and writing 1 MiB to 16 MiB through the page cache took 0.07 to 0.1 ms a
-#: MiB on a virtual machine with two cores. host: pinned memory over PCIe 4.0 x16, out while nothing comes back.
+#: Defaults without a measurement. disk: reading and writing 1 MiB to 16 MiB through the page cache took 0.07 to 0.1 ms
+#: per MiB on a virtual machine with two cores. host: pinned memory over PCIe 4.0 x16, one direction at a time.
 DEFAULT_GBPS = {"disk": 12.0, "host": 24.0}
 
 
 @dataclass(frozen=True)
 class Swap(Policy):
-    """Moves saved tensors, or optimizer state or parameters, out of the device while nobody needs them.
+    """Moves saved tensors, optimizer state or parameters out of the device while they are not needed.
 
     Attributes:
-        modules: Patterns of module names, "." for the whole model; what is saved while these run forward is moved, or
-            their parameters.
+        modules: Patterns of module names, "." for the whole model; their parameters are moved, or the tensors saved
+            during their forward.
         what: One of WHAT.
         to: host for a CUDA device, disk for a job on the processor.
         minimum_bytes: Smaller storages stay.
-        prefetch: How many storages may be on their way out, and how many are brought back ahead of their use; 0
-            waits for every copy.
-        gbps: Speed of the copies in 1e9 bytes a second, for the prediction; 0 takes what was measured when the job was
-            recorded, or DEFAULT_GBPS.
+        prefetch: Number of storages that may be on their way out, and number brought back ahead of their use; 0 waits
+            for every copy.
+        gbps: Speed of the copies in 1e9 bytes per second, for the prediction; 0 uses the recording's measurement, or
+            DEFAULT_GBPS.
         folder: Folder of the file on disk; "" for the system's temporary folder.
     """
 
     name: ClassVar[str] = "swap"
     flag_help: ClassVar[str] = (
-        "moves what these modules save for backward out of the device and back; optimizer or parameters: moves those; "
-        ":disk or :host says where to"
+        "move tensors that these modules save for backward out of the device and back; optimizer or parameters: move "
+        "those instead; :disk or :host selects the destination"
     )
     flag_example: ClassVar[str] = "'layers.[0-3]:disk'"
     numerics: ClassVar[str] = "none"
@@ -56,19 +56,19 @@ class Swap(Policy):
     folder: str = ""
 
     def __post_init__(self) -> None:
-        """Checks the settings."""
+        """Validates the settings."""
         if not self.modules or not all(self.modules):
             raise PolicyError("swap needs patterns of module names: write modules = ['layers.*'].")
         if self.what not in WHAT:
-            raise PolicyError(f"swap does not know what = {self.what!r}; write {', '.join(WHAT[:-1])} or {WHAT[-1]}.")
+            raise PolicyError(f"swap: unknown what {self.what!r}; write {', '.join(WHAT[:-1])} or {WHAT[-1]}.")
         if self.to not in TO:
-            raise PolicyError(f"swap does not know to = {self.to!r}; write {' or '.join(TO)}.")
+            raise PolicyError(f"swap: unknown to {self.to!r}; write {' or '.join(TO)}.")
         if self.minimum_bytes < 0:
-            raise PolicyError(f"swap cannot move storages of {self.minimum_bytes} bytes; write minimum_bytes = 65536.")
+            raise PolicyError(f"swap: invalid minimum_bytes {self.minimum_bytes}; write minimum_bytes = 65536.")
         if self.prefetch < 0:
-            raise PolicyError(f"swap cannot bring back {self.prefetch} storages ahead; write prefetch = 1.")
+            raise PolicyError(f"swap: invalid prefetch {self.prefetch}; write prefetch = 1.")
         if not self.gbps >= 0:
-            raise PolicyError(f"swap cannot copy at {self.gbps} GB/s; write gbps = {DEFAULT_GBPS[self.to]}, or 0.")
+            raise PolicyError(f"swap: invalid gbps {self.gbps}; write gbps = {DEFAULT_GBPS[self.to]}, or 0.")
         if self.folder and self.to != "disk":
             raise PolicyError("swap uses a folder only on disk; write to = 'disk' or leave folder out.")
 
@@ -79,31 +79,31 @@ class Swap(Policy):
 
     @classmethod
     def from_flag(cls, text: str) -> Self:
-        """Reads ``layers.*,head``, ``optimizer`` or ``parameters``, with ``:disk`` or ``:host`` behind it.
+        """Reads ``layers.*,head``, ``optimizer`` or ``parameters``, optionally followed by ``:disk`` or ``:host``.
 
         Raises:
-            PolicyError: The text makes no sense.
+            PolicyError: The text is invalid.
         """
         names, _, to = text.partition(":")
         parts = tuple(part.strip() for part in names.split(",") if part.strip())
         if to.strip() and to.strip() not in TO:
-            raise PolicyError(f"swap does not know {to.strip()!r} behind ':'; write --swap {cls.flag_example}.")
+            raise PolicyError(f"swap: unknown suffix {to.strip()!r} after ':'; write --swap {cls.flag_example}.")
         if not parts:
             raise PolicyError(f"swap needs patterns of module names; write --swap {cls.flag_example}.")
         place = to.strip() or "host"
         if parts[0] in WHAT:
-            # The whole model at once would have all its parameters in; each module that it calls has its own.
+            # The whole model at once would bring in all its parameters; so each called module gets its own region.
             everything = ("**",) if parts[0] == "parameters" else (".",)
             return cls(modules=parts[1:] or everything, what=parts[0], to=place)
         return cls(modules=parts, to=place)
 
     @property
     def guesses(self) -> bool:
-        """Variables may hold activations that were moved; optimizer state and parameters have owners that are known."""
+        """Variables may hold moved activations; the owners of optimizer state and parameters are known."""
         return self.what == "activations"
 
     def describe(self) -> str:
-        """Names what is moved and where to."""
+        """Describes what is moved, and where."""
         chosen = "" if self.what == "optimizer" or self.modules == (".",) else f" of {condensed(self.modules)}"
         small = (
             "" if self.minimum_bytes == type(self).minimum_bytes else f", from {format_bytes(self.minimum_bytes)} on"

@@ -1,4 +1,4 @@
-"""Brings parameters in for those parts of a job that read them: averages of weights, norms, histograms."""
+"""Brings parameters in for parts of a job that read them: averages of weights, norms, histograms."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from memprof.policies.runtime.job import Job
 
 _PARAMETERS = torch.nn.Module.parameters
-#: Functions of torch that run through parameters and leave their values alone.
+#: Functions of torch that iterate over parameters without reading their values.
 _GRADIENTS_ONLY = frozenset(
     (function.__code__.co_filename, name)
     for function, names in (
@@ -26,11 +26,11 @@ _GRADIENTS_ONLY = frozenset(
 
 
 def bring_in_for_readers(job: Job, bring_in: dict[int, Callable[[], None]]) -> None:
-    """Brings a parameter in when the job comes to it in ``parameters()``, as it does to average weights.
+    """Brings a parameter in when the job reaches it in ``parameters()``, for example to average weights.
 
     Args:
         job: The job.
-        bring_in: What brings each parameter in, by the parameter's id.
+        bring_in: Function that brings each parameter in, by the parameter's id.
     """
     for module in job.model.modules():
         if any(id(p) in bring_in for p in module.parameters()):
@@ -48,7 +48,7 @@ def _bringing_in(bring_in: dict[int, Callable[[], None]], before: Callable[..., 
 
 
 def _wants_values(reader: FrameType) -> bool:
-    """Tells whether who runs through parameters may read them: not where only gradients are, and not in memprof."""
+    """Returns whether code iterating over parameters may read them: not if it uses only gradients or is memprof's."""
     while reader.f_code is _PARAMETERS.__code__ and reader.f_back is not None:
         reader = reader.f_back
     place = reader.f_code.co_filename, reader.f_code.co_name

@@ -1,6 +1,6 @@
-"""What autograd keeps for backward while chosen modules run: when each storage is packed, needed again and released.
+"""Finds what autograd keeps for backward while chosen modules run: when each storage is packed, unpacked and released.
 
-Read off a recorded step, for every policy that stores what is saved in another way: swap and compress.
+Read from a recorded step, for every policy that replaces saved tensors: swap and compress.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from memprof.trace.files.columns import Coded
 from memprof.trace.schema import NONE, Bools, Ints
 from memprof.trace.step import Step
 
-#: What is never moved: it has a life of its own, and its owner holds it anyway.
+#: Categories that are never moved: they have lifetimes of their own, and their owners hold them anyway.
 _OWNED = ("parameter", "buffer", "gradient", "optimizer_state", "input")
-#: What these policies insert into forward.
+#: Operators that these policies insert into forward.
 _INSERTED = ("memprof.swap_out", "memprof.swap_in", "memprof.compress")
-#: Why two of them cannot choose the same modules.
-OVERLAP = "Two policies (swap, compress) would move what the same modules save; choose different modules for each."
-#: Why a module cannot be chosen.
+#: Error if two of them choose the same modules.
+OVERLAP = "Two policies (swap, compress) would move tensors saved by the same modules; choose separate modules."
+#: Error if a module cannot be chosen.
 NEVER_CALLED = "{name} is never called, so it saves nothing; choose what it holds: '{holds}'."
 _DTYPES = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool")
 
 
 @dataclass(frozen=True, eq=False)
 class Records:
-    """The storages packed, in order of packing; each of shape ``(records,)``.
+    """The storages packed, in order of packing; each column of shape ``(records,)``.
 
     A moment is the operator before which something happens: ``moment == 5`` is between operators 4 and 5.
 
@@ -43,9 +43,9 @@ class Records:
         packed: Moment at which it is packed.
         flushed: Moment at which the outermost wrapped call around it has returned.
         unpacked: Moment at which backward needs it first.
-        released: The last operator of the last backward node that holds it.
-        held: The last operator up to which somebody other than those nodes holds the original.
-        hooked: How many tensors the hooks see, those they leave alone too.
+        released: Last operator of the last backward node that holds it.
+        held: Last operator up to which anything but those nodes holds the original.
+        hooked: Number of tensors that the hooks see, including those they do not take.
     """
 
     storage: Ints
@@ -62,7 +62,7 @@ class Records:
         return len(self.storage)
 
     def take(self, rows: Bools | Ints) -> Records:
-        """Returns some of the records, or all in another order."""
+        """Returns some of the records, or all in a different order."""
         columns = ("storage", "forward_op", "packed", "flushed", "unpacked", "released", "held")
         return dataclasses.replace(self, **{name: getattr(self, name)[rows] for name in columns})
 
@@ -75,16 +75,16 @@ def find_records(
     *,
     with_variables: bool = False,
 ) -> Records:
-    """Finds what is packed while modules matching the patterns run forward.
+    """Finds the storages packed while modules matching the patterns run forward.
 
     Args:
         step: The step.
         patterns: Patterns of the modules' names.
         minimum_bytes: Smaller storages stay.
         dtypes: Element types that are packed.
-        with_variables: Variables of a forward hold what they may hold until it returns: a recording does not tell.
+        with_variables: Assume that variables of a forward hold what they can until it returns, which is not recorded.
 
-    Raises:
+        es:
         PolicyError: A pattern matches no module, or none that is called.
     """
     is_chosen = called_modules(step, patterns)
@@ -98,7 +98,7 @@ def find_records(
     created = storages.created_op_id[storage]
     is_packed = (calls.region_of[forward] != NONE) & ~ops.is_recompute[forward] & (first[forward] != NONE)
     hooked = int(is_packed.sum())
-    # What was there before the outermost call is the caller's: it stays.
+    # Storages that existed before the outermost call belong to the caller, and stay.
     is_packed &= created >= calls.top_start[forward]
     is_packed &= ~np.isin(storages.category[storage], _OWNED) & np.isin(storages.dtype[storage], dtypes)
     is_packed &= storages.requested_bytes[storage] >= minimum_bytes
@@ -136,7 +136,7 @@ def find_records(
     np.minimum.at(unpacked, storage, first)
     np.maximum.at(released, storage, last)
     freed = lives[kept]
-    # Nothing lives longer than it did when the nodes held it too.
+    # No storage lives longer than it did when the nodes held it too.
     records = Records(
         storage=kept,
         forward_op=forward[first_row],
@@ -154,7 +154,7 @@ def called_modules(step: Step, patterns: Sequence[str]) -> Bools:
     """Marks the chosen modules that are called in a step, shape ``(modules,)``.
 
     Raises:
-        PolicyError: A pattern matches no module, or none of the matching is called.
+        PolicyError: A pattern matches no module, or no matching module is called.
     """
     is_chosen = chosen_modules(step, patterns)
     is_called = np.zeros(len(is_chosen), dtype=np.bool_)
@@ -166,13 +166,13 @@ def called_modules(step: Step, patterns: Sequence[str]) -> Bools:
 
 
 def require_untouched(step: Step, is_chosen: Bools) -> None:
-    """Makes sure that no other policy handles what the chosen modules save: one pair of hooks wins, not both.
+    """Checks that no other policy handles what the chosen modules save: only one pair of hooks takes effect.
 
     Raises:
         PolicyError: One does.
     """
     is_inside = is_chosen.copy()
-    for row, parent in enumerate(step.modules.parent_id.tolist()):  # parents come before their children
+    for row, parent in enumerate(step.modules.parent_id.tolist()):  # parents precede their children
         is_inside[row] |= parent != NONE and is_inside[parent]
     ours = np.flatnonzero(np.isin(step.ops.name, _INSERTED) & (step.ops.phase == "forward"))
     modules = step.ops.module_id[ours]
@@ -181,7 +181,7 @@ def require_untouched(step: Step, is_chosen: Bools) -> None:
 
 
 class Calls:
-    """Which calls of modules lie around each operator.
+    """Calls of modules around each operator.
 
     Attributes:
         inner: The innermost call. Shape (ops,).
@@ -221,17 +221,17 @@ class Calls:
             has_wrapped[ops[is_new]] = True
 
     def surround(self, first: Ints, last: Ints) -> Bools:
-        """Tells whether calls of chosen modules are around spans of operators."""
+        """Returns whether calls of chosen modules surround spans of operators."""
         region = self.region_of[first]
         is_around: Bools = (region != NONE) & (self.last[region] >= last)
         return is_around
 
 
 def _held_otherwise(step: Step, calls: Calls, is_packed: Bools, by_rerun: Bools, node_last: Ints) -> Ints:
-    """Returns the last operator up to which each storage is held by others than the nodes that packed it."""
+    """Returns the last operator up to which anything but the nodes that packed it holds each storage."""
     ops, uses, saved, storages = step.ops, step.uses, step.saved, step.storages
     held = storages.created_op_id.copy()
-    # Whoever else reads it, in forward or from a node that saved it itself.
+    # Other readers, in forward or from a node that saved the storage itself.
     packed_pairs = _pair(saved.forward_op_id[is_packed], saved.storage_id[is_packed], step)
     node = ops.forward_op_id[uses.op_id]
     by_packer = by_rerun | ((node != NONE) & np.isin(_pair(node, uses.storage_id, step), packed_pairs))
@@ -239,12 +239,12 @@ def _held_otherwise(step: Step, calls: Calls, is_packed: Bools, by_rerun: Bools,
     others = ~is_packed & (node_last[saved.forward_op_id] != NONE)
     np.maximum.at(held, saved.storage_id[others], node_last[saved.forward_op_id[others]])
     held = np.maximum(held, cached_until(step, np.isin(np.arange(len(storages)), saved.storage_id)))
-    # What outlives backward although its nodes have let go of it, somebody holds all the time: an output, a cache.
+    # Storages that outlive backward after their nodes released them are held throughout: an output, a cache.
     freed = np.where(storages.freed_op_id == NONE, len(ops), storages.freed_op_id)
     is_retained = np.isin(np.arange(len(storages)), saved.storage_id[saved.released_op_id == NONE])
     outlives = (freed > node_last.max(initial=NONE)) & (storages.created_op_id != NONE) & ~is_retained
     held[outlives] = freed[outlives]
-    # A call's frames hold what it was called with until it returns: what was there before and is used inside.
+    # A call's frames hold its arguments until it returns: storages that existed before and are used inside.
     of_use = uses.storage_id
     created = storages.created_op_id[of_use]
     call = calls.inner[uses.op_id]
@@ -256,16 +256,16 @@ def _held_otherwise(step: Step, calls: Calls, is_packed: Bools, by_rerun: Bools,
 
 
 def _held_by_variables(step: Step, calls: Calls, moved: Ints) -> Ints:
-    """Returns until when a variable of a module's forward may hold each storage; NONE where there is none.
+    """Returns until when a variable of a module's forward may hold each storage; NONE if none does.
 
-    It is the forward of the innermost call in which the storage is made and used last. The first one of a shape that
-    is moved in a call is held until that returns: a forward often goes on under another name than it began with
-    (``x = self.embed(ids); output = self.encoder(x)``), and then under one (``for layer in layers: x = layer(x)``).
+    This is the forward of the innermost call in which the storage is created and last used. The first moved storage of
+    a shape is held until the call returns: a forward often continues under a different name than it began with
+    (``x = self.embed(ids); output = self.encoder(x)``), and then keeps one (``for layer in layers: x = layer(x)``).
 
     Args:
         step: The step.
         calls: Its calls.
-        moved: Storages that are moved.
+        moved: Moved storages.
     """
     storages, uses = step.storages, step.uses
     last = np.full(len(storages), NONE, dtype=np.int64)
@@ -294,5 +294,5 @@ def node_bounds(forward_op: Ints, is_node: Bools) -> tuple[Ints, Ints]:
 
 
 def _pair(op_ids: Ints, storage_ids: Ints, step: Step) -> Ints:
-    """Makes one number of an operator and a storage."""
+    """Combines an operator and a storage into one number."""
     return op_ids * len(step.storages) + storage_ids

@@ -1,8 +1,8 @@
-"""Regions of activation checkpointing in a step: what goes into them is saved like any other tensor.
+"""Finds regions of activation checkpointing in a step; their inputs are saved like any other tensor.
 
-torch's checkpoint saves the tensors it is called with by a node of autograd of its own, so hooks around the region see
-them, and unpacks them before the region runs again. No operator of that node is ever recorded: what is known of it is
-what the second run reads. It lasts until the last node inside the region has released what it saved.
+torch's checkpoint saves its arguments in an autograd node of its own, so hooks around the region see them, and
+unpacks them before the region is recomputed. No operator of that node is recorded, so the inputs are inferred from
+what the recomputation reads. They live until the last node inside the region has released its saved tensors.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from memprof.trace.step import Step
 
 @dataclass(frozen=True, eq=False)
 class Reruns:
-    """What goes into regions that run again, a pair of region and storage a row; each of shape ``(inputs,)``.
+    """Inputs of recomputed regions, one row per pair of region and storage; each of shape ``(inputs,)``.
 
     Attributes:
         storage: The storage.
         first: First operator of the region in forward.
-        last: Last operator of it that runs again.
-        again: First operator of the second run.
-        is_use: Uses of these storages by second runs and by backward inside their regions, shape ``(uses,)``.
+        last: Last operator of it that is recomputed.
+        again: First operator of the recomputation.
+        is_use: Uses of these storages by recomputations and by backward inside their regions, shape ``(uses,)``.
     """
 
     storage: Ints
@@ -37,7 +37,7 @@ class Reruns:
 
 
 def find_reruns(step: Step) -> Reruns:
-    """Finds the storages that go into regions which run again."""
+    """Finds the storages that are inputs of recomputed regions."""
     ops, uses = step.ops, step.uses
     created, freed = step.storages.created_op_id, step.storages.freed_op_id
     made_before = np.zeros(len(created), dtype=np.bool_)
@@ -49,13 +49,13 @@ def find_reruns(step: Step) -> Reruns:
         begin, first, end = _region(step, run)
         rows = slice(*np.searchsorted(uses.op_id, (first, end + 1)))
         touched = np.unique(uses.storage_id[rows])
-        # What was made inside and is there all the same was kept by the region itself, out of sight of any hook. What
-        # went in lasts until backward, even if the second run stops before it reads it.
+        # Storages created inside that still exist were kept by the region itself, invisible to hooks. Inputs live until
+        # backward, even if the recomputation stops before it reads them.
         lasts = (freed[touched] == NONE) | (freed[touched] >= run.again)
         goes_in = touched[made_before[touched] & (created[touched] < begin) & lasts]
         columns += [(storage, first, max(first, run.last), run.again) for storage in goes_in.tolist()]
     storages, firsts, lasts, agains = np.array(columns, dtype=np.int64).reshape(-1, 4).T
-    # A node that reads what its forward operator has not saved reads what the second run saved.
+    # If a node reads a tensor that its forward operator did not save, the recomputation saved it.
     node, width = ops.forward_op_id[uses.op_id], len(created)
     saved = step.saved.take(~ops.is_recompute[step.saved.forward_op_id])
     is_saved = np.isin(node * width + uses.storage_id, saved.forward_op_id * width + saved.storage_id)
@@ -65,13 +65,13 @@ def find_reruns(step: Step) -> Reruns:
 
 @dataclass
 class _Run:
-    """A second run.
+    """A recomputation.
 
     Attributes:
         first: First operator of forward it repeats.
         last: Last operator of forward it repeats.
         again: Its own first operator.
-        has_kept: It leaves out operators that made something.
+        has_kept: Whether it omits operators that allocated something.
     """
 
     first: int
@@ -81,11 +81,11 @@ class _Run:
 
 
 def _second_runs(step: Step, made_before: Bools) -> list[_Run]:
-    """Finds the second runs, and which operators of forward each repeats.
+    """Finds the recomputations, and the forward operators each repeats.
 
     Args:
         step: The step.
-        made_before: Storages that forward made, shape ``(storages,)``.
+        made_before: Storages that forward created, shape ``(storages,)``.
     """
     ops = step.ops
     places: dict[tuple[str, int], list[int]] = defaultdict(list)
@@ -106,7 +106,7 @@ def _second_runs(step: Step, made_before: Bools) -> list[_Run]:
             runs[-1].has_kept |= bool(makes[runs[-1].last + 1 : place].any())
             runs[-1].last = place
         elif candidates:
-            # A module called several times: the call that read the same.
+            # For a module called several times: the call that read the same storages.
             reads = set(uses.storage_id[low[op_id] : low[op_id + 1]].tolist())
             same = [one for one in candidates if reads & set(uses.storage_id[low[one] : low[one + 1]].tolist())]
             place = (same or candidates)[-1]
@@ -118,10 +118,10 @@ def _second_runs(step: Step, made_before: Bools) -> list[_Run]:
 
 
 def _region(step: Step, run: _Run) -> tuple[int, int, int]:
-    """Finds where a region ran in forward, as far as the calls of modules tell.
+    """Finds where a region ran in forward, as far as module calls show.
 
     Returns:
-        The operator before which its inputs were made, the first operator inside, the last.
+        The operator before which its inputs were created, its first operator, and its last.
     """
     module_ids = step.ops.module_id[run.first : run.last + 1]
     around = _common_module(step, np.unique(module_ids[module_ids != NONE]).tolist())
@@ -132,14 +132,14 @@ def _region(step: Step, run: _Run) -> tuple[int, int, int]:
         return run.first, run.first, run.last
     begin, end = int(calls.first_op_id[is_call].max()), int(calls.last_op_id[is_call].min())
     if begin < run.first:
-        # Operators before the first that runs again: their outputs are kept, or the region is a part of the call.
+        # Operators before the first recomputed one: their outputs are kept, or the region is only part of the call.
         return (begin, begin, end) if run.has_kept else (run.first, run.first, run.last)
-    # What other policies inserted at the edge of a call is outside of it.
+    # Operators inserted by other policies at the edge of a call are outside of it.
     return run.first, begin, end
 
 
 def _common_module(step: Step, module_ids: list[int]) -> int:
-    """Returns the innermost module that holds all of some, NONE where there is none."""
+    """Returns the innermost module that contains all given ones, NONE if there is none."""
     chains = []
     for module in module_ids:
         chain = [module]

@@ -1,4 +1,4 @@
-"""Moves optimizer state of a real job out after every update and back before it."""
+"""Moves a real job's optimizer state out after every update and back before the next."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from memprof.policies.swap.packing import is_plain
 
 
 def swap_states(job: Job, carrier: Carrier, minimum_bytes: int) -> None:
-    """Installs hooks around the updates of all optimizers, and around reading and loading their state."""
+    """Installs hooks around the updates of all optimizers, and around saving and loading their state."""
     for optimizer in job.optimizers:
         states = _States(optimizer, carrier, max(minimum_bytes, 1))
         for hook in (
@@ -33,7 +33,7 @@ def swap_states(job: Job, carrier: Carrier, minimum_bytes: int) -> None:
 
 @dataclass
 class _Out:
-    """One state tensor that is out."""
+    """A state tensor that is out."""
 
     state: dict[str, Any]
     key: str
@@ -56,7 +56,7 @@ class _States:
 
     @contextmanager
     def around(self, parameter: torch.Tensor) -> Iterator[None]:
-        """Has the state of one parameter in while it is updated; from the first time on, nothing else is for that."""
+        """Brings in one parameter's state; after the first call, a step brings in only those with a gradient left."""
         self._one_by_one = True
         self._bring([parameter])
         try:
@@ -65,15 +65,15 @@ class _States:
             self._send([parameter])
 
     def before_step(self, *_: Any) -> None:
-        """Moves in what an update of all parameters needs."""
+        """Brings in the state for an update of all parameters."""
         self._bring([each for each in self._out if not self._one_by_one or each.grad is not None])
 
     def bring_back(self, *_: Any) -> None:
-        """Moves everything back in."""
+        """Brings everything back in."""
         self._bring(list(self._out))
 
     def send(self, *_: Any) -> None:
-        """Moves out every state tensor that is a storage of its own."""
+        """Moves out every state tensor that has a storage of its own."""
         self._send(list(self._optimizer.state))
 
     def _send(self, parameters: list[torch.Tensor]) -> None:
@@ -111,7 +111,7 @@ class _States:
 
 
 def stand_in(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns a tensor of the same sizes over one element: NaN where there is one, so that misuse shows."""
+    """Returns a one-element tensor expanded to the same sizes, NaN if the type has it, so that misuse shows."""
     return _element(tensor.dtype, tensor.device).expand(tensor.size())
 
 

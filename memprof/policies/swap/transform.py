@@ -1,4 +1,4 @@
-"""Predicts a step whose saved tensors, optimizer state or parameters leave the device in between."""
+"""Predicts a step whose saved tensors, optimizer state or parameters leave the device temporarily."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ if TYPE_CHECKING:
 
 
 def transform(step: Step, policy: Swap, *, at_most: bool = False) -> Step:
-    """Rewrites a step as the policy would have changed it.
+    """Rewrites a step as the policy would change it.
 
     Args:
         step: The step.
-        policy: What is moved, and where to.
-        at_most: What a recording does not tell, how long variables hold what is moved, is taken at its most.
+        policy: What is moved, and where.
+        at_most: Assume the maximum for what is not recorded: how long variables hold moved storages.
 
-    Raises:
-        PolicyError: A pattern matches nothing, or the step did not run where the policy moves from.
+        es:
+        PolicyError: A pattern matches nothing, or the step did not run on the device that the policy moves from.
     """
     has_device = any(str(device).startswith("cuda") for device in set(step.storages.device))
     if policy.to == "host" and not has_device:
-        raise PolicyError("This step ran in host memory already, so swap cannot move it there; write to = 'disk'.")
+        raise PolicyError("swap cannot move to host: this step is already in host memory; write to = 'disk'.")
     if policy.to == "disk" and has_device:
-        raise PolicyError("swap moves to disk what is in host memory, and this step ran on cuda; write to = 'host'.")
+        raise PolicyError("swap can only move to disk from host memory, and this step ran on cuda; write to = 'host'.")
     if policy.what == "optimizer":
         return transform_state(step, policy)
     if policy.what == "parameters":
@@ -46,10 +46,10 @@ def _transform_activations(step: Step, policy: Swap, *, at_most: bool) -> Step:
     records = find_records(step, policy.modules, policy.minimum_bytes, with_variables=at_most)
     draft = Draft(step)
     let_go = _let_go(records, policy.prefetch)
-    # The original is gone once nobody holds it, the copy out included: what is let go at a moment goes after the
-    # operator before it.
+    # The original is freed once nothing holds it, including the copy out: if released at a moment, it is freed after
+    # the operator before.
     gone = np.maximum(records.held, let_go - 1)
-    # Backward takes the original where it is still there.
+    # Backward uses the original if it still exists.
     is_moved = gone < records.unpacked
     back = _back(records, gone, policy.prefetch)
 
@@ -62,15 +62,15 @@ def _transform_activations(step: Step, policy: Swap, *, at_most: bool) -> Step:
     out_ids = draft.insert_ops(outs, records.packed)
     draft.insert_uses(_uses(out_ids, records.storage, "read"))
 
-    # Packed and let go at one moment, it goes with its own copy out.
+    # If packed and released at one moment, it is freed with its own copy out.
     last = np.where(gone < records.packed, out_ids, gone)
     _replace_by_copies(draft, step, records.take(is_moved), last[is_moved], back[is_moved], link.in_bytes_per_us)
     return draft.build()
 
 
 def _replace_by_copies(draft: Draft, step: Step, moved: Records, last: Ints, back: Ints, bytes_per_us: float) -> None:
-    """Ends the originals after their last operators, and begins their copies."""
-    # At one moment the record that is needed itself comes first, then those ahead of it, from the last packed on.
+    """Ends the originals after their last operators, and starts their copies."""
+    # At one moment the required record comes first, then the prefetched ones, from the last packed on.
     order = np.lexsort((-np.arange(len(moved)), back))
     ins = copy_ops(step, back[order], moved.storage[order], moved.forward_op[order], "memprof.swap_in", bytes_per_us)
     in_ids = np.empty(len(moved), dtype=np.int64)
@@ -87,19 +87,19 @@ def _replace_by_copies(draft: Draft, step: Step, moved: Records, last: Ints, bac
     begins = np.full(len(draft.storages), len(step.ops), dtype=np.int64)
     begins[moved.storage] = back
     uses = draft.uses
-    # Those of the copies out, which were inserted, are not meant.
+    # Excludes the uses by the inserted copies out.
     is_late: Bools = (uses.op_id >= begins[uses.storage_id]) & (uses.op_id < len(step.ops))
     draft.uses = uses.replace(storage_id=np.where(is_late, copy_of[uses.storage_id], uses.storage_id))
     draft.insert_uses(_uses(in_ids, copy_ids, "write"))
-    # Autograd does not keep them any more.
+    # Autograd no longer keeps them.
     draft.saved = draft.saved.take(copy_of[draft.saved.storage_id] == NONE)
 
 
 def _groups(records: Records) -> tuple[Ints, Ints]:
-    """Numbers the groups that one node packed each, in order of packing.
+    """Numbers the groups packed by one node each, in order of packing.
 
     Returns:
-        The group of each record, and the moment at which each group begins to be packed.
+        The group of each record, and the moment at which each group's packing begins.
     """
     _, first, code = np.unique(records.forward_op, return_index=True, return_inverse=True)
     place = np.empty(len(first), dtype=np.int64)
@@ -108,7 +108,7 @@ def _groups(records: Records) -> tuple[Ints, Ints]:
 
 
 def _let_go(records: Records, distance: int) -> Ints:
-    """Returns the moment at which each original is let go: a few nodes later, or when forward ends."""
+    """Returns the moment at which each original is released: a few nodes later, or when forward ends."""
     if distance == 0:
         return records.packed
     group, packed = _groups(records)
@@ -118,7 +118,7 @@ def _let_go(records: Records, distance: int) -> Ints:
 
 
 def _back(records: Records, gone: Ints, distance: int) -> Ints:
-    """Returns the moment at which each copy back begins: when what one of the next nodes packed is needed."""
+    """Returns the moment at which each copy back begins: when a storage packed by one of the next nodes is needed."""
     back = records.unpacked.copy()
     if distance == 0 or not len(records):
         return back

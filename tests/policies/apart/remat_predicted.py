@@ -104,7 +104,7 @@ def test_the_step_is_left_and_the_new_one_holds():
 
 def test_a_budget_too_small_is_refused_before_any_run():
     """The prediction names the operator that does not fit, and what it needs."""
-    with pytest.raises(PolicyError, match=r"remat cannot hold .*: \S+ in \w+ needs .* MiB"):
+    with pytest.raises(PolicyError, match=r"remat cannot stay within .*: \S+ in \w+ needs .* MiB"):
         Remat(budget=str(int(peaks(baseline("gpt"))[0] * 0.2))).transform(baseline("gpt"))
 
 
@@ -193,5 +193,5 @@ def test_a_script_that_cannot_fit_ends_with_a_sentence(tmp_path):
     """Exit status 125, the sentence, no traceback, and nothing of the runtime's own."""
     done = memprof(tmp_path, "record", "-o", "run.memprof", "--remat", "8MiB", job("gpt"))
     assert done.returncode == 125
-    assert "memprof: remat cannot hold 8.00 MiB: aten." in done.stderr
+    assert "memprof: remat cannot stay within 8.00 MiB: aten." in done.stderr
     assert "Traceback" not in done.stderr

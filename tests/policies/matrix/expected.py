@@ -9,12 +9,12 @@ from memprof.policies.plan.plan import Plan
 from memprof.policies.precision.policy import Precision
 from memprof.policies.swap.policy import Swap
 
-_BACKWARD_TWICE = r"A second backward came before optimizer\.step\(\)"
-_GRADIENT_READ = r"A gradient is read or changed after backward: step-in-backward has used it already"
+_BACKWARD_TWICE = r"A second backward ran before optimizer\.step\(\)"
+_GRADIENT_READ = r"A gradient is read or changed after backward: step-in-backward has already used"
 _NOT_A_MEAN = r"accumulate cannot split a loss that is made of gradients of the parameters"
 _BY_HAND = r"accumulate adds up what backward\(\) leaves in p\.grad, and this loop calls step\(\) without it"
 _DROPPED = r"accumulate cannot keep this job's gradients: its loop drops some with zero_grad\(\)"
-_CREATE_GRAPH = r"precision: gradients are computed with create_graph=True, which loss scaling for fp16 does not allow"
+_CREATE_GRAPH = r"precision: gradients are computed with create_graph=True, which fp16 loss scaling does not support"
 
 #: By policy, as ``key_of`` names it, and usage.
 REFUSALS: dict[str, dict[str, str]] = {
@@ -34,9 +34,9 @@ REFUSALS: dict[str, dict[str, str]] = {
     "precision fp16": {
         "gradient_penalty": _CREATE_GRAPH,
         "gradients_of_gradients": _CREATE_GRAPH,
-        "features_by_a_hook": r"precision: a part of the loss does not come from the model's output",
-        "a_penalty_on_weights": r"precision: a part of the loss does not come from the model's output",
-        "lbfgs": r"precision: LBFGS runs the model several times a step",
+        "features_by_a_hook": r"precision: part of the loss does not come from the model's output",
+        "a_penalty_on_weights": r"precision: part of the loss does not come from the model's output",
+        "lbfgs": r"precision: LBFGS runs the model several times per step",
     },
     "optimizer in-backward": {
         "a_second_backward": _BACKWARD_TWICE,
@@ -55,11 +55,11 @@ REFUSALS: dict[str, dict[str, str]] = {
         "gradient_scaler": r"A GradScaler scales the loss: step-in-backward would update with scaled gradients",
         "gradient_scaler_with_clipping": r"A GradScaler scales the loss",
         "rate_set_by_hand": r"settings \(such as the learning rate\) were changed between backward and",
-        "another_kind_of_optimizer_in_the_middle": r"Another optimizer is stepped than the one made last",
-        "lbfgs": r"LBFGS computes the loss again inside its step|LBFGS has no",
+        "another_kind_of_optimizer_in_the_middle": r"with the optimizer created last for them",
+        "lbfgs": r"LBFGS recomputes the loss inside its step|LBFGS has no",
     },
     "swap optimizer": {"lbfgs": r"swap cannot move LBFGS' state"},
-    "optimizer": {"lbfgs": r"LBFGS has no (loop|foreach|fused) form; leave the loop out"},
+    "optimizer": {"lbfgs": r"LBFGS has no (loop|foreach|fused) form; leave loop out"},
 }
 
 #: What a job does late, and is refused then: nothing shows it before.

@@ -1,1 +1,1 @@
-"""Sharding as predicted: which rank holds what, when, and what collectives take."""
+"""Predicts sharding: what each rank holds and when, and the duration of collectives."""

@@ -1,4 +1,4 @@
-"""Collects what sharding adds to a step, and inserts it at once."""
+"""Collects the operators and storages that sharding adds to a step, and inserts them at once."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from memprof.trace.step import Step
 
 
 class Additions:
-    """Operators, storages and uses to be inserted into a draft, whose ids they have from the start.
+    """Operators, storages and uses to be inserted into a draft; their ids are final from the start.
 
-    One by one, each insertion would copy the whole step.
+    Individual insertions would each copy the whole step.
     """
 
     def __init__(self, step: Step) -> None:
-        """Begins with nothing; ids go on after the step's."""
+        """Starts empty; ids continue after the step's."""
         self._step = step
         self._operators: list[dict[str, Any]] = []
         self._places: list[tuple[int, int]] = []
@@ -34,8 +34,8 @@ class Additions:
         Args:
             name: Its name.
             before: Operator of the step before which it runs.
-            like: Operator of the step whose phase, module and micro-batch it has.
-            columns: What else is known of it; the rest is 0.
+            like: Operator of the step whose phase, module and micro-batch it copies.
+            columns: Its other columns; the rest are 0.
 
         Returns:
             Its id.
@@ -64,7 +64,7 @@ class Additions:
         self._uses.append((op, storage, role))
 
     def insert(self, draft: Draft) -> None:
-        """Inserts everything, in the order in which it was added."""
+        """Inserts everything, in order of addition."""
         if self._operators:
             before, like = (np.array(places) for places in zip(*self._places, strict=True))
             rows = self._step.ops.take(like)

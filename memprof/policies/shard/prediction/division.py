@@ -1,4 +1,4 @@
-"""What is divided how: each rank's part of a storage, and the groups in which gradients are sent."""
+"""Computes each rank's part of every storage, and the groups in which gradients are sent."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from memprof.trace.step import Step
 def largest_parts(storages: Storages, ranks: int) -> Ints:
     """Returns the bytes of the largest rank's part of each storage: its first dimension divided, rounded up.
 
-    They are those asked for, before the allocator rounds.
+    These are requested bytes, before the allocator rounds.
     """
     texts, shape_of = np.unique(storages.shape.astype(str), return_inverse=True)
     first = np.array([int(text.partition("x")[0]) if text else 1 for text in texts])[shape_of]
-    # A gradient may have been made in another shape, such as 1x64 of a bias: it has its parameter's.
+    # A gradient may have been allocated in another shape, such as 1x64 for a bias; its parameter's shape applies.
     is_parameter, is_gradient = storages.category == "parameter", storages.category == "gradient"
     first_of = dict(zip(storages.name[is_parameter].tolist(), first[is_parameter].tolist(), strict=True))
     names = storages.name[is_gradient].tolist()
     first[is_gradient] = [first_of.get(name, own) for name, own in zip(names, first[is_gradient].tolist(), strict=True)]
     rows = -(-np.maximum(first, 1) // ranks)
-    # A storage without a shape, such as a step counter, is not divided.
+    # A storage without a shape, such as a step counter, is not sharded.
     parts: Ints = storages.requested_bytes * rows // np.maximum(first, 1)
     return parts
 
 
 def complete_at(step: Step, is_made: Bools) -> Ints:
-    """Returns, for each gradient the step makes, the backward operator after which it is complete; NONE elsewhere."""
+    """Returns the backward operator that completes each gradient of the step; NONE elsewhere."""
     uses, ops = step.uses, step.ops
     found = np.where(is_made, step.storages.created_op_id, NONE)
     row = np.flatnonzero(is_made[uses.storage_id] & (ops.phase[uses.op_id] == "backward"))
@@ -37,10 +37,10 @@ def complete_at(step: Step, is_made: Bools) -> Ints:
 
 
 def unit_groups(kept_at: Ints, unit_of: Ints) -> list[Ints]:
-    """Returns the gradients of each unit, the unit whose gradients are there first in front.
+    """Returns the gradients of each unit, in the order in which the units' gradients complete.
 
     Args:
-        kept_at: Operator after which each gradient is complete, NONE elsewhere, shape ``(storages,)``.
+        kept_at: Operator that completes each gradient, NONE elsewhere, shape ``(storages,)``.
         unit_of: The unit of each storage, shape ``(storages,)``.
     """
     made = np.flatnonzero(kept_at != NONE)
@@ -49,12 +49,12 @@ def unit_groups(kept_at: Ints, unit_of: Ints) -> list[Ints]:
 
 
 def buckets(kept_at: Ints, requested_bytes: Ints, bucket_mib: int) -> list[Ints]:
-    """Returns the gradients of each bucket, filled in the order in which they are there.
+    """Returns the gradients of each bucket, filled in order of completion.
 
     Args:
-        kept_at: Operator after which each gradient is complete, NONE elsewhere, shape ``(storages,)``.
+        kept_at: Operator that completes each gradient, NONE elsewhere, shape ``(storages,)``.
         requested_bytes: Bytes of each storage, shape ``(storages,)``.
-        bucket_mib: Size of a bucket, the first of which may be smaller.
+        bucket_mib: Size of a bucket; the first may be smaller.
     """
     made = np.flatnonzero(kept_at != NONE)
     made = made[np.argsort(kept_at[made], kind="stable")]

@@ -1,4 +1,4 @@
-"""Stages 2 and 3 on a recorded step: units are gathered and scattered at the moments at which fully_shard does."""
+"""Stages 2 and 3 on a recorded step: gathers and scatters units when fully_shard does."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ if TYPE_CHECKING:
     from memprof.policies.shard.prediction.units import Units
 
 _GATHER, _SCATTER = "c10d._allgather_base_", "c10d._reduce_scatter_base_"
-#: What happens before the same operator of the step: a unit's gradients are scattered before the next is gathered.
+#: Order before the same operator of the step: a unit's gradients are scattered before the next unit is gathered.
 _AFTER, _BEFORE = 0, 1
 
 
 class Fully(Sharding):
-    """A step of a rank that has a part of each parameter."""
+    """A step of a rank that holds a part of each parameter."""
 
     def __init__(self, step: Step, policy: Shard, units: Units) -> None:
-        """Finds what is what in the step."""
+        """Classifies the step's storages."""
         super().__init__(step, policy)
         self.units = units
-        # What torch gathers is the parts of all ranks, the last ones' filled up.
+        # torch gathers the parts of all ranks, with the last ones padded.
         padded = self.part_bytes * policy.world_size
         self.unit_bytes = self._by_unit(self.is_parameter, padded)
-        # Below this everything is collected first, then added in the order in which it runs.
+        # From here on all events are collected first, then added in execution order.
         self._events: list[tuple[int, int, Callable[[], None]]] = []
-        self._unscattered = NONE  # the buffer that was scattered last
-        self._gathered = NONE  # the buffer that was gathered last
+        self._unscattered = NONE  # the buffer scattered last
+        self._gathered = NONE  # the buffer gathered last
 
     def build(self) -> Step:
-        """Divides everything, gathers units around their forward and backward, and scatters their gradients."""
+        """Shards everything, gathers units around their forward and backward, and scatters their gradients."""
         self.divide_update()
         self.set_part(self.is_parameter)
         self.set_part(self.is_gradient & ~self.is_born)
@@ -57,13 +57,13 @@ class Fully(Sharding):
         return keeps
 
     def _gather_forward(self) -> None:
-        """Gathers each unit before its forward. A buffer is held until the next unit has been copied from its own."""
+        """Gathers each unit before its forward. A buffer lives until the next unit has been copied out of its own."""
         units, keeps = self.units, self._is_kept()
         order = [unit for unit in self._order(units.first_forward) if self.unit_bytes[unit]]
         ends = np.where(keeps, np.maximum(units.last_forward, units.last_backward), units.last_forward)
         for place, unit in enumerate(order):
             first = int(units.first_forward[unit])
-            # A device is told of a unit while the one before is at work; gloo's ranks wait for it.
+            # On a device the unit is requested while the previous one runs; gloo's ranks wait for it.
             sent_at = int(units.first_forward[order[max(place - 1, 0)]]) if self.is_cuda else first
 
             def add(unit: int = unit, first: int = first, sent_at: int = sent_at) -> None:
@@ -79,7 +79,7 @@ class Fully(Sharding):
             self._events.append((last + 1, _AFTER, lambda: self.added.free(self._gathered, last)))
 
     def _gather_backward(self) -> None:
-        """Gathers the units dropped after forward again, each while the one before is at work."""
+        """Gathers the units freed after forward again, each while the previous one runs."""
         units, keeps = self.units, self._is_kept()
         again = np.where(keeps, NONE, units.first_backward)
         order = [unit for unit in self._order(again) if self.unit_bytes[unit]]
@@ -87,7 +87,7 @@ class Fully(Sharding):
         arrived: dict[int, int] = {}
         for place, unit in enumerate(order):
             first = int(units.first_backward[unit])
-            # The first is sent for when backward enters the model, the others when the one before begins.
+            # The first is requested when backward enters the model, each other when the previous one begins.
             sent_at = int(units.first_backward[order[place - 1]]) if place else int(begins.min())
 
             def send(unit: int = unit, first: int = first, sent_at: int = sent_at) -> None:
@@ -97,12 +97,12 @@ class Fully(Sharding):
                 copy = self._copy_out(unit, arrived[unit], first, int(units.last_backward[unit]))
                 self.added.free(arrived[unit], copy)
 
-            # Of one operator: a unit is copied out first, then the next one is sent for.
+            # At one operator a unit is copied out first, then the next is requested.
             self._events.append((sent_at, _BEFORE + 1, send))
             self._events.append((first, _BEFORE, take) if place or sent_at < first else (first, _BEFORE + 2, take))
 
     def _receive(self, unit: int, before: int, sent_at: int, *, needed_at: int) -> int:
-        """Adds the gathering of a unit; returns its buffer."""
+        """Adds the all-gather of a unit; returns its buffer."""
         bytes_ = int(self.unit_bytes[unit])
         empty = self.added.operator("aten.empty.memory_format", before, before)
         buffer = self.storage(bytes_, empty)
@@ -119,9 +119,9 @@ class Fully(Sharding):
         return buffer
 
     def _copy_out(self, unit: int, buffer: int, before: int, ends: int) -> int:
-        """Adds the unit's whole parameters, copied from the buffer; returns the operator that copies.
+        """Adds the unit's whole parameters, copied from the buffer; returns the copy operator.
 
-        Operators of the step are left to use the parts: what makes them again must not make the whole ones.
+        Operators of the step still use the parts, so that recomputing them does not recompute the whole parameters.
         """
         copy = self.added.operator("fsdp.split_with_sizes_copy.default", before, before, mutates=True)
         whole = self.storage(int(self.unit_bytes[unit]), copy, max(ends, before))
@@ -130,9 +130,9 @@ class Fully(Sharding):
         return copy
 
     def _scatter(self) -> None:
-        """Copies a unit's gradients into a buffer when its backward is over, and leaves a part of the sums.
+        """Copies a unit's gradients into a buffer at the end of its backward, and keeps a part of the sums.
 
-        A buffer is held until the next unit's backward is over.
+        A buffer lives until the end of the next unit's backward.
         """
         storages = self.draft.storages
         self._freed = storages.freed_op_id.copy()
@@ -141,7 +141,7 @@ class Fully(Sharding):
         groups = [
             (int(self.units.of_storage[group[0]]), group) for group in unit_groups(self.kept_at, self.units.of_storage)
         ]
-        # What the root holds itself is scattered when all of backward is over.
+        # The root's own parameters are scattered at the end of backward.
         for unit, group in sorted(groups, key=lambda pair: pair[0] == ROOT):
             at = int(backward[-1] if unit == ROOT else max(self.kept_at[group].max(), self.units.last_backward[unit]))
             self._events.append((at + 1, _AFTER, partial(self._scatter_unit, group, at)))

@@ -1,4 +1,4 @@
-"""Stages 0 and 1 on a recorded step: every rank has all parameters, and gradients are averaged in buckets."""
+"""Stages 0 and 1 on a recorded step: every rank holds all parameters, and gradients are averaged in buckets."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from memprof.trace.step import Step
 
 
 class Replicated(Sharding):
-    """A step of a rank that has all parameters."""
+    """A step of a rank that holds all parameters."""
 
     def build(self) -> Step:
-        """Moves gradients into buckets; in stage 1 divides the update and exchanges its results."""
+        """Moves gradients into buckets; in stage 1 also shards the update and exchanges its results."""
         if self.policy.stage == 1:
             self.divide_update()
         self._average()
@@ -23,7 +23,7 @@ class Replicated(Sharding):
         return self.finish()
 
     def _average(self) -> None:
-        """Copies each gradient into its bucket, which lives as long as they do; one alone is its own bucket."""
+        """Copies each gradient into its bucket, which has the same lifetime; a single gradient is its own bucket."""
         storages = self.step.storages
         freed = storages.freed_op_id.copy()
         bucket_of = np.full(len(storages), NONE, dtype=np.int64)
@@ -49,7 +49,7 @@ class Replicated(Sharding):
         self.redirect(bucket_of, moved_at)
 
     def _fill(self, group: Ints) -> tuple[Ints, list[int]]:
-        """Returns the gradients in their bucket, and the operators that copy each into it."""
+        """Returns the gradients in their bucket, and the operators that copy them into it."""
         copies = [
             self.added.operator("aten.copy_.default", at + 1, at, mutates=True) for at in self.kept_at[group].tolist()
         ]
@@ -60,7 +60,7 @@ class Replicated(Sharding):
         return bucket, copies
 
     def _exchange(self) -> None:
-        """Gathers what each rank has updated, some parameters at a time, through a buffer."""
+        """Gathers the ranks' updates, some parameters at a time, through a buffer."""
         step, end = self.step, len(self.step.ops)
         optimizer = np.flatnonzero(step.ops.phase == "optimizer")
         last = int(optimizer[-1]) if len(optimizer) else end - 1

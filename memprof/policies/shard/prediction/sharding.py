@@ -1,4 +1,4 @@
-"""What all stages of sharding have in common: parts, the update divided, collectives beside the computation."""
+"""Shared by all stages of sharding: parts, the sharded update, and collectives concurrent with the computation."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ if TYPE_CHECKING:
 
 
 class Sharding:
-    """One step on its way to a rank's.
+    """Converts one step into a rank's step.
 
     Attributes:
-        step: The step as it was.
-        policy: What to divide, over how many ranks.
-        draft: The step as it becomes.
-        added: What is inserted into it.
-        part_bytes: Bytes of the largest rank's part of each storage, as asked for. Shape (storages,).
-        kept_at: Backward operator after which each gradient is complete; NONE for others. Shape (storages,).
-        ring: What collectives take.
+        step: The original step.
+        policy: What to shard, over how many ranks.
+        draft: The resulting step.
+        added: Operators and storages to insert into it.
+        part_bytes: Requested bytes of the largest rank's part of each storage. Shape (storages,).
+        kept_at: Backward operator that completes each gradient; NONE for others. Shape (storages,).
+        ring: Duration of collectives.
         timeline: When they run.
     """
 
     def __init__(self, step: Step, policy: Shard) -> None:
-        """Finds what is what in the step."""
+        """Classifies the step's storages."""
         self.step, self.policy = step, policy
         self.draft = Draft(step)
         self.added = Additions(step)
@@ -51,15 +51,15 @@ class Sharding:
         self.update_begins = int(optimizer[0]) if len(optimizer) else len(step.ops)
 
     def finish(self) -> Step:
-        """Puts everything together."""
+        """Assembles the resulting step."""
         self.draft.duration_us = self.timeline.duration_us(self.draft.ops.duration_us)
         self.added.insert(self.draft)
         return self.draft.build()
 
     def divide_update(self) -> None:
-        """Keeps a part of the optimizer's state, and of what it computes with while it updates."""
+        """Keeps a part of the optimizer's state, and of its temporaries during the update."""
         step, storages = self.step, self.draft.storages
-        # By number: comparing texts with texts takes long.
+        # By index, because comparing strings is slow.
         texts, shape_of = np.unique(storages.shape.astype(str), return_inverse=True)
         like_parameters = np.isin(shape_of, shape_of[self.is_parameter]) & (texts != "")[shape_of]
         is_update = np.append(step.ops.phase, "older")[step.storages.created_op_id] == "optimizer"
@@ -78,7 +78,7 @@ class Sharding:
         )
 
     def set_part(self, chosen: Bools) -> None:
-        """Leaves a rank's part of storages."""
+        """Reduces storages to a rank's part."""
         storages = self.draft.storages
         parts = rounded_on_cuda(self.part_bytes) if self.is_cuda else self.part_bytes
         self.draft.storages = storages.replace(
@@ -102,11 +102,11 @@ class Sharding:
         Args:
             name: Its operator.
             before: Operator of the step before which it runs.
-            duration_us: How long it is on its way.
-            bytes_: What it moves, as a whole.
+            duration_us: Its duration.
+            bytes_: Total bytes it moves.
             needed_at: Operator of the step that waits for it.
-            like: Operator of the step whose phase and module it has.
-            sent_at: Operator of the step before which it begins, where a device runs it earlier than ``before``.
+            like: Operator of the step whose phase and module it copies.
+            sent_at: Operator of the step before which it begins, if a device starts it earlier than ``before``.
         """
         self.timeline.send(before if sent_at is None else sent_at, duration_us, needed_at)
         return self.added.operator(
@@ -136,18 +136,18 @@ class Sharding:
         )
 
     def gradients(self, group: Ints, bytes_: Ints, created: int) -> Ints:
-        """Adds one buffer in which gradients lie, as a storage for each, so that it is known whose they are.
+        """Adds one buffer of gradients, as one storage per gradient to keep their attribution.
 
         Args:
-            group: The gradients as they were; the buffer goes when the last of them went.
+            group: The original gradients; the buffer is freed when the last of them was.
             bytes_: Bytes of each in the buffer. Shape (group,).
-            created: Operator that takes the buffer.
+            created: Operator that allocates the buffer.
 
         Returns:
             Their ids. Shape (group,).
         """
         allocated = bytes_.copy()
-        if self.is_cuda:  # the buffer is rounded, not what lies in it
+        if self.is_cuda:  # the allocator rounds the buffer, not the gradients in it
             allocated[0] += rounded_on_cuda(int(bytes_.sum())) - int(bytes_.sum())
         rows = self.step.storages.take(group)
         return self.added.storages(
@@ -160,12 +160,12 @@ class Sharding:
         )
 
     def redirect(self, new_of: Ints, until: Ints) -> None:
-        """Lets operators after the one given touch another storage instead. Shape (storages,) each."""
+        """Redirects operators after the given ones to another storage. Shape (storages,) each."""
         uses = self.draft.uses
         later = (new_of[uses.storage_id] != NONE) & (uses.op_id > until[uses.storage_id])
         self.draft.uses = uses.replace(storage_id=np.where(later, new_of[uses.storage_id], uses.storage_id))
 
     def last_free(self, members: Ints) -> int:
-        """Returns the operator after which the last of some storages is freed, NONE where one outlives the step."""
+        """Returns the operator after which the last of the given storages is freed, NONE if one outlives the step."""
         freed = self.step.storages.freed_op_id[members]
         return NONE if (freed == NONE).any() else int(freed.max())

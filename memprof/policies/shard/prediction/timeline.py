@@ -1,4 +1,4 @@
-"""Lets collectives run beside the computation, and finds what of them it must wait for."""
+"""Overlaps collectives with the computation, and computes the time spent waiting for them."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from memprof.trace.step import Step
 
 
 class Timeline:
-    """Two streams: the operators of the step, and collectives one after the other beside them.
+    """Two streams: the operators of the step, and concurrent collectives in sequence.
 
-    A collective begins when the operator before it has run and the collective before it is through. The operator
-    that needs it waits.
+    A collective begins after the preceding operator and the preceding collective. The operator that needs it
+    waits.
     """
 
     def __init__(self, step: Step) -> None:
-        """Knows the step as recorded; the time between its operators counts with them."""
+        """Stores the recorded step; the time between its operators is attributed to them."""
         self._step = step
         self._sent: list[tuple[int, int, float]] = []
 
     def send(self, before: int, duration_us: float, needed_at: int) -> None:
-        """Notes a collective.
+        """Adds a collective.
 
         Args:
             before: Operator of the step before which it is sent.
-            duration_us: How long it takes.
+            duration_us: Its duration.
             needed_at: Operator of the step that waits for it.
         """
         self._sent.append((before, needed_at, duration_us))
 
     def duration_us(self, durations_us: Floats) -> float:
-        """Returns how long the step takes.
+        """Returns the duration of the step.
 
         Args:
             durations_us: Of the step's own operators, without the collectives. Shape (ops,).
@@ -42,7 +42,7 @@ class Timeline:
         delay, free = 0.0, 0.0
         waiting: list[tuple[int, float]] = []
         for before, needed_at, duration in sorted(self._sent, key=lambda sent: sent[0]):
-            # Those needed up to here have held the computation up already.
+            # Those needed up to here have already delayed the computation.
             for place, arrives in sorted(each for each in waiting if each[0] <= before):
                 delay = max(delay, arrives - float(ends[place]))
             waiting = [each for each in waiting if each[0] > before]

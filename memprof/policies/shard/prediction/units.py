@@ -1,4 +1,4 @@
-"""Divides a model into units whose parameters are gathered at once."""
+"""Divides a model into units whose parameters are gathered together."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from memprof.policies.shard.layers import choose_units
 from memprof.trace.schema import NONE, Ints
 from memprof.trace.step import Step
 
-#: Number of the unit of all that is in no other.
+#: Index of the unit of everything outside the others.
 ROOT = 0
 
 
 @dataclass(frozen=True, eq=False)
 class Units:
-    """The units of a model, 0 being the root's.
+    """The units of a model; 0 is the root's.
 
     Attributes:
-        count: How many there are.
+        count: Number of units.
         of_storage: Unit of each parameter and gradient; NONE for other storages. Shape (storages,).
-        first_forward: First forward operator of each, NONE without. Shape (units,).
+        first_forward: First forward operator of each, NONE if it has none. Shape (units,).
         last_forward: Last forward operator.
         first_backward: First backward operator.
         last_backward: Last backward operator.
@@ -36,7 +36,7 @@ class Units:
 
 
 def find_units(step: Step, patterns: tuple[str, ...]) -> Units:
-    """Finds the units, and when they are at work.
+    """Finds the units, and when they run.
 
     Raises:
         PolicyError: A pattern matches no module.
@@ -45,18 +45,18 @@ def find_units(step: Step, patterns: tuple[str, ...]) -> Units:
     names = [str(name) for name in modules.name]
     chosen = choose_units(patterns, names, modules.type.tolist(), modules.parent_id.tolist())
     number_of = {name: number for number, name in enumerate(chosen, start=1)}
-    of_module = np.full(len(modules) + 1, ROOT, dtype=np.int64)  # the last is that of what is outside of modules
+    of_module = np.full(len(modules) + 1, ROOT, dtype=np.int64)  # the last entry is for operators outside of modules
     for row, (name, parent) in enumerate(zip(names, modules.parent_id.tolist(), strict=True)):
         of_module[row] = number_of.get(name, of_module[parent] if parent != NONE else ROOT)
     count = len(number_of) + 1
 
     is_owned = np.isin(storages.category, ("parameter", "gradient"))
     of_storage = np.where(is_owned, of_module[storages.module_id], NONE)
-    # A unit is at work where its modules are, and where others use its weights.
+    # A unit runs where its modules run, and where others use its weights.
     used = np.flatnonzero(storages.category[uses.storage_id] == "parameter")
     op = np.concatenate([np.arange(len(ops)), uses.op_id[used]])
     unit = np.concatenate([of_module[ops.module_id], of_storage[uses.storage_id[used]]])
-    # What no module runs (the loss) is no work of the root's.
+    # Operators outside of modules (the loss) do not belong to the root.
     is_known = np.concatenate([ops.module_id != NONE, np.ones(len(used), dtype=np.bool_)])
     spans = []
     for phase in ("forward", "backward"):
@@ -65,7 +65,7 @@ def find_units(step: Step, patterns: tuple[str, ...]) -> Units:
         last = np.full(count, NONE, dtype=np.int64)
         np.minimum.at(first, unit[inside], op[inside])
         np.maximum.at(last, unit[inside], op[inside])
-        # The root is at work as long as anything in it is.
+        # The root runs as long as anything in it does.
         first[ROOT], last[ROOT] = first.min(), last.max()
         spans += [np.where(last == NONE, NONE, first), last]
     return Units(count, of_storage, *spans)
