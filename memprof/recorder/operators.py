@@ -396,7 +396,7 @@ class OperatorMode(SlidingMode):
 
     def _count_flops(self, operator: _Operator, func: Any, args: Any, kwargs: Any, result: Any) -> int:
         if any(isinstance(a, _Tensor) and a.is_nested for a in args):
-            return 0  # sequence number unavailable here, too
+            return 0  # torch's formulas do not support nested tensors
         key = (func, *(a.shape if isinstance(a, _Tensor) else a if type(a) in (int, bool) else None for a in args))
         flops = self._flops.get(key)
         if flops is None:

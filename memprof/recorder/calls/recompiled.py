@@ -1,4 +1,4 @@
-"""Re-compiles a function of torch's with additions, so that tracebacks through it stay as they are."""
+"""Recompiles a torch function with additions, keeping tracebacks through it unchanged."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from types import CodeType, FunctionType
 
 
 def recompiled(function: FunctionType, rewrite: Callable[[ast.FunctionDef], None]) -> CodeType:
-    """Compiles a function again from its source, rewritten, with the file name, lines and columns it has.
+    """Compiles a function again from its rewritten source, with the original file name, lines and columns.
 
-    Names that the additions use are looked up in the globals of the function's module.
+    Names used by the additions are looked up in the globals of the function's module.
 
     Args:
         function: A plain function, without decorators and free variables.
-        rewrite: Changes the function's syntax tree; what it adds needs places (``ast.copy_location``).
+        rewrite: Changes the function's syntax tree; added nodes need locations (``ast.copy_location``).
 
     Raises:
-        RuntimeError: The source is not there, or the function is of another shape.
+        RuntimeError: The source is missing, or the function has an unexpected form.
     """
     name = function.__qualname__
     if function.__closure__:
@@ -35,7 +35,7 @@ def recompiled(function: FunctionType, rewrite: Callable[[ast.FunctionDef], None
     if not isinstance(definition, ast.FunctionDef) or definition.decorator_list:
         raise RuntimeError(f"{name} is not a plain function")
     ast.increment_lineno(tree, first - 1)
-    for node in ast.walk(tree):  # dedent moved the columns; tracebacks underline by column
+    for node in ast.walk(tree):  # dedent shifted the columns; tracebacks underline by column
         for place in ("col_offset", "end_col_offset"):
             if hasattr(node, place):
                 setattr(node, place, getattr(node, place) + indent)
