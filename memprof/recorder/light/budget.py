@@ -31,6 +31,6 @@ class Budget:
         return not self.is_over and self._spent_ns < allowed
 
     def spend(self, since_ns: int, events: int) -> None:
-        """Charges the time since `since_ns` (monotonic clock), in which the job was blocked to read out `events` events."""
+        """Charges the time since `since_ns` (monotonic clock), in which the job waited for `events` to be read."""
         self._spent_ns += time.monotonic_ns() - since_ns
         self.is_over |= events > _MOST_EVENTS

@@ -72,7 +72,7 @@ def _words() -> list[ctypes.c_size_t]:
 
 
 def _moved_by(words: list[ctypes.c_size_t], size: int) -> set[int]:
-    """Returns the indices of the words that an allocation of `size` bytes raises by `size`, and its free lowers again."""
+    """Returns the indices of the words that rise by `size` with an allocation of that size, and fall back on free."""
     before = [word.value for word in words]
     trial = _Storage(size)  # not an operator, which a mode of the job's would see
     during = [word.value for word in words]

@@ -54,7 +54,7 @@ class LightEvents:
         )
 
     def start(self) -> bool:
-        """Starts recording; returns False, without disturbing it, if the job's own profiler is warming up or running."""
+        """Starts recording; returns False, leaving it alone, if the job's own profiler is warming up or running."""
         # Backward nodes only: a session must never end inside a scope whose begin it recorded, and it never ends
         # inside backward.
         return self._session.start(_profiler.RecordScope.BACKWARD_FUNCTION, profile_memory=True)
