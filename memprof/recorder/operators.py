@@ -119,7 +119,7 @@ class OperatorMode(SlidingMode):
         on_output: Called with every output tensor and the time, if the event source needs it; else None.
         is_on: Whether it logs.
         span: Returns the address of a tensor's memory and the tensor's own bytes.
-        fake_type: Type of the memoryless tensors of a dry run; None in a real run.
+        fake_type: Type of the fake tensors of a dry run; None in a real run.
         not_followed: Higher-order operators logged as one operator each: the operators inside were not recorded.
     """
 

@@ -48,7 +48,7 @@ class Mode(Protocol):
 
     Attributes:
         is_followed: True, which marks the mode as memprof's.
-        fake_type: Type of the memoryless tensors that it runs operators on; None if there is none.
+        fake_type: Type of the fake tensors that it runs operators on; None if there is none.
     """
 
     is_followed: bool

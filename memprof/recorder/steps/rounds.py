@@ -79,7 +79,7 @@ class OptimizerRounds:
         if not self._knows(optimizer):
             self.add(optimizer)
             if self._has_ended and not self._was_called:
-                # Created one by one as they update (Pyro): the step ended with the first, and this update belongs to it.
+                # Created one by one as they update (Pyro): the first update ended the step, and this one is part of it.
                 self._totals[key] = 1
                 return False
         self._idle.discard(key)
