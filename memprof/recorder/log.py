@@ -18,7 +18,7 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
 
 #: Note in a recording of a job that names more phases than a recording can hold.
-TOO_MANY_NAMES = f"the job names more than {MOST_NAMES} phases: what runs under further names is told without them"
+TOO_MANY_NAMES = f"the job names more than {MOST_NAMES} phases: further names were not recorded"
 
 
 class RawLog:

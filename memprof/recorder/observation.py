@@ -279,7 +279,7 @@ class Observation:
         if self._sources.is_open:
             self._slide_out()
             self._sources.stop()
-            self.note(f"the job's own profiler started in step {step}: recording stepped aside until its end")
+            self.note(f"the job's own profiler started in step {step}: recording was suspended until it ended")
         elif self._mode.is_here():  # removed inside backward, and put back by the engine when backward ended
             self._mode.slide_out()
 
@@ -429,7 +429,7 @@ class Observation:
         for sentence in self._dry.notes() if self._dry is not None else ():
             self.note(sentence)
         for name in sorted(self._mode.not_followed):
-            self.note(f"{name}: what this higher-order operator runs was not seen; it is recorded as one operator")
+            self.note(f"{name}: this higher-order operator is recorded as one operator, without the operators inside")
         if self._log.names_left_out:
             self.note(TOO_MANY_NAMES)
 

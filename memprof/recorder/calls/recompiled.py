@@ -23,17 +23,17 @@ def recompiled(function: FunctionType, rewrite: Callable[[ast.FunctionDef], None
     """
     name = function.__qualname__
     if function.__closure__:
-        raise RuntimeError(f"{name} has become a closure")
+        raise RuntimeError(f"cannot recompile {name}: it is a closure")
     try:
         lines, first = inspect.getsourcelines(function)
     except (OSError, TypeError) as error:
-        raise RuntimeError(f"the source of {name} is not there: {error}") from error
+        raise RuntimeError(f"cannot recompile {name}: its source is missing: {error}") from error
     source = "".join(lines)
     indent = len(lines[0]) - len(lines[0].lstrip())
     tree = ast.parse(textwrap.dedent(source))
     definition = tree.body[0]
     if not isinstance(definition, ast.FunctionDef) or definition.decorator_list:
-        raise RuntimeError(f"{name} is not a plain function")
+        raise RuntimeError(f"cannot recompile {name}: it is not a plain function")
     ast.increment_lineno(tree, first - 1)
     for node in ast.walk(tree):  # dedent shifted the columns; tracebacks underline by column
         for place in ("col_offset", "end_col_offset"):
@@ -44,5 +44,5 @@ def recompiled(function: FunctionType, rewrite: Callable[[ast.FunctionDef], None
     module_code = compile(tree, function.__code__.co_filename, "exec", dont_inherit=True)
     code = next(each for each in module_code.co_consts if isinstance(each, CodeType))
     if code.co_freevars or code.co_varnames[: code.co_argcount] != function.__code__.co_varnames[: code.co_argcount]:
-        raise RuntimeError(f"{name} has another shape than known")
+        raise RuntimeError(f"cannot recompile {name}: unexpected arguments")
     return code.replace(co_qualname=function.__code__.co_qualname)

@@ -64,13 +64,13 @@ class SlidingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch'
 
     def __enter__(self) -> Any:
         """Unsupported; use `slide_in`: entering like any other mode would put it on top of the user's."""
-        raise TypeError(f"{type(self).__name__} slides in, it is not entered")
+        raise TypeError(f"{type(self).__name__} cannot be entered: use slide_in()")
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Unsupported; use `slide_out`."""
-        raise TypeError(f"{type(self).__name__} slides out, it is not left")
+        raise TypeError(f"{type(self).__name__} cannot be exited: use slide_out()")
 
 
 def _pop_all() -> list[Any]:

@@ -16,7 +16,7 @@ from memprof.recorder.device.snapshot import block_rows, history_rows, segment_r
 from memprof.recorder.log import RawLog
 
 _cuda: Any = torch.cuda  # not annotated in torch
-_NOT_OURS = "the job records the allocator's history itself: it was left as the job set it up"
+_NOT_OURS = "the job records the allocator's history itself: its settings were not changed"
 
 
 class AllocatorHistory:

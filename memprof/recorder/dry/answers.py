@@ -113,8 +113,8 @@ class Answers:
         notes = []
         if self._values:
             notes.append(
-                f"values that nobody computed were asked for {_times(self._values)}, at {_places(self._values)}: "
-                "where the job's course depends on them, a real run may take another"
+                f"values that were not computed were read {_times(self._values)}, at {_places(self._values)}: "
+                "where control flow depends on them, a real run may differ"
             )
         if self._bounds:
             notes.append(

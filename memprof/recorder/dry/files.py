@@ -95,7 +95,7 @@ class Files:
                 if isinstance(cause, FileNotFoundError) and self._is_left_out(cause.filename):
                     self._refuse(
                         f"The job reads the file {cause.filename}, which torch.save has not written: a dry run writes "
-                        "no checkpoint. Leave out what the job does with the file, or guard it with os.path.exists."
+                        "no checkpoint. Skip that part of the job, or guard it with os.path.exists."
                     )
             before(kind, error, trace)
 
@@ -135,9 +135,9 @@ class Files:
             self._missing = (
                 error,
                 (
-                    f"{line_of(sys._getframe(2))} loads {f}, which is not there. A dry run reads the shapes of a "
-                    "checkpoint and none of its values: put one there whose tensors have the same names and shapes, or "
-                    "start the job without it."
+                    f"{line_of(sys._getframe(2))} loads {f}, which does not exist. A dry run reads only the shapes "
+                    "of a checkpoint: create one whose tensors have the same names and shapes, or start the job "
+                    "without it."
                 ),
             )
             raise

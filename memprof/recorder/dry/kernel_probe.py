@@ -162,9 +162,7 @@ class Kernels:
         if not self._untried:
             return []
         names = ", ".join(f"{name} ({count:,})" for name, count in self._untried.most_common())
-        return [
-            f"not counted is what the kernels of these operators, not tried for their size, take themselves: {names}"
-        ]
+        return [f"kernel workspaces of these operators could not be measured and are not counted: {names}"]
 
 
 def _try(func: Any, args: Any, kwargs: Any) -> tuple[int, list[Any]] | None:

@@ -130,7 +130,7 @@ class DryMode(FakeTensorMode):
         if func in registered_hop_fake_fns:
             return super().__torch_dispatch__(func, (), args, kwargs)
         if rule is None:
-            self._refuse(_cannot(func, "it is a higher-order operator without a rule for tensors without memory"))
+            self._refuse(_cannot(func, "it is a higher-order operator without a fake implementation"))
         return rule(self, *args, **kwargs)
 
     def _run(self, func: Any, types: Any, args: Any, kwargs: Any, *, is_placed: bool) -> Any:
@@ -165,11 +165,11 @@ class DryMode(FakeTensorMode):
             with self:
                 result = upper_bound(func, args, kwargs)
             if result is None:
-                self._refuse(_cannot(func, "the shape of what it returns depends on values"))
+                self._refuse(_cannot(func, "its result shape depends on values"))
             self._answers.count_bound(func)
         except DataDependentOutputException:
             if func is not _aten.equal.default:
-                self._refuse(_cannot(func, "what it returns depends on values"))
+                self._refuse(_cannot(func, "its result depends on values"))
             return self._answers.equality()
         except (UnsupportedOperatorException, NotImplementedError) as error:
             self._refuse(_without_kernel(func, error))
@@ -238,6 +238,6 @@ def _without_kernel(func: Any, error: BaseException | None) -> str:
         "" if error is None or isinstance(error, UnsupportedOperatorException) else f" ({str(error).splitlines()[0]})"
     )
     return (
-        f"{name} cannot be dry-run: it does not say the shape of what it returns{detail}. "
-        f'Tell it with @torch.library.register_fake("{name}"), a function that returns tensors of that shape.'
+        f"{name} cannot be dry-run: its result shape is unknown{detail}. "
+        f'Register a function that returns tensors of that shape with @torch.library.register_fake("{name}").'
     )

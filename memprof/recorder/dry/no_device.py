@@ -28,8 +28,8 @@ def refuse_missing_device(refuse: Callable[[str], NoReturn]) -> None:
     def hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
         if isinstance(error, (RuntimeError, AssertionError)) and any(said in str(error) for said in _SAYINGS):
             refuse(
-                "the job asks for CUDA, and there is none here: show it a GPU that need not be there, with --dry-run "
-                "--device a100-80g or another of the catalogue."
+                "the job requires CUDA, which this machine lacks: simulate a GPU of the catalogue with --dry-run "
+                "--device, such as --device a100-80g."
             )
         before(kind, error, trace)
 

@@ -21,8 +21,8 @@ def refuse_replicas(refuse: Callable[[str], NoReturn]) -> None:
     @wraps(original)
     def init(*_: Any, **__: Any) -> None:
         refuse(
-            "torch.nn.parallel.DistributedDataParallel cannot be dry-run: it copies gradients past torch's operators, "
-            "into buckets of as many bytes. Start the job without it, and ask for its ranks with --shard ddp:N."
+            "torch.nn.parallel.DistributedDataParallel cannot be dry-run: it copies gradients without torch's "
+            "operators, into buckets of the same size. Start the job without it; simulate its ranks with --shard ddp:N."
         )
 
     wrapper.__init__ = init

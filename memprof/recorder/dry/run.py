@@ -282,9 +282,9 @@ class DryRun:
         def compile_nothing(model: Any = None, **settings: Any) -> Any:
             if sys._getframe(1).f_globals.get("__name__", "").startswith(_COMPILING):
                 return compile_for_real(model, **settings)
-            count("torch.compile was left out: a dry run is eager")
+            count("torch.compile was ignored: a dry run is eager")
             return model if model is not None else lambda function: function
 
         torch_module.save = self._files.save
         torch_module.compile = compile_nothing
-        torch.nn.Module.compile = lambda *_, **__: count("torch.compile was left out: a dry run is eager")  # type: ignore[method-assign]
+        torch.nn.Module.compile = lambda *_, **__: count("torch.compile was ignored: a dry run is eager")  # type: ignore[method-assign]

@@ -61,7 +61,7 @@ class CudaHistory:
         log.record("counted_device", f"cuda:{torch.cuda.current_device()}")
         is_on = getattr(torch._C, "_cuda_isHistoryEnabled", None)
         if is_on is not None and is_on():
-            log.record("notes", "the job keeps CUDA's memory history itself: its settings were left as they are")
+            log.record("notes", "the job keeps CUDA's memory history itself: its settings were not changed")
         elif hasattr(_memory, "_record_memory_history"):
             options = {"context": "all", "stacks": "python", "max_entries": _MOST_ENTRIES}
             if "global_record_annotations" in inspect.signature(_memory._record_memory_history).parameters:
@@ -69,7 +69,7 @@ class CudaHistory:
             _memory._record_memory_history("all", **options)
             history._is_own = True
         else:
-            log.record("notes", "this torch keeps no history of CUDA's memory: only counts were taken")
+            log.record("notes", "this torch has no CUDA memory history: only counters were recorded")
         attach = getattr(torch._C, "_cuda_attach_out_of_memory_observer", None)
         if attach is not None:
             attach(history._observe)

@@ -215,7 +215,9 @@ class LightObservation:
         """Yields to the job's own profiler: a process can have only one session."""
         if self._events.is_running:
             self._end_stretch()
-            self._log.record("notes", f"the job's own profiler started in step {self.step}: it was not listened to on")
+            self._log.record(
+                "notes", f"the job's own profiler started in step {self.step}: its remaining events are missing"
+            )
 
     # -- what the job does --------------------------------------------------------------------------------------
 

@@ -132,7 +132,7 @@ class NativeEvents:
             OSError: The job has no file descriptor left, and torch's profiler reads a file at every start.
         """
         if not can_open_files():
-            raise OSError(errno.EMFILE, "torch's profiler cannot start: the job may open no more files")
+            raise OSError(errno.EMFILE, "torch's profiler cannot start: no file descriptor left (ulimit -n)")
         # A scope that no training job enters: a session must never end inside a scope whose begin it recorded, since
         # leaving that scope then writes to the session's freed memory. Every optimizer hook runs inside one.
         return self._session.start(_profiler.RecordScope.LITE_INTERPRETER, profile_memory=True)

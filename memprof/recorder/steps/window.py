@@ -47,7 +47,7 @@ class Window:
             ValueError: They form no valid window.
         """
         if self.skip < 0 or self.steps < 1:
-            raise ValueError(f"a window needs skip >= 0 and steps >= 1, not skip={self.skip} and steps={self.steps}")
+            raise ValueError(f"invalid window: skip={self.skip}, steps={self.steps}; skip must be >= 0 and steps >= 1")
 
     def watch(self, step: int) -> Watch:
         """Returns how step number `step` (from 0) is observed."""

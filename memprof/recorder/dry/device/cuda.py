@@ -136,7 +136,7 @@ def _nothing(*_: Any, **__: Any) -> None:
 
 def _no_graphs(*_: Any, **__: Any) -> Any:
     raise RuntimeError(
-        "CUDA graphs cannot be dry-run: there is no device that captures them. Dry-run the job without them; graphs "
+        "CUDA graphs cannot be dry-run: no device captures them. Dry-run the job without them; graphs "
         "keep what they use in a pool of their own."
     )
 
@@ -241,7 +241,7 @@ def _about_memory(card: Card, memory: VirtualMemory) -> dict[str, Any]:
 
 def _about_history(count_left_out: Callable[[str], None]) -> dict[str, Any]:
     def leave_out(*_: Any, **__: Any) -> None:
-        count_left_out("the job's own history of the allocator was left out")
+        count_left_out("the job's own history of the allocator was omitted")
 
     return {"_record_memory_history": leave_out, "_dump_snapshot": leave_out}
 

@@ -29,4 +29,4 @@ class FusedKernels:
 
 def _never(*_args: Any, **_kwargs: Any) -> Any:
     """Placeholder for the kernel: operators return shapes, and no kernel runs."""
-    raise NotImplementedError("A kernel was to be run on a device that is not there: this is a fault of memprof.")
+    raise NotImplementedError("Internal error in memprof: kernel run on a virtual device.")

@@ -112,11 +112,11 @@ class VirtualDevice:
     def notes(self) -> list[str]:
         """Returns notes on the device for the reader of the trace."""
         if not self.memory.was_used:
-            return [f"the job put nothing on the device that it was shown ({self.card.machine.name})"]
+            return [f"the job allocated nothing on the virtual device ({self.card.machine.name})"]
         notes = [self.card.note(), *self._kernels.notes()]
         if not self.memory.is_overfull and self.memory.allocator.retries:
             times = self.memory.allocator.retries
-            notes.append(f"the device was full {times:,} times: the allocator gave back what it kept, which takes time")
+            notes.append(f"the device was full {times:,} times: the allocator released its cache, which takes time")
         return notes
 
     def _storage_span(self, tensor: torch.Tensor) -> tuple[int, int]:
