@@ -1,1 +1,1 @@
-"""Observes a training job from inside its process, and writes down what it saw."""
+"""Records a training job from inside its process."""

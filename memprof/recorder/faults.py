@@ -1,4 +1,4 @@
-"""What is kept of a fault of the recorder's own, which ends the recording and not the job."""
+"""Internal faults of the recorder: they end the recording, not the job."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class _GivesUp(Protocol):
 
 
 def explain_fault(error: Exception) -> str:
-    """Returns what is kept of a fault: a sentence where the user can do something about it, else the traceback."""
+    """Returns the text to keep of a fault: one sentence if the user can act on it, else the traceback."""
     if isinstance(error, FileSizeLimitError):
         return str(error)
     if is_from_signal_handler(error):
@@ -34,11 +34,11 @@ def write_fault(fault: str, observation: _GivesUp | None, folder: Path) -> None:
 
     Args:
         fault: What `explain_fault` returned.
-        observation: What is observed, if anything.
+        observation: The open observation, if any.
         folder: The folder that this process writes to.
 
     Raises:
-        OSError: It cannot be written: the disk is full.
+        OSError: The fault cannot be written (disk full).
     """
     if observation is not None:
         observation.give_up(fault)
@@ -47,9 +47,9 @@ def write_fault(fault: str, observation: _GivesUp | None, folder: Path) -> None:
 
 
 def raise_if_of_job(error: Exception) -> None:
-    """Raises an error again that came up in the recorder, but is the job's own: one of a signal handler of its.
+    """Re-raises an error caught in the recorder that belongs to the job: one raised by a job's signal handler.
 
-    Python runs such a handler between any two instructions, those of the recorder included.
+    Python may run a signal handler between any two instructions, including the recorder's.
 
     Raises:
         Exception: `error`.
@@ -61,7 +61,7 @@ def raise_if_of_job(error: Exception) -> None:
 
 
 def is_from_signal_handler(error: BaseException) -> bool:
-    """Whether an error left a function that is set as a signal handler."""
+    """Whether an error propagated out of a function that is installed as a signal handler."""
     handlers = {_code(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
     trace = error.__traceback__
     while trace is not None:
@@ -72,7 +72,7 @@ def is_from_signal_handler(error: BaseException) -> bool:
 
 
 def _code(handler: Any) -> CodeType | None:
-    """Returns the code of a signal handler written in Python, None of any other."""
+    """Returns the code object of a signal handler written in Python, None for any other handler."""
     while isinstance(handler, partial):
         handler = handler.func
     if not callable(handler):

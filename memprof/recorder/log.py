@@ -1,4 +1,4 @@
-"""Collects raw rows in memory and hands them to the spool, batch by batch."""
+"""Buffers raw rows in memory and writes them to the spool in batches."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from memprof.phases import MOST_NAMES
 from memprof.recorder.faults import raise_if_of_job
 from memprof.trace.files.spool import COLUMNS, SpoolWriter
 
-#: Bound now: a job may put one of its own in the place of the builtin, and count.
+#: Bound at import: a job may replace the builtin and count its calls.
 _open = open
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
 
-#: What a recording says of a job that names more phases than it holds.
-TOO_MANY_NAMES = f"the job names more than {MOST_NAMES} phases: what runs under further names is told without them"
+#: Note in a recording of a job that names more phases than a recording can hold.
+TOO_MANY_NAMES = f"the job names more than {MOST_NAMES} phases: further names were not recorded"
 
 
 class RawLog:
-    """Buffers of raw rows; texts are interned, so that a row is numbers only.
+    """Buffers of raw rows; texts are interned, so rows contain only numbers.
 
-    The buffers are plain lists of ints, extended in place by the observers: the cheapest thing Python has.
+    The buffers are plain lists of ints, extended in place by the observers: the cheapest option in Python.
 
     Attributes:
-        names_left_out: The job names more phases than a recording holds.
+        names_left_out: The job names more phases than a recording can hold.
     """
 
     def __init__(self, writer: SpoolWriter) -> None:
-        """Starts empty, over an open writer."""
+        """Starts with empty buffers on an open writer."""
         self._writer = writer
         self.operators: list[int] = []
         self.touches: list[int] = []
@@ -59,7 +59,7 @@ class RawLog:
         self._fresh: dict[str, list[Any]] = {}
 
     def intern(self, stream: str, key: Hashable, text: Any = None) -> int:
-        """Returns the number of a text (or of any JSON value, told apart by key), giving it one if it is new."""
+        """Returns the number of a text (or of any JSON value, identified by key), assigning one if it is new."""
         known = self._interned.setdefault(stream, {})
         number = known.get(key)
         if number is None:
@@ -68,7 +68,7 @@ class RawLog:
         return number
 
     def phase_number(self, name: str) -> int:
-        """Returns the number of a phase that the job names, -1 where it names more than a recording holds."""
+        """Returns the number of a phase named by the job, -1 once the recording's limit of names is reached."""
         known = self._interned.setdefault("phases", {})
         if name not in known and len(known) >= MOST_NAMES:
             self.names_left_out = True
@@ -85,12 +85,12 @@ class RawLog:
         self._writer.write_record(stream, record)
 
     def flush(self) -> None:
-        """Hands all buffered rows to the operating system.
+        """Writes all buffered rows to the operating system.
 
         Raises:
             OSError: The spool cannot be written.
         """
-        # Texts go first: a recording cut between two frames must not hold a number without its text.
+        # Texts first: a recording truncated between two frames must not contain a number without its text.
         for stream, texts in self._fresh.items():
             if texts:
                 self._writer.write_record(stream, texts)
@@ -103,7 +103,7 @@ class RawLog:
         self.flushed_ns = time.time_ns()
 
     def sample_rss(self) -> None:
-        """Logs the process's resident memory, where the system tells it."""
+        """Logs the process's resident memory, if the system reports it."""
         try:
             with _open("/proc/self/statm", "rb") as statm:
                 pages = int(statm.read().split()[1])
@@ -115,11 +115,11 @@ class RawLog:
     def add_fact(
         self, address: int, size_bytes: int, category: int, name: int = -1, module: int = -1, tensor: int = -1
     ) -> None:
-        """Logs what the memory at an address is for, as of now."""
+        """Logs what the memory at an address is used for at this moment."""
         self.facts.extend((time.time_ns(), address, size_bytes, category, name, module, tensor))
 
     def abort(self, fault: str) -> None:
-        """Drops what is buffered, writes why, and closes the file.
+        """Drops the buffered rows, writes the reason, and closes the file.
 
         Raises:
             OSError: Not even the reason could be written.
@@ -135,7 +135,7 @@ class RawLog:
             self._writer.close()
 
     def close(self, records: Iterable[tuple[str, Any]] = ()) -> None:
-        """Flushes, writes last records and closes the file."""
+        """Flushes, writes the final records and closes the file."""
         for stream, record in records:
             self.record(stream, record)
         self.flush()

@@ -16,15 +16,15 @@ from memprof.trace.files.spool import SPOOL_VERSION
 from memprof.trace.secrets.masking import mask_words
 from memprof.version import __version__
 
-#: Bound now: a job may put one of its own in the place of the builtin, and count.
+#: Bound at import: a job may replace the builtin and count its calls.
 _open = open
 
-#: Levels of oneDNN that include fp16.
+#: oneDNN ISA levels that include fp16.
 _WITH_FP16 = ("AVX512_CORE_FP16", "AVX512_CORE_AMX", "AVX512_CORE_AMX_FP16", "AVX10_1_512", "AVX10_1_512_AMX")
 
 
 def describe_process(window: Window, *, is_late: bool) -> dict[str, Any]:
-    """Returns what the manifest tells of the process: versions, machine, rank, command line, window."""
+    """Returns the manifest's description of the process: versions, machine, rank, command line, window."""
     rank, world_size = find_rank(os.environ)
     return {
         "spool_version": SPOOL_VERSION,
@@ -33,7 +33,7 @@ def describe_process(window: Window, *, is_late: bool) -> dict[str, Any]:
         "python_version": platform.python_version(),
         "time_ns": time.time_ns(),
         "pid": os.getpid(),
-        "argv": list(mask_words(sys.argv)),  # of use where the parent's own note of it is missing
+        "argv": list(mask_words(sys.argv)),  # fallback if the parent's own record of it is missing
         "rank": rank,
         "world_size": world_size,
         **describe_place(),
@@ -53,10 +53,10 @@ def describe_process(window: Window, *, is_late: bool) -> dict[str, Any]:
 
 
 def short_types() -> list[str]:
-    """Returns the types shorter than float32 that oneDNN, which torch uses on a CPU, computes in on this processor.
+    """Returns the types shorter than float32 in which oneDNN, torch's CPU backend, computes on this processor.
 
-    Torch has operators that tell, but a job's own profilers and modes would see them called. oneDNN's documentation
-    ("CPU Dispatcher Control") names the instructions that it needs, and the variable that holds it to fewer.
+    Torch has operators that report this, but the job's own profilers and modes would see the calls. oneDNN's
+    documentation ("CPU Dispatcher Control") lists the instructions required, and the variable that restricts them.
     """
     told = _told("flags", "Features")
     if told is None:
@@ -72,7 +72,7 @@ def short_types() -> list[str]:
 
 
 def _allocator_settings() -> str:
-    """Returns how the job's caching allocator was set up; torch 2.9 gave the variable its present name."""
+    """Returns the job's caching allocator settings; the variable has its current name since torch 2.9."""
     names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
     return next((os.environ[name] for name in names if os.environ.get(name)), "")
 
@@ -82,7 +82,7 @@ def _processor() -> str:
 
 
 def _told(*names: str) -> str | None:
-    """Returns what the system tells of the processor under one of some names; None where it tells nothing."""
+    """Returns the system's description of the processor under one of several names; None if there is none."""
     try:
         with _open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
             for line in lines:
@@ -94,7 +94,7 @@ def _told(*names: str) -> str | None:
 
 
 def _system() -> str:
-    """Names the system; platform.platform() would start a process inside the job."""
+    """Returns the system's name; platform.platform() would start a process inside the job."""
     if hasattr(os, "uname"):
         system = os.uname()
         return f"{system.sysname} {system.release}"

@@ -1,4 +1,4 @@
-"""One recording under way: its streams, its observers, and the steps they are switched on for."""
+"""One open recording: its streams, its observers, and the steps they are enabled for."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _RECORDING = (Watch.WARM_UP, Watch.RECORDED)
 
 
 class _AtThreadEnd:
-    """Does something when the thread that holds it ends, in that thread."""
+    """Runs an action when the thread that holds this object ends, in that thread."""
 
     def __init__(self, action: Callable[[], None]) -> None:
         self._action = action
@@ -49,14 +49,14 @@ class _AtThreadEnd:
 
 
 class Observation:
-    """Observes the steps of one thread, the one that made it, and logs them.
+    """Observes and logs the steps of one thread: the one that created it.
 
     Attributes:
-        watch: How the step under way is observed.
-        is_paused: Whether nothing is recorded until the next step begins.
+        watch: How the current step is observed.
+        is_paused: Whether recording is suspended until the next step begins.
         thread: The thread observed.
-        has_ended: The window is over: what is recorded from then on is larger steps.
-        progress: Where in the step the job is.
+        has_ended: The window is over: only larger steps are recorded from then on.
+        progress: The job's position within the step.
     """
 
     def __init__(
@@ -82,14 +82,14 @@ class Observation:
             window: Which steps to record.
             rounds: The job's optimizers.
             module_call: Code of the function around every module call.
-            root_call: Its code while only calls of models are observed, if they ever are.
-            is_late: Tensors were made before the allocator's table was switched on.
-            can_hear: The allocator's table is there, so that native events are complete.
-            on_fault: Told when logging an operator failed.
-            on_operator_error: Told when an operator of the job raised.
-            on_thread_end: Told, in the observed thread, when it ends: no session may outlive its thread.
-            batches: Looks at what DataLoaders hand out.
-            dry: The dry run that the job is, if it is one.
+            root_call: Code of that function while only calls of root models are observed, if that mode is used.
+            is_late: Tensors were allocated before the allocator's table was enabled.
+            can_hear: The allocator's table is available, so native events are complete.
+            on_fault: Called when logging an operator failed.
+            on_operator_error: Called when an operator of the job raised.
+            on_thread_end: Called in the observed thread when it ends: no session may outlive its thread.
+            batches: Inspects the batches that DataLoaders yield.
+            dry: The dry run, if the job is one.
 
         Raises:
             OSError: The spool cannot be written.
@@ -140,7 +140,7 @@ class Observation:
 
     @property
     def is_recording(self) -> bool:
-        """Whether operators of the step under way are recorded."""
+        """Whether operators of the current step are recorded."""
         return self.watch in _RECORDING
 
     @property
@@ -150,13 +150,13 @@ class Observation:
 
     @property
     def step_ops(self) -> int:
-        """Operators logged in the step under way."""
+        """Operators logged in the current step."""
         return self._log.op_count - self._step_first_op
 
     # -- steps --------------------------------------------------------------------------------------------------
 
     def begin_step(self, watch: Watch) -> None:
-        """Switches the observers for a step that begins now."""
+        """Enables the observers for a step that begins now."""
         self.watch = watch
         self.is_paused = False
         self.progress.begin_step()
@@ -181,11 +181,11 @@ class Observation:
         self._step_start_ns = time.time_ns()
 
     def end_step(self, step: int, *, is_whole: bool = True) -> None:
-        """Ends the step under way.
+        """Ends the current step.
 
         Args:
             step: Its number.
-            is_whole: It is over in the job, too.
+            is_whole: The job's own step has ended as well.
         """
         if not self.is_recording:
             wait_for_device()
@@ -197,11 +197,11 @@ class Observation:
                     self._inventory.optimizer_state(optimizer)
             self._sources.cut()
             self._log.sample_rss()
-        # Where the job's own profiler took over, the rest of the step was not heard.
+        # Once the job's own profiler took over, the rest of the step was not recorded.
         self._write_step(step, end_ns, is_complete=is_whole and (self._sources.is_open or not self.is_recording))
 
     def rest(self) -> None:
-        """Records nothing from here on until `record_again`: the window is over."""
+        """Suspends recording until `record_again`: the window is over."""
         self._slide_out()
         self._sources.stop()
         self._sources.forget()
@@ -210,27 +210,27 @@ class Observation:
             self.has_ended = True
             self._write_notes()
             self._failures.note_optimizers()
-            # Now, since the job may be killed any time later: the recording that was asked for is whole.
+            # Written now, since the job may be killed any time later: the requested recording is complete.
             self._log.record("end", {"reason": "the window is over", "time_ns": time.time_ns()})
         self._failures.release()
         self._log.flush()
 
     def record_again(self) -> None:
-        """Records from here on, after `rest`, and after the allocator's table was switched on again."""
+        """Resumes recording after `rest`, once the allocator's table is enabled again."""
         self._is_late = True
         self.begin_step(Watch.RECORDED)
 
     def look_at(self, module: torch.nn.Module) -> int:
-        """Returns the number of a model that is called outside backward, -1 for any other call."""
+        """Returns the number of a model called outside backward, -1 for any other call."""
         return -1 if torch._C._current_graph_task_id() != -1 else self._registry.root_number(module)
 
     @property
     def root_ids(self) -> Container[int]:
-        """Places of the models in memory, kept up to date."""
+        """Addresses of the root models, kept up to date."""
         return self._registry.root_ids
 
     def pause(self) -> None:
-        """Stops to record, and leaves out what has run of the step under way: it begins anew when that goes on."""
+        """Suspends recording and discards the current step so far: it starts over on resume."""
         if self.is_recording:
             self._log.record("pauses", {"op": self._step_first_op, "time_ns": self._step_start_ns})
             self._slide_out()
@@ -257,21 +257,21 @@ class Observation:
         self._log.close([*self._remarks.fresh(), *end])
 
     def give_up(self, fault: str) -> None:
-        """Ends a recording that failed; sessions inside backward wait for `drop_sessions`."""
+        """Ends a recording that failed; sessions started inside backward wait for `drop_sessions`."""
         self.watch = Watch.CLOSED
         self._mode.is_on = False
         self.drop_sessions()
         self._log.abort(fault)
 
     def drop_sessions(self) -> None:
-        """Ends what still listens on this thread, without logging."""
+        """Ends the sessions still open on this thread, without logging."""
         if threading.get_ident() == self.thread:
             self._mode.slide_out()
             self._sources.abandon()
             self._times.abandon()
 
     def step_aside(self, step: int) -> None:
-        """Makes way for the job's own profiler, which would see every operator twice, and which ends our session."""
+        """Yields to the job's own profiler, which would see every operator twice and end our session."""
         if self._times.is_running:
             self._times.stop()
             self._log.times.clear()
@@ -279,29 +279,29 @@ class Observation:
         if self._sources.is_open:
             self._slide_out()
             self._sources.stop()
-            self.note(f"the job's own profiler started in step {step}: recording stepped aside until its end")
-        elif self._mode.is_here():  # the engine put it back when backward ended, inside which it was taken out
+            self.note(f"the job's own profiler started in step {step}: recording was suspended until it ended")
+        elif self._mode.is_here():  # removed inside backward, and put back by the engine when backward ended
             self._mode.slide_out()
 
     def end_with(self, error: BaseException, step: int) -> None:
-        """Notes that the job ends with an out-of-memory error, wherever that was raised.
+        """Records that the job ends with an out-of-memory error, wherever it was raised.
 
         Args:
             error: The error.
-            step: The step under way.
+            step: The current step.
         """
         is_open = self.watch is not Watch.CLOSED
         last_op = self._log.op_count - 1 if is_open and self.is_recording and self.step_ops else -1
         self._failures.end_with(error, step if is_open else -1, last_op, is_open=is_open)
 
     def note(self, sentence: str) -> None:
-        """Writes a sentence for the reader of the trace, once."""
+        """Writes a note for the reader of the trace, once."""
         if sentence not in self._noted:
             self._noted.add(sentence)
             self._log.record("notes", sentence)
 
     def is_mine(self) -> bool:
-        """Whether this is the observed thread, or one that runs its backward on a device."""
+        """Whether this is the observed thread, or a device thread running its backward."""
         if threading.get_ident() == self.thread:
             return True
         return torch._C._current_graph_task_id() != -1 and self._mode.is_here()
@@ -309,7 +309,7 @@ class Observation:
     # -- what the job does --------------------------------------------------------------------------------------
 
     def open_call(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OpenCall:
-        """Notes that a module is called; called from the function around the call."""
+        """Records the start of a module call; called from the function wrapped around the call."""
         progress = self.progress
         is_backward = torch._C._current_graph_task_id() != -1
         outer = progress.calls[-1] if progress.calls else None
@@ -320,7 +320,7 @@ class Observation:
                 is_in_function = self._stacks.is_in_function(stack)
                 self._trained.begin_call(progress, module, module_number, is_in_function=is_in_function)
                 self._inventory.inputs(args, kwargs)
-        if self._registry.holders != self._stated_holders:  # made within this step
+        if self._registry.holders != self._stated_holders:  # created within this step
             self._state_models()
         call = OpenCall(
             number=self._call_count,
@@ -336,7 +336,7 @@ class Observation:
         return call
 
     def close_call(self, call: OpenCall) -> None:
-        """Notes that a module call is over, and with it those inside that ended without saying so."""
+        """Records the end of a module call, and of nested calls whose end was not reported."""
         calls = self.progress.calls
         if call not in calls:
             return
@@ -358,14 +358,14 @@ class Observation:
             )
 
     def begin_update(self, optimizer: Any) -> None:
-        """Notes that an optimizer is about to update."""
+        """Records that an optimizer is about to update."""
         if self.is_recording:
             self.progress.begin_optimizer()
             with torch._C.DisableTorchFunction(), untraced():
                 self._inventory.gradients(optimizer)
 
     def end_update(self) -> None:
-        """Notes that an optimizer has updated."""
+        """Records that an optimizer has updated."""
         if self.is_recording:
             self.progress.end_optimizer()
 
@@ -377,7 +377,7 @@ class Observation:
             self._has_new_gradients = True
         elif self._has_new_gradients and torch._C._current_graph_task_id() == -1:
             self._has_new_gradients = False
-            if not self._rounds.has_optimizers:  # nobody else says when gradients are complete
+            if not self._rounds.has_optimizers:  # no other signal that gradients are complete
                 self._inventory.model_gradients()
         if self._has_pending_cut and not is_backward and torch._C._current_graph_task_id() == -1:
             self._has_pending_cut = False
@@ -389,10 +389,10 @@ class Observation:
             self._paused_ns += time.time_ns() - now_ns
 
     def _note_out_of_memory(self, error: BaseException) -> None:
-        """Puts all that is known on disk: the job may end now, or be ended."""
+        """Flushes everything to disk: the job may end or be killed now."""
         self._failures.give_back()
         with torch._C.DisableTorchFunction(), untraced():
-            self._inventory.models()  # with the gradients there are by now
+            self._inventory.models()  # including the gradients that exist by now
             for optimizer in self._rounds.alive():
                 self._inventory.optimizer_state(optimizer)
         if torch._C._current_graph_task_id() == -1:
@@ -429,7 +429,7 @@ class Observation:
         for sentence in self._dry.notes() if self._dry is not None else ():
             self.note(sentence)
         for name in sorted(self._mode.not_followed):
-            self.note(f"{name}: what this higher-order operator runs was not seen; it is recorded as one operator")
+            self.note(f"{name}: this higher-order operator is recorded as one operator, without the operators inside")
         if self._log.names_left_out:
             self.note(TOO_MANY_NAMES)
 
@@ -439,12 +439,12 @@ class Observation:
             self._inventory.models()
 
     def _open_epoch(self) -> None:
-        """Starts to hear of memory; what is alive already is written down first."""
+        """Starts recording memory events; existing allocations are written first."""
         self._sources.start()
         self._mode.begin_epoch(self._sources.on_output)
         with torch._C.DisableTorchFunction(), untraced():
             self._inventory.held(self._sources.follow if self._is_late else self._sources.remember)
-        self._is_late = False  # what is taken from now on is in the allocator's table, which tells of its end
+        self._is_late = False  # from now on every allocation is in the allocator's table, which reports its free
         self._mode.slide_in()
 
     def _slide_out(self) -> None:

@@ -1,4 +1,4 @@
-"""Sees every operator of the recording thread: when it ran, what it touched, where it was called from."""
+"""Logs every operator of the recorded thread: when it ran, which memory it touched, where it was called from."""
 
 from __future__ import annotations
 
@@ -52,21 +52,21 @@ _FAKE = torch._C._TorchDispatchModeKey.FAKE
 _DEVICE = torch.ops.prim.device.default
 _Tensor = torch.Tensor
 _LISTS = (list, tuple)
-_ACCUMULATE = 2**63  # AccumulateGrad nodes carry the largest number there is
+_ACCUMULATE = 2**63  # largest sequence number; AccumulateGrad nodes have it
 _cuda: Any = torch.cuda  # not annotated in torch
 _NESTED = torch.Size()
-_FAILED = object()  # in place of the result of an operator that raised
+_FAILED = object()  # result of an operator that raised
 
 
 class _Operator:
-    """What is the same for every run of one operator."""
+    """Properties shared by every run of one operator."""
 
     __slots__ = ("call", "flags", "flop_formula", "is_higher_order", "mutated", "mutated_keywords", "name")
 
     def __init__(self, operator: Any, name: int) -> None:
         self.name = name
         self.is_higher_order = higher_order.is_higher_order(operator)
-        # The overload's own entry skips a Python frame; higher-order operators have none.
+        # Calling the overload's own entry skips a Python frame; higher-order operators have none.
         self.call: Callable[..., Any] = getattr(operator, "_op", operator)
         if is_traced_inside(operator):
             self.call = partial(_call_traced_inside, operator)
@@ -96,7 +96,7 @@ class _Operator:
 
 
 def _flop_formulas() -> dict[Any, Callable[..., int]]:
-    """Returns torch's formulas by operator, with the job's own where it has imported their module."""
+    """Returns torch's FLOP formulas by operator, with the job's own if it has imported their module."""
     own = sys.modules.get(_FLOP_COUNTER)
     formulas: dict[Any, Callable[..., int]] = (
         getattr(own, "flop_registry", None) or _hidden_flop_counter().flop_registry
@@ -112,15 +112,15 @@ def _hidden_flop_counter() -> Any:
 class OperatorMode(SlidingMode):
     """Logs operators while it is on the dispatch stack.
 
-    It lies at the bottom of the stack, below any mode of the user's, so that theirs are entered and left as if it
-    were not there. Operators on tensor subclasses are declined; it sees the plain operators they come down to.
+    It sits at the bottom of the stack, below any mode of the user's, so that theirs are entered and left as if it
+    were absent. It declines operators on tensor subclasses and sees the plain operators they decompose into.
 
     Attributes:
-        on_output: Told of every output tensor and the moment, where the event source needs it; else None.
+        on_output: Called with every output tensor and the time, if the event source needs it; else None.
         is_on: Whether it logs.
-        span: Tells where a tensor's memory is, and how many bytes are the tensor's own.
-        fake_type: Type of the tensors without memory of a dry run; None where the job runs.
-        not_followed: Higher-order operators that were logged as one operator each: what they ran was not seen.
+        span: Returns the address of a tensor's memory and the tensor's own bytes.
+        fake_type: Type of the fake tensors of a dry run; None in a real run.
+        not_followed: Higher-order operators logged as one operator each: the operators inside were not recorded.
     """
 
     def __init__(
@@ -134,17 +134,17 @@ class OperatorMode(SlidingMode):
         on_operator_error: Callable[[], None],
         on_out_of_memory: Callable[[BaseException], None],
     ) -> None:
-        """Shares the recorder's parts.
+        """Stores the recorder's shared components.
 
         Args:
-            log: Where rows go.
-            progress: Where in the step the job is.
+            log: Destination of the rows.
+            progress: The job's position within the step.
             stacks: Numbers Python stacks.
             registry: Numbers modules.
             after_operator: Called with the time and whether backward is running, after each operator.
-            on_fault: Told when logging itself failed; the job goes on.
-            on_operator_error: Called when an operator of the job raised, before the error goes on.
-            on_out_of_memory: Called with the error when the operator logged last got no memory.
+            on_fault: Called when logging itself failed; the job continues.
+            on_operator_error: Called when an operator of the job raised, before the error propagates.
+            on_out_of_memory: Called with the error when the operator logged last ran out of memory.
         """
         super().__init__()  # type: ignore[no-untyped-call]  # torch's base is not annotated
         self._log = log
@@ -170,7 +170,7 @@ class OperatorMode(SlidingMode):
 
     def tensor_number(self, tensor: torch.Tensor) -> int:
         """Returns the number of a tensor's shape and type."""
-        sizes = _NESTED if tensor.is_nested else tensor.shape  # rows of a nested tensor differ in their sizes
+        sizes = _NESTED if tensor.is_nested else tensor.shape  # rows of a nested tensor have different sizes
         key = (tensor.dtype, sizes, tensor.device)
         number = self._tensors.get(key)
         if number is None:
@@ -183,11 +183,11 @@ class OperatorMode(SlidingMode):
         """Runs one operator and logs it."""
         if self.fake_type is None:
             if _get_mode(_FAKE) is not None:
-                # DTensor works out shapes on tensors without memory. Modes of torch's own come after this one, and do
-                # not get their turn where it declines.
+                # DTensor computes shapes on meta tensors. Torch's own modes come after this one, and are
+                # skipped if it declines.
                 return func(*args, **kwargs) if kwargs else func(*args)
         elif func is _DEVICE:
-            return func(*args)  # a question, which a tensor without memory has put to its Python side
+            return func(*args)  # a query, which a meta or fake tensor forwards to Python
         for kind in types:
             if kind is not _Tensor and kind is not self.fake_type and not leaves_operators(kind):
                 return NotImplemented
@@ -209,7 +209,7 @@ class OperatorMode(SlidingMode):
         end_ns = _time_ns()
         if self.is_on:
             try:
-                # A subclass or mode of the user's must not see our questions; threads of several devices take turns.
+                # Subclasses and modes of the user's must not see the recorder's calls; device threads take turns.
                 with self._lock, torch._C.DisableTorchFunction(), untraced():
                     self._note(operator, func, args, kwargs, result, start_ns, end_ns, sys._getframe().f_back)
             except Exception as error:  # noqa: BLE001 - whatever fails in here must not reach the job
@@ -217,7 +217,7 @@ class OperatorMode(SlidingMode):
         return result
 
     def _run_higher_order(self, operator: _Operator, func: Any, args: Any, kwargs: Any) -> Any:
-        """Runs a higher-order operator: what it runs is logged, or else it is, as one operator."""
+        """Runs a higher-order operator and logs the operators inside it, or else itself as one operator."""
         if higher_order.is_traced():
             return higher_order.run_below(func, args, kwargs)
         first_op, start_ns = self._log.op_count, _time_ns()
@@ -248,13 +248,13 @@ class OperatorMode(SlidingMode):
     def _note_failed(
         self, operator: _Operator, func: Any, args: Any, kwargs: Any, start_ns: int, frame: Any, error: BaseException
     ) -> None:
-        """Logs an operator that got no memory: it is the last thing the job did."""
+        """Logs an operator that ran out of memory: the last thing the job did."""
         try:
             with self._lock, torch._C.DisableTorchFunction(), untraced():
                 self._note(operator, func, args, kwargs, _FAILED, start_ns, _time_ns(), frame)
                 self._on_out_of_memory(error)
         except MemoryError:
-            return  # not even for this; what is buffered is written with the next flush
+            return  # no memory even for this; the buffered rows are written with the next flush
         except Exception as fault:  # noqa: BLE001 - whatever fails in here must not reach the job
             self._on_fault(fault)
 
@@ -278,7 +278,7 @@ class OperatorMode(SlidingMode):
         is_elsewhere = node is not None and _get_ident() != self._thread
         if not is_elsewhere:
             sequence = _sequence_number()
-        else:  # a device's backward runs in a thread of its own, which counts nodes for itself
+        else:  # a device's backward runs in its own thread, with its own node count
             sequence = OTHER_THREAD + _sequence_number() if grad_enabled else progress.sequence
         if grad_enabled:
             flags |= FLAG_GRAD_ENABLED
@@ -318,7 +318,7 @@ class OperatorMode(SlidingMode):
                 stack = self._stacks.number(frame, outer_stack)
                 if (call is not None and call.is_recompute) or self._stacks.has_checkpoint(stack):
                     flags |= FLAG_RECOMPUTE
-        if repeats.sequence >= 0:  # a policy runs it again: its place is that of its first run
+        if repeats.sequence >= 0:  # rerun by a policy: it belongs where it ran first
             flags |= FLAG_RECOMPUTE
             node_sequence, module = repeats.sequence - 1, -1
         # Inputs.
@@ -356,7 +356,7 @@ class OperatorMode(SlidingMode):
                             touches.extend((op, address, size, MUTATE, -1))
                         else:
                             touches.extend((op, address, size, READ, -1))
-        # Outputs. A view's base is an input already; an in-place result is one, too.
+        # Outputs. A view's base is already an input; so is an in-place result.
         makes_new = not flags & (FLAG_VIEW | FLAG_MUTATES)
         if makes_new or self.on_output is not None:
             for item in (result,) if isinstance(result, _Tensor) else _flat(result):
@@ -365,7 +365,7 @@ class OperatorMode(SlidingMode):
                     touches.extend((op, address, size, WRITE, self.tensor_number(item)))
                     written_bytes += size
                 if self.on_output is not None:
-                    self.on_output(item, end_ns)  # even of an operator in place: it may have resized its input
+                    self.on_output(item, end_ns)  # even for an in-place operator: it may have resized its input
         is_counted = operator.flop_formula is not None and result is not _FAILED
         flops = self._count_flops(operator, func, args, kwargs, result) if is_counted else 0
         log.operators.extend(
@@ -396,7 +396,7 @@ class OperatorMode(SlidingMode):
 
     def _count_flops(self, operator: _Operator, func: Any, args: Any, kwargs: Any, result: Any) -> int:
         if any(isinstance(a, _Tensor) and a.is_nested for a in args):
-            return 0  # nor does it know these
+            return 0  # torch's formulas do not support nested tensors
         key = (func, *(a.shape if isinstance(a, _Tensor) else a if type(a) in (int, bool) else None for a in args))
         flops = self._flops.get(key)
         if flops is None:
@@ -404,15 +404,15 @@ class OperatorMode(SlidingMode):
             try:
                 flops = int(operator.flop_formula(*args, **(kwargs or {}), out_val=result))
             except (AssertionError, TypeError, ValueError, IndexError):
-                flops = 0  # a shape torch's formula does not know
+                flops = 0  # a shape that torch's formula does not support
             self._flops[key] = flops
         return flops
 
     def begin_epoch(self, on_output: Callable[[torch.Tensor, int], None] | None) -> None:
-        """Prepares for a stretch of operators that follow each other; on a device, their streams are noted.
+        """Prepares for a run of consecutive operators; on a device, their streams are recorded.
 
         Args:
-            on_output: What `on_output` becomes.
+            on_output: New value of `on_output`.
         """
         self.on_output = on_output
         self._thread = _get_ident()
@@ -420,19 +420,19 @@ class OperatorMode(SlidingMode):
         self._current_stream = _current_cuda_stream if is_on_cuda else None
 
     def is_here(self) -> bool:
-        """Whether it lies on this thread's stack: on the one it was put on, and on those that run its backward."""
+        """Whether the mode is on this thread's stack: the thread it was pushed on, or one running its backward."""
         return any(
             torch._C._get_dispatch_stack_at(position) is self
             for position in range(torch._C._len_torch_dispatch_stack())
         )
 
     def slide_in(self) -> None:
-        """Slides the mode under whatever modes are on the stack."""
+        """Inserts the mode below all modes on the stack."""
         super().slide_in()
         self.is_on = True
 
     def slide_out(self) -> None:
-        """Takes the mode out of the stack, leaving all others in their order."""
+        """Removes the mode from the stack, keeping the order of the others."""
         self.is_on = False
         super().slide_out()
 
@@ -443,7 +443,7 @@ def _call_traced_inside(operator: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _is_in_checkpoint(frame: FrameType | None) -> bool:
-    """Tells whether torch.utils.checkpoint runs a backward of its own around a frame."""
+    """Whether a frame runs inside a nested backward of torch.utils.checkpoint."""
     while frame is not None:
         if frame.f_code.co_filename.endswith(CHECKPOINT_FILE):
             return True
@@ -452,14 +452,14 @@ def _is_in_checkpoint(frame: FrameType | None) -> bool:
 
 
 def _current_cuda_stream() -> int:
-    """Returns the stream that the current thread's work on its CUDA device is put on; 0 for the default one."""
+    """Returns the stream of the current thread on its CUDA device; 0 for the default stream."""
     return torch._C._cuda_getCurrentRawStream(torch._C._cuda_getDevice())
 
 
 def skip_compiling(*functions: Any) -> None:
-    """Keeps torch.compile from compiling the recorder's own functions, and all they call.
+    """Keeps torch.compile from compiling the recorder's own functions and everything they call.
 
-    Without importing torch._dynamo, which is slow and would change the job's modules.
+    Does not import torch._dynamo, which is slow and would change the job's modules.
     """
     try:
         from torch._C._dynamo import eval_frame
@@ -468,11 +468,11 @@ def skip_compiling(*functions: Any) -> None:
         for function in functions:
             eval_frame.set_code_exec_strategy(function.__code__, skip)
     except (ImportError, AttributeError):
-        return  # a torch without this entry: compiled regions may then be split around the recorder's calls
+        return  # this torch lacks the entry: compiled regions may be split around the recorder's calls
 
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:
-    """Returns the address of a tensor's storage, and the tensor's own bytes; (0, 0) where it has no storage."""
+    """Returns the address of a tensor's storage and the tensor's own bytes; (0, 0) without a storage."""
     try:
         return tensor.untyped_storage().data_ptr(), tensor.nbytes
     except (NotImplementedError, RuntimeError):

@@ -1,4 +1,4 @@
-"""Where a plan comes into a job that is recorded."""
+"""Interface through which a plan is applied to a recorded job."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import torch
 
 
 class PlanHooks(Protocol):
-    """What a recorder tells a plan. Only what it raises to end the job (SystemExit) passes through."""
+    """Callbacks from the recorder to a plan. Only an exception that ends the job (SystemExit) propagates."""
 
     def before_call(self, module: torch.nn.Module) -> None:
-        """Told of every module call made while gradients are recorded, before it and the recording begin."""
+        """Called for every module call made with gradients enabled, before the call and before recording begins."""
 
     def after_update(self, optimizer: torch.optim.Optimizer) -> None:
-        """Told of every update, before a recording begins with the step after it."""
+        """Called after every update, before a recording begins with the following step."""

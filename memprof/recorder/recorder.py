@@ -1,4 +1,4 @@
-"""Records a training job from inside its process: waits for training, and drives the observation step by step."""
+"""Records a training job from inside its process: waits for training, then drives the observation step by step."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ from memprof.recorder.steps.window import Watch, Window
 if TYPE_CHECKING:
     from memprof.recorder.dry.run import DryRun
 
-#: A job without an optimizer and without backward has no steps: one window of this many operators.
+#: A job without optimizer and backward has no steps: one window of this many operators is recorded.
 _ONE_WINDOW_OPS = 200_000
 
 
 class Recorder:
-    """Observes one process. `install` once torch is there; it begins by itself when a model is first called.
+    """Records one process. Call `install` once torch is imported; recording starts when a model is first called.
 
-    What fails in here ends the recording and says why in it; the job goes on. Only what interrupts the job itself
-    (KeyboardInterrupt, SystemExit) passes through.
+    An internal failure ends the recording, which states the reason; the job continues. Only exceptions that interrupt
+    the job itself (KeyboardInterrupt, SystemExit) propagate.
 
     Attributes:
-        failure: Traceback of what ended the recording, or the sentence of its limit, "" while nothing has.
+        failure: Traceback of the fault that ended the recording, or the limit that was hit; "" while there is none.
     """
 
     def __init__(
@@ -62,11 +62,11 @@ class Recorder:
         """Prepares a recording.
 
         Args:
-            folder: Spool folder of this process; made when the recording begins.
+            folder: Spool folder of this process; created when the recording begins.
             window: Which steps to record.
-            is_late: Tensors were made before this recorder came.
-            plan: What the job is to run under, told of its calls and updates.
-            dry: The dry run that the job is to be, if it is one.
+            is_late: Tensors were allocated before this recorder was created.
+            plan: The plan to run the job under; called for its module calls and updates.
+            dry: The dry run, if the job is one.
         """
         self.failure = ""
         self._folder = folder
@@ -83,7 +83,7 @@ class Recorder:
         self._batches = BatchObserver()
         self._observation: Observation | None = None
         self._step = 0
-        self._beginning = threading.Lock()  # taken once, by the thread that is then observed
+        self._beginning = threading.Lock()  # acquired once, by the thread that is then observed
         self._has_manual_steps = False
         self._has_pending_end = False
         self._waits_for_training = False
@@ -93,7 +93,7 @@ class Recorder:
     # -- life ---------------------------------------------------------------------------------------------------
 
     def install(self) -> None:
-        """Puts the hooks in place; the job runs as before until it calls a model."""
+        """Installs the hooks; the job runs unchanged until it calls a model."""
         skip_compiling(
             OperatorMode.__torch_dispatch__,
             Recorder._enter,
@@ -122,7 +122,7 @@ class Recorder:
         return self._observation is not None and self._observation.watch is Watch.CLOSED
 
     def begin(self) -> None:
-        """Begins now, without waiting for a model to be called."""
+        """Begins now, without waiting for a model call."""
         try:
             if self._observation is None and not self.failure:
                 self._begin()
@@ -130,7 +130,7 @@ class Recorder:
             self._fail(error)
 
     def step(self) -> None:
-        """Ends a step, in jobs that tell their steps themselves; from then on optimizers do not."""
+        """Ends a step of a job that marks its own steps; from then on optimizers no longer end steps."""
         self._has_manual_steps = True
         try:
             if self._observation is None:
@@ -142,7 +142,7 @@ class Recorder:
         self._stop_job_if_asked()
 
     def pause(self) -> None:
-        """Records nothing from here on until `resume`: what runs between two steps belongs to neither."""
+        """Suspends recording until `resume`: what runs between two steps belongs to neither."""
         try:
             if self._observation is not None and self._is_observed():
                 self._observation.pause()
@@ -150,7 +150,7 @@ class Recorder:
             self._fail(error)
 
     def resume(self) -> None:
-        """Begins the step under way anew, after `pause`."""
+        """Restarts the current step after `pause`."""
         try:
             if self._observation is not None and self._is_observed() and self._observation.is_paused:
                 self._begin_step(self._observation)
@@ -158,11 +158,11 @@ class Recorder:
             self._fail(error)
 
     def finish(self, reason: str, error: BaseException | None = None) -> None:
-        """Ends the recording where it is, and takes every hook away.
+        """Ends the recording immediately and removes every hook.
 
         Args:
             reason: Why it ends.
-            error: The error that ends the job, None where it ends in order.
+            error: The error that ends the job, None if it ends normally.
         """
         try:
             failed = find_out_of_memory(error)
@@ -182,7 +182,7 @@ class Recorder:
             self._fail(error)
 
     def abandon(self) -> None:
-        """Takes everything away in a forked child, leaving the parent's recording alone."""
+        """Removes everything in a forked child, leaving the parent's recording alone."""
         if self._observation is not None:
             self._observation.drop_sessions()
             self._observation.watch = Watch.CLOSED
@@ -252,10 +252,10 @@ class Recorder:
             if observation is not None:
                 observation.end_update()
             ends = self._rounds.update(optimizer)
-            if ends and self._step == 0:  # others may have been made since the recording began
+            if ends and self._step == 0:  # others may have been created since recording began
                 ends = not self._rounds.meet(live_objects(torch.optim.Optimizer))
             if observation is None:
-                if ends and not self.failure:  # a job without modules: it begins with its second step
+                if ends and not self.failure:  # a job without modules: recording begins with its second step
                     self._begin(first_step=1)
             elif ends and not self._has_manual_steps:
                 self._has_pending_end = True
@@ -273,7 +273,7 @@ class Recorder:
             self._fail(error)
 
     def _make_way(self) -> None:
-        """Makes way for a session that the job begins in this thread, or has the observed thread do so."""
+        """Yields to a profiler session that the job begins in this thread, or has the observed thread yield."""
         try:
             observation = self._observation
             if observation is None or self.is_closed or self._dry is not None:
@@ -285,7 +285,7 @@ class Recorder:
             self._fail(error)
 
     def _make_way_if_due(self, observation: Observation) -> None:
-        """Makes way where the job's profiler started in another thread; begins the step anew once it is over."""
+        """Yields if the job's profiler started in another thread; restarts the step once the session is over."""
         if not self._aside.is_due:
             return
         observation.step_aside(self._step)
@@ -297,7 +297,7 @@ class Recorder:
     # -- steps --------------------------------------------------------------------------------------------------
 
     def _tells_steps(self) -> bool:
-        """Whether the job says where its steps end: by the updates of an optimizer, or in so many words."""
+        """Whether the job marks the end of its steps: by optimizer updates, or explicitly."""
         return self._rounds.has_optimizers or self._has_manual_steps
 
     def _should_begin(self) -> bool:
@@ -337,7 +337,7 @@ class Recorder:
         self._aside.has_begun = self._aside.is_lost = False
         watch = self._window.watch(self._step - self._aside.moved)
         if watch in (Watch.TIMED, Watch.PLAIN) and not self._tells_steps():
-            # Without the dispatch mode nothing tells where such a job's steps end.
+            # Without the dispatch mode, nothing marks the end of such a job's steps.
             watch = Watch.CLOSED if self._after is None else Watch.RESTING
         if watch is Watch.CLOSED:
             self._close(observation, "the window is over")
@@ -371,16 +371,16 @@ class Recorder:
         self._begin_step(observation)
 
     def _end_step_if_possible(self, observation: Observation) -> None:
-        """Ends the step unless backward is running: the engine holds the profiler's session then."""
+        """Ends the step unless backward is running: the engine holds the profiler's session during backward."""
         if observation.watch is Watch.PLAIN or torch._C._current_graph_task_id() == -1:
             self._end_step(observation)
 
     def _end_step_without_optimizer(self, observation: Observation) -> None:
-        """Ends the step of a job without an optimizer, where a model is called again after backward."""
+        """Ends the step of a job without an optimizer, when a model is called again after backward."""
         if self._tells_steps() or observation.watch is Watch.RESTING:
             return
         if observation.progress.backward_rounds:
-            self._rounds.meet(live_objects(torch.optim.Optimizer))  # made since the recording began
+            self._rounds.meet(live_objects(torch.optim.Optimizer))  # created since recording began
             if not self._rounds.has_optimizers:
                 self._end_step(observation)
         elif observation.step_ops > _ONE_WINDOW_OPS and not observation.has_ended:
@@ -411,7 +411,7 @@ class Recorder:
         self._batches.remove()
 
     def _fail(self, error: Exception) -> None:
-        """Gives up recording after a fault of its own; the job goes on, with an error of its own where it is one."""
+        """Stops recording after an internal fault; re-raises the error if it is the job's own."""
         if not self.failure:
             self._give_up(error)
         raise_if_of_job(error)
@@ -421,7 +421,7 @@ class Recorder:
         try:
             write_fault(self.failure, self._observation, self._folder)
             self._remove()
-        except Exception as second:  # noqa: BLE001 - a full disk fails twice; the job must not hear of it
+        except Exception as second:  # noqa: BLE001 - a full disk fails twice; the job must not be affected
             self.failure += f"\nand then: {second!r}"
 
     def _stop_job_if_asked(self) -> None:
@@ -431,12 +431,12 @@ class Recorder:
             end_job()
 
     def _is_observed(self) -> bool:
-        """Whether the recording is open, and this is the thread it observes."""
+        """Whether the recording is open and this is the observed thread."""
         return self._observation is not None and not self.is_closed and self._observation.is_mine()
 
 
 def _abandon(reference: weakref.ref[Recorder]) -> None:
-    """Keeps a forked child from writing into its parent's recording."""
+    """Keeps a forked child from writing to its parent's recording."""
     recorder = reference()
     if recorder is not None:
         recorder.abandon()

@@ -1,6 +1,6 @@
-"""What others want every recording of this process to say: sentences for its reader, and the plan it runs under.
+"""Remarks for every recording of this process: notes for the reader, and the plan in force.
 
-They are told before a recording begins as well as later, and each recording of the process writes them all.
+A remark may be added before or after a recording begins; each recording of the process writes all of them.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ class Remark:
 
     Attributes:
         stream: Stream of records it goes to.
-        record: What it says, as JSON holds it.
-        about: What it is about; with that gone, nobody says it any more.
+        record: Its content, as JSON.
+        about: Object it refers to; once that is freed, the remark is no longer written.
     """
 
     stream: str
@@ -25,7 +25,7 @@ class Remark:
     about: weakref.ref[Any]
 
 
-#: In the order told.
+#: In the order added.
 _remarks: list[Remark] = []
 
 
@@ -33,9 +33,9 @@ def add_remark(stream: str, record: Any, about: Any) -> Remark:
     """Adds a remark.
 
     Args:
-        stream: ``notes`` for a sentence, ``plan`` for the plan in force, as a dict that JSON holds.
+        stream: ``notes`` for a sentence, ``plan`` for the plan in force, as a JSON-serializable dict.
         record: The remark.
-        about: The model it is about: recordings say it as long as that lives.
+        about: The model it refers to: recordings include the remark while the model is alive.
     """
     remark = Remark(stream, record, weakref.ref(about))
     _remarks.append(remark)
@@ -43,26 +43,26 @@ def add_remark(stream: str, record: Any, about: Any) -> Remark:
 
 
 def remove_remark(remark: Remark) -> None:
-    """Takes a remark back: recordings that begin later do not say it."""
+    """Removes a remark: later recordings do not include it."""
     if remark in _remarks:
         _remarks.remove(remark)
 
 
 class RemarkReader:
-    """Hands out each remark once; every recording has its own."""
+    """Returns each remark once; every recording has its own reader."""
 
     def __init__(self) -> None:
-        """Begins with the first remark there is."""
+        """Starts at the first remark."""
         self._told: list[Remark] = []
         self._sentences: list[Any] = []
 
     def fresh(self) -> list[tuple[str, Any]]:
-        """Returns stream and record of the remarks not handed out yet."""
+        """Returns stream and record of the remarks not returned before."""
         fresh = [remark for remark in _remarks if remark not in self._told and remark.about() is not None]
         self._told += fresh
         said = []
         for remark in fresh:
-            # A sentence about a model and about each of its copies is one sentence.
+            # The same note about a model and its copies is written once.
             if remark.stream != "notes" or remark.record not in self._sentences:
                 said.append((remark.stream, remark.record))
             if remark.stream == "notes":

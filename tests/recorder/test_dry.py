@@ -289,5 +289,5 @@ def test_answers_are_harmless() -> None:
         answers.mark(aten.logical_not.default, (flag,), inverse)
         assert answers.value(inverse) is False
     [note] = answers.notes()
-    assert "asked for 6 times" in note
+    assert "were read 6 times" in note
     assert "test_dry.py" in note

@@ -161,7 +161,7 @@ def test_missing_checkpoint_is_named_with_the_way_to_go_on(tmp_path: Path, how: 
     ended = record_script(tmp_path, _MODEL + _MISSING, "--dry-run", words=(how,), name="dry.memprof")
     assert ended.returncode == 125
     line = 1 + (_MODEL + _MISSING).splitlines().index('    return torch.load("nowhere/best.pt")')
-    assert f"job.py:{line} loads nowhere/best.pt, which is not there" in ended.stderr
+    assert f"job.py:{line} loads nowhere/best.pt, which does not exist" in ended.stderr
     assert "same names and shapes" in ended.stderr
     assert "Traceback" not in ended.stderr
     assert not (tmp_path / "dry.memprof").exists()

@@ -1,1 +1,1 @@
-"""Who called an operator: modules, stacks, and functions of torch seen through."""
+"""Identifies the caller of an operator: modules, Python stacks, and torch functions that call back into the job."""

@@ -1,4 +1,4 @@
-"""Tells calls of modules that are still being made from calls of models."""
+"""Distinguishes calls of modules under construction from calls of models."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import torch
 
 
 def is_within_constructor() -> bool:
-    """Whether some module's ``__init__`` is under way on this thread.
+    """Whether a module's ``__init__`` is running on this thread.
 
-    Constructors call modules to learn sizes, and parametrizations (weight and spectral norm) to find their originals:
-    the model around them is not there yet, and nothing is trained.
+    Constructors call modules to infer sizes, and parametrizations (weight and spectral norm) to find their originals:
+    the enclosing model does not exist yet, and nothing is trained.
     """
     frame = sys._getframe(1)
     while frame is not None:

@@ -1,9 +1,9 @@
-"""Lets higher-order operators (cond, scan, flex_attention ...) through a dispatch mode, and shows it what they run.
+"""Passes higher-order operators (cond, scan, flex_attention ...) through a dispatch mode, which sees what they run.
 
-torch sends a higher-order operator to the modes of the stack one by one. What is left is a function in Python, which
-runs ordinary operators with no mode on the stack. Here the modes are put back for it, so that they see those like any
-others. Some of these functions insist on an empty stack: for them the modes come back with the first function that
-was given to the operator, and stay until it returns.
+torch dispatches a higher-order operator to the modes of the stack one by one. The remainder is a Python function
+that runs ordinary operators with no mode on the stack. Here the modes are restored for it, so that they see those
+operators like any others. Some of these functions require an empty stack: for them the modes are restored when the
+first function passed to the operator is called, and stay until it returns.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch._C import DispatchKey
 from torch._ops import HigherOrderOperator
 
-#: torch's own whose function runs under any stack.
+#: Torch's own operators whose function runs under any stack.
 _OPEN = frozenset(
     {
         "associative_scan",
@@ -37,51 +37,51 @@ _OPEN = frozenset(
         "with_effects",
     }
 )
-#: Those that insist on an empty one; so do all that derive from torch's BaseHOP.
+#: Operators that require an empty stack; so do all subclasses of torch's BaseHOP.
 _STRICT = frozenset({"cond", "invoke_subgraph", "scan", "strict_mode"})
 _BASE_RULE = "_call_CompositeExplicitAutograd"
 _OPERATORS = (torch._ops.OperatorBase, torch._ops.OpOverloadPacket, torch.Tensor)
 
 
 class Mode(Protocol):
-    """One of our dispatch modes, which can be put on the stack and taken from it while operators run.
+    """One of memprof's dispatch modes, which can be pushed and removed while operators run.
 
     Attributes:
-        is_followed: True, which marks a mode as ours.
-        fake_type: Type of the tensors without memory that it runs operators on; None where there is none.
+        is_followed: True, which marks the mode as memprof's.
+        fake_type: Type of the fake tensors that it runs operators on; None if there is none.
     """
 
     is_followed: bool
     fake_type: type | None
 
     def put(self) -> None:
-        """Puts the mode on the stack."""
+        """Pushes the mode on the stack."""
 
     def take(self) -> None:
-        """Takes the mode from wherever it lies on the stack."""
+        """Removes the mode from wherever it is on the stack."""
 
 
 def is_higher_order(func: Any) -> bool:
-    """Whether an operator is one that runs functions, and not on tensors alone."""
+    """Whether an operator is higher-order: it takes functions, not only tensors."""
     return isinstance(func, HigherOrderOperator)
 
 
 def is_traced() -> bool:
-    """Whether a mode that is not ours is left on the stack: torch's own, which traces operators."""
+    """Whether a mode other than memprof's is left on the stack: torch's own, which traces operators."""
     return not all(getattr(mode, "is_followed", False) for mode in _stack())
 
 
 def follow(mode: Mode, func: Any, args: Any, kwargs: Any) -> Any:
-    """Runs a higher-order operator with all our modes in force for the operators inside.
+    """Runs a higher-order operator with all of memprof's modes active for the operators inside.
 
     Args:
-        mode: The mode whose turn it is, which torch has taken from the stack; all that are left there are ours.
+        mode: The dispatching mode, which torch has popped from the stack; all modes left there are memprof's.
         func: The operator.
         args: Its arguments.
         kwargs: Its keyword arguments.
 
     Returns:
-        What the operator returns; NotImplemented, with nothing run, where it cannot be followed.
+        The operator's result; NotImplemented, without running anything, if it cannot be followed.
     """
     is_strict = func._name in _STRICT or hasattr(func, _BASE_RULE)
     if not is_strict and func._name not in _OPEN:
@@ -89,7 +89,7 @@ def follow(mode: Mode, func: Any, args: Any, kwargs: Any) -> Any:
     below = _stack()
     types = {each.fake_type for each in (*below, mode)}
     if any(_is_subclass(tensor, types) for tensor in tensors_in((args, kwargs))):
-        return NotImplemented  # the subclass has a rule of its own
+        return NotImplemented  # the subclass has its own rule
     for each in reversed(below):
         each.take()
     modes = _Modes((*below, mode))
@@ -107,13 +107,13 @@ def follow(mode: Mode, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def run_below(func: Any, args: Any, kwargs: Any) -> Any:
-    """Runs a higher-order operator as if the mode whose turn it is, which torch has taken from the stack, were not."""
+    """Runs a higher-order operator as if the dispatching mode, which torch has popped from the stack, were absent."""
     keys = torch._ops._compute_keyset(args, kwargs, func.non_fallthrough_keys)  # type: ignore[no-untyped-call]
     return func.dispatch(keys.highestPriorityTypeId(), *args, **kwargs)
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:
-    """Lists the tensors in an operator's arguments or results, however nested."""
+    """Lists the tensors in an operator's arguments or results, at any nesting depth."""
     if isinstance(value, torch.Tensor):
         return [value]
     if isinstance(value, dict):
@@ -122,7 +122,7 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
 
 
 def _stack() -> list[Any]:
-    """Lists the modes on the stack, the lowest first."""
+    """Lists the modes on the stack, lowest first."""
     return [torch._C._get_dispatch_stack_at(position) for position in range(torch._C._len_torch_dispatch_stack())]
 
 
@@ -131,7 +131,7 @@ def _is_subclass(tensor: torch.Tensor, known: set[type | None]) -> bool:
 
 
 class _Modes:
-    """Puts modes back while a higher-order operator runs: once, and until it returns."""
+    """Restores the modes while a higher-order operator runs: once, until it returns."""
 
     def __init__(self, modes: tuple[Mode, ...]) -> None:
         self._modes = modes
@@ -149,12 +149,12 @@ class _Modes:
                 mode.take()
 
     def around(self, value: Any) -> Any:
-        """Returns a function that puts the modes back before it goes on; other values as they are."""
+        """Returns a function that restores the modes before running the original; other values unchanged."""
         return _Function(value, self.put) if callable(value) and not isinstance(value, _OPERATORS) else value
 
 
 class _Function:
-    """Stands for a function that a higher-order operator is given."""
+    """Wraps a function passed to a higher-order operator."""
 
     def __init__(self, function: Any, before: Callable[[], None]) -> None:
         self._function = function

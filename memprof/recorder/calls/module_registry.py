@@ -1,4 +1,4 @@
-"""Knows every module of the job by number: its place in its model, its type and its parameters."""
+"""Numbers every module of the job: its position in its model, its type and its parameters."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from memprof.recorder.memory.live_objects import live_objects
 
 
 class ModuleRegistry:
-    """Numbers modules, and writes each to the `modules` stream as it is met.
+    """Numbers modules and writes each to the `modules` stream when first seen.
 
     A record is [root number, qualified name, type, parent number or -1, bytes of its own parameters].
 
     Attributes:
-        holders: How many modules with parameters or buffers of their own have been met.
-        root_ids: Numbers of the models by their place in memory, where something else may be by now.
+        holders: Number of modules seen that own parameters or buffers.
+        root_ids: Numbers of the root models by address, which another object may occupy by now.
     """
 
     def __init__(self, log: RawLog) -> None:
@@ -34,21 +34,21 @@ class ModuleRegistry:
         self._parameters: dict[int, tuple[weakref.ref[Any], str, int]] = {}
 
     def number(self, module: torch.nn.Module) -> int:
-        """Returns a module's number, looking for the model it belongs to if it is new."""
+        """Returns a module's number, finding the model it belongs to if it is new."""
         if self._is_new(module):
             self._walk_roots()
         if self._is_new(module) and (module._modules or module._parameters or module._buffers):
             self.scan()
         if self._is_new(module):
-            self._add_root(module)  # made on the fly, as nn.Softmax()(x): a model of its own
+            self._add_root(module)  # created on the fly, as in nn.Softmax()(x): its own root model
         return self._numbers[id(module)][1]
 
     def find(self, module: torch.nn.Module | None) -> int:
-        """Returns the number of a module met before, -1 for others."""
+        """Returns the number of a module seen before, -1 for others."""
         return -1 if module is None or self._is_new(module) else self._numbers[id(module)][1]
 
     def scan(self) -> None:
-        """Numbers every module alive: what was added to models known already, then new models."""
+        """Numbers every live module: first additions to known models, then new models."""
         self._walk_roots()
         modules = [m for m in live_objects(torch.nn.Module) if "_modules" in m.__dict__]
         inner = {id(child) for m in modules for child in m._modules.values() if child is not None}
@@ -57,7 +57,7 @@ class ModuleRegistry:
                 self._add_root(module)
 
     def roots(self) -> Iterator[torch.nn.Module]:
-        """Yields the models still alive."""
+        """Yields the models that are still alive."""
         for reference in list(self._roots.values()):
             root = reference()
             if root is not None:
@@ -69,7 +69,7 @@ class ModuleRegistry:
         return number if number >= 0 and self._roots[number]() is module else -1
 
     def parameter(self, tensor: torch.Tensor) -> tuple[str, int]:
-        """Returns a parameter's qualified name and its module's number; "" and -1 when no model has it."""
+        """Returns a parameter's qualified name and its module's number; "" and -1 if no model contains it."""
         known = self._parameters.get(id(tensor))
         if known is not None and known[0]() is tensor:
             return known[1], known[2]
@@ -96,7 +96,7 @@ class ModuleRegistry:
                 self._walk(number, root)
 
     def _walk(self, root_number: int, root: torch.nn.Module) -> None:
-        """Numbers the modules of a model that are new; one that stands in two places has the name of the first."""
+        """Numbers the new modules of a model; a module used in two places is named after the first."""
         seen: set[int] = set()
         pending: list[tuple[str, torch.nn.Module, int]] = [("", root, -1)]
         while pending:
@@ -113,7 +113,7 @@ class ModuleRegistry:
 
     def _add(self, root_number: int, name: str, module: torch.nn.Module, parent: int) -> None:
         own = [(key, parameter) for key, parameter in module._parameters.items() if parameter is not None]
-        with torch._C.DisableTorchFunction():  # else a mode of the job's, or a subclass, sees what is read here
+        with torch._C.DisableTorchFunction():  # otherwise a mode or subclass of the job's sees these reads
             own_bytes = sum(parameter.nbytes for _, parameter in own if not _is_lazy(parameter))
         record = [root_number, name, type(module).__name__, parent, own_bytes]
         number = self._log.intern("modules", self._met, record)

@@ -1,9 +1,9 @@
-"""Watches every module call by re-compiling torch's own call method with an entry and an exit around the call.
+"""Observes every module call by recompiling torch's own call method with hooks before and after the call.
 
-Global forward hooks would do the same, but they send every call through another branch of torch's code: three
-more frames and other line numbers in each traceback, and a slower call. Here the re-compiled method keeps torch's
+Global forward hooks would do the same, but they route every call through another branch of torch's code: three
+more frames and other line numbers in each traceback, and a slower call. The recompiled method keeps torch's
 file name, line and column numbers, so a traceback through it is identical, character for character; the original
-code object is put back when the window closes.
+code object is restored when the window closes.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ _EXIT = "__memprof_exit__"
 _ID = "__memprof_id__"
 _ROOTS = "__memprof_roots__"
 _EVERY_CALL = f"{_ENTER}(self, args, kwargs)"
-#: Nothing but this test is run for the calls of other modules.
+#: This test is all that runs for calls of other modules.
 _ROOT_CALLS = f"{_EVERY_CALL} if {_ID}(self) in {_ROOTS} else None"
 
 
 class ModuleCallObserver:
     """Calls `enter(module, args, kwargs)` before and `exit(token, error)` after every nn.Module call, while installed.
 
-    `enter` returns a token, or None when the call is not to be observed; `exit` then is not called. Both run
-    outside the call itself, so neither ever stands in a traceback of the user's. They must not raise.
+    `enter` returns a token, or None if the call is not observed; `exit` is then not called. Both run outside the
+    call itself, so neither appears in a traceback of the user's. They must not raise.
 
     Attributes:
         code: Code of the method while every call is observed.
-        root_code: Its code while those of some modules are; None where that was not asked for.
-        is_installed: Whether either is in place.
+        root_code: Its code while only calls of selected modules are; None unless requested.
+        is_installed: Whether either is installed.
     """
 
     def __init__(self, enter: Enter, leave: Exit, *, finds_roots: bool = False) -> None:
-        """Prepares the re-compiled method.
+        """Prepares the recompiled method.
 
         Args:
             enter: Called before a call.
@@ -51,7 +51,7 @@ class ModuleCallObserver:
             finds_roots: `install_for` will be used.
 
         Raises:
-            RuntimeError: This torch's call method is not one that can be re-compiled.
+            RuntimeError: This torch's call method cannot be recompiled.
         """
         self._function: FunctionType = torch.nn.Module._wrapped_call_impl  # type: ignore[assignment]
         self._original: CodeType = self._function.__code__
@@ -67,9 +67,9 @@ class ModuleCallObserver:
         self._install(self.code)
 
     def install_for(self, ids: Container[int]) -> None:
-        """Starts observing the calls of some modules alone, by their places in memory.
+        """Starts observing only the calls of some modules, given by address.
 
-        Where another object is there by now, that is observed; `enter` tells them apart.
+        If another object has such an address by now, its calls are observed; `enter` distinguishes them.
         """
         assert self.root_code is not None
         self._callbacks[_ROOTS] = ids
@@ -81,7 +81,7 @@ class ModuleCallObserver:
         self.is_installed = True
 
     def remove(self) -> None:
-        """Puts torch's own code back; calls under way still end through `exit`."""
+        """Restores torch's own code; calls in progress still end through `exit`."""
         if self.is_installed:
             self._function.__code__ = self._original
             self.is_installed = False
@@ -92,7 +92,7 @@ def _observe(definition: ast.FunctionDef, entry: str) -> None:
 
 
 def _wrapped(body: list[ast.stmt], entry_expression: str) -> list[ast.stmt]:
-    """Puts a function body between entry and exit.
+    """Wraps a function body with entry and exit hooks.
 
     The names are looked up in torch.nn.modules.module's globals; `torch.compiler.is_compiling` guards nothing
     here, since dynamo inlines a module's forward without going through this method.

@@ -1,4 +1,4 @@
-"""Re-compiles a function of torch's with additions, so that tracebacks through it stay as they are."""
+"""Recompiles a torch function with additions, keeping tracebacks through it unchanged."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from types import CodeType, FunctionType
 
 
 def recompiled(function: FunctionType, rewrite: Callable[[ast.FunctionDef], None]) -> CodeType:
-    """Compiles a function again from its source, rewritten, with the file name, lines and columns it has.
+    """Compiles a function again from its rewritten source, with the original file name, lines and columns.
 
-    Names that the additions use are looked up in the globals of the function's module.
+    Names used by the additions are looked up in the globals of the function's module.
 
     Args:
         function: A plain function, without decorators and free variables.
-        rewrite: Changes the function's syntax tree; what it adds needs places (``ast.copy_location``).
+        rewrite: Changes the function's syntax tree; added nodes need locations (``ast.copy_location``).
 
     Raises:
-        RuntimeError: The source is not there, or the function is of another shape.
+        RuntimeError: The source is missing, or the function has an unexpected form.
     """
     name = function.__qualname__
     if function.__closure__:
-        raise RuntimeError(f"{name} has become a closure")
+        raise RuntimeError(f"cannot recompile {name}: it is a closure")
     try:
         lines, first = inspect.getsourcelines(function)
     except (OSError, TypeError) as error:
-        raise RuntimeError(f"the source of {name} is not there: {error}") from error
+        raise RuntimeError(f"cannot recompile {name}: its source is missing: {error}") from error
     source = "".join(lines)
     indent = len(lines[0]) - len(lines[0].lstrip())
     tree = ast.parse(textwrap.dedent(source))
     definition = tree.body[0]
     if not isinstance(definition, ast.FunctionDef) or definition.decorator_list:
-        raise RuntimeError(f"{name} is not a plain function")
+        raise RuntimeError(f"cannot recompile {name}: it is not a plain function")
     ast.increment_lineno(tree, first - 1)
-    for node in ast.walk(tree):  # dedent moved the columns; tracebacks underline by column
+    for node in ast.walk(tree):  # dedent shifted the columns; tracebacks underline by column
         for place in ("col_offset", "end_col_offset"):
             if hasattr(node, place):
                 setattr(node, place, getattr(node, place) + indent)
@@ -44,5 +44,5 @@ def recompiled(function: FunctionType, rewrite: Callable[[ast.FunctionDef], None
     module_code = compile(tree, function.__code__.co_filename, "exec", dont_inherit=True)
     code = next(each for each in module_code.co_consts if isinstance(each, CodeType))
     if code.co_freevars or code.co_varnames[: code.co_argcount] != function.__code__.co_varnames[: code.co_argcount]:
-        raise RuntimeError(f"{name} has another shape than known")
+        raise RuntimeError(f"cannot recompile {name}: unexpected arguments")
     return code.replace(co_qualname=function.__code__.co_qualname)

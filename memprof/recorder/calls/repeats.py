@@ -1,26 +1,26 @@
-"""Lets what runs operators again say so: recordings mark them, and give them the place of their first run."""
+"""Marks operators that run again (recompute): recordings flag them and attribute them to their first run."""
 
 from __future__ import annotations
 
-#: Autograd's counter while the operator that is running again ran first; -1 while none is.
+#: Autograd's sequence number at the first run of the operator being rerun; -1 while none is.
 sequence = -1
 
 
 def begin(first_sequence: int) -> int:
-    """Notes that an operator runs again.
+    """Marks the start of a rerun of an operator.
 
     Args:
-        first_sequence: Autograd's counter while it ran first.
+        first_sequence: Autograd's sequence number at its first run.
 
     Returns:
-        What was noted before, for `end`.
+        The previous mark, for `end`.
     """
-    global sequence  # one answer a process, read at every operator that is logged
+    global sequence  # one value per process, read at every logged operator
     before, sequence = sequence, first_sequence
     return before
 
 
 def end(before: int) -> None:
-    """Notes that it has run."""
-    global sequence  # noqa: PLW0603 - one answer a process, read at every operator that is logged
+    """Marks the end of the rerun."""
+    global sequence  # noqa: PLW0603 - one value per process, read at every logged operator
     sequence = before

@@ -1,4 +1,4 @@
-"""Lets a dispatch mode lie below those of the job, which enter and leave theirs as if it were not there."""
+"""Keeps a dispatch mode below those of the job, which enter and leave theirs as if it were absent."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-#: What tensors of torch's own, and of subclasses that leave operators alone, have in the place of a rule.
+#: `__torch_dispatch__` of torch's own tensors and of subclasses without a dispatch rule.
 _NO_RULE = torch.Tensor.__torch_dispatch__
-#: Whether a type of tensors leaves its operators to torch, by type.
+#: Whether a tensor type leaves its operators to torch, by type.
 _leaves: dict[type, bool] = {torch.Tensor: True, torch.nn.Parameter: True}
 
 
 def leaves_operators(kind: type) -> bool:
-    """Whether a type of tensors has no rule of its own for operators: a subclass in name, or for functions alone."""
+    """Whether a tensor type has no dispatch rule of its own: a subclass in name only, or for functions only."""
     found = _leaves.get(kind)
     if found is None:
         found = _leaves[kind] = getattr(kind, "__torch_dispatch__", _NO_RULE) is _NO_RULE
@@ -23,54 +23,54 @@ def leaves_operators(kind: type) -> bool:
 
 
 class SlidingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's base is not annotated
-    """A mode that is put at the bottom of the dispatch stack, and taken out from wherever it lies."""
+    """A mode inserted at the bottom of the dispatch stack, and removed from wherever it is."""
 
-    #: torch hands it higher-order operators, too, instead of raising that there is no rule for them.
+    #: torch passes it higher-order operators too, instead of raising that they have no rule.
     supports_higher_order_operators = True
-    #: These are `memprof.recorder.calls.higher_order`'s.
+    #: Handled by `memprof.recorder.calls.higher_order`.
     is_followed = True
     fake_type: type | None = None
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Lets torch.compile compile: without this a mode makes it run eager for good."""
+        """Lets torch.compile compile: otherwise the mode forces eager execution permanently."""
         return True
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Declines torch's own guard, which would import torch._dynamo into the job."""
+        """Disables torch's own guard, which would import torch._dynamo into the job."""
         return False
 
     def slide_in(self) -> None:
-        """Slides the mode under whatever modes are on the stack."""
+        """Inserts the mode below all modes on the stack."""
         above = [mode for mode in _pop_all() if mode is not self]
         torch._C._push_on_torch_dispatch_stack(self)
         for mode in above:
             torch._C._push_on_torch_dispatch_stack(mode)
 
     def slide_out(self) -> None:
-        """Takes the mode out of the stack, leaving all others in their order."""
+        """Removes the mode from the stack, keeping the order of the others."""
         self.take()
 
     def put(self) -> None:
-        """Puts the mode on top of the stack, for the time of one operator."""
+        """Pushes the mode on top of the stack for the duration of one operator."""
         torch._C._push_on_torch_dispatch_stack(self)
 
     def take(self) -> None:
-        """Ends `put`, leaving all others in their order."""
+        """Ends `put`, keeping the order of the others."""
         for mode in _pop_all():
             if mode is not self:
                 torch._C._push_on_torch_dispatch_stack(mode)
 
     def __enter__(self) -> Any:
-        """Use `slide_in`: entering like any other mode would put it on top of the user's."""
-        raise TypeError(f"{type(self).__name__} slides in, it is not entered")
+        """Unsupported; use `slide_in`: entering like any other mode would put it on top of the user's."""
+        raise TypeError(f"{type(self).__name__} cannot be entered: use slide_in()")
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Use `slide_out`."""
-        raise TypeError(f"{type(self).__name__} slides out, it is not left")
+        """Unsupported; use `slide_out`."""
+        raise TypeError(f"{type(self).__name__} cannot be exited: use slide_out()")
 
 
 def _pop_all() -> list[Any]:

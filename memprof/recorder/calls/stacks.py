@@ -1,4 +1,4 @@
-"""Names the Python stack of the moment by a number, cheaply: stacks share their outer part as a chain."""
+"""Numbers the current Python stack cheaply: stacks share their outer part as a chain."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from memprof.trace.files.spool import SAVING
 #: torch's activation checkpointing.
 CHECKPOINT_FILE = ("utils/checkpoint.py", "utils\\checkpoint.py")
 
-#: Where torch calls the functions that a job has written for autograd, with gradients off.
+#: Where torch calls the job's custom autograd functions, with gradients off.
 _FUNCTION_FILE = ("autograd/function.py", "autograd\\function.py")
 
 _OWN = str(Path(__file__).parent.parent)
@@ -21,30 +21,30 @@ _OWN = str(Path(__file__).parent.parent)
 class StackTable:
     """Interns Python stacks as chains: the frames inside the innermost module call, then the stack of that call.
 
-    An operator's own part is then three or four frames deep, however deep the model is.
+    An operator's own part is then three or four frames, however deep the model is.
 
     Attributes:
-        storing: Of each stack, the phase code where it saves or loads, else -1; the outermost such call counts.
+        storing: For each stack, the phase code if it saves or loads, else -1; the outermost such call counts.
     """
 
     def __init__(self, log: RawLog, boundary: CodeType | None, other: CodeType | None = None) -> None:
-        """Makes an empty table.
+        """Creates an empty table.
 
         Args:
             log: Where new stacks are written, as [parent number, frames innermost first].
             boundary: Code of the function around every module call, where an inner part ends; None for whole stacks.
-            other: Another such code.
+            other: A second such code.
         """
         self._log = log
         self._boundary, self._other = boundary, other or boundary
-        self._codes: dict[int, CodeType] = {}  # keeps the codes alive, so that an id names one code for good
+        self._codes: dict[int, CodeType] = {}  # keeps the code objects alive, so that an id always names the same one
         self._numbers: dict[tuple[int, ...], int] = {}
         self._has_checkpoint: list[bool] = []
         self._in_function: list[bool] = []
         self.storing: list[int] = []
 
     def number(self, frame: FrameType | None, parent: int) -> int:
-        """Returns the number of the stack that starts at `frame` and, from the boundary outwards, is `parent`."""
+        """Returns the number of the stack that starts at `frame` and continues as `parent` beyond the boundary."""
         key = []
         boundary, other = self._boundary, self._other
         here = frame
@@ -62,11 +62,11 @@ class StackTable:
         return found
 
     def has_checkpoint(self, number: int) -> bool:
-        """Tells whether a stack runs through torch.utils.checkpoint."""
+        """Whether a stack runs through torch.utils.checkpoint."""
         return number >= 0 and self._has_checkpoint[number]
 
     def is_in_function(self, number: int) -> bool:
-        """Tells whether a stack runs through an autograd function of the job's, or through torch.utils.checkpoint."""
+        """Whether a stack runs through a custom autograd function of the job's, or through torch.utils.checkpoint."""
         return self._in_function[number] or self._has_checkpoint[number]
 
     def _add(self, key: tuple[int, ...], frame: FrameType | None, parent: int) -> int:
@@ -80,7 +80,7 @@ class StackTable:
             assert here is not None
             code = here.f_code
             self._codes[id(code)] = code
-            if not code.co_filename.startswith(_OWN):  # a higher-order operator's functions are called from ours
+            if not code.co_filename.startswith(_OWN):  # a higher-order operator's functions are called from memprof
                 frames.append(f"{code.co_filename}:{here.f_lineno or code.co_firstlineno}:{code.co_name}")
             through_checkpoint = through_checkpoint or code.co_filename.endswith(CHECKPOINT_FILE)
             in_function = in_function or code.co_filename.endswith(_FUNCTION_FILE)

@@ -1,7 +1,7 @@
 """Keeps the recorder out of the job's tracebacks.
 
-An operator that fails below the dispatch mode passes through the mode's frame. Those frames are cut out of the
-traceback where it can still be changed: on the way out of each module call, and before Python prints it at the end.
+An operator that fails below the dispatch mode propagates through the mode's frame. Those frames are removed from the
+traceback where it can still be changed: on exit from each module call, and before Python prints it at the end.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ _own = [str(Path(__file__).parent.parent)]
 
 
 def hide_frames_of(folder: Path) -> None:
-    """Counts the code of another folder among the recorder's: that of a policy that runs the job's operators."""
+    """Treats the code of another folder as the recorder's: that of a policy that runs the job's operators."""
     if str(folder) not in _own:
         _own.append(str(folder))
 
 
 def remove_own_frames(error: BaseException) -> None:
-    """Cuts the recorder's frames out of an error's traceback, and out of those of its causes."""
+    """Removes the recorder's frames from the tracebacks of an error and of its causes."""
     seen: set[int] = set()
     pending: list[BaseException | None] = [error]
     while pending:
@@ -36,7 +36,7 @@ def remove_own_frames(error: BaseException) -> None:
 
 
 def clean_uncaught() -> None:
-    """Makes Python print the error under way, should nobody catch it, without the recorder's frames."""
+    """Makes Python print the current error, if uncaught, without the recorder's frames."""
     present = sys.excepthook
     if getattr(present, "is_memprof", False):
         return
@@ -69,13 +69,13 @@ def _frames(trace: TracebackType | None) -> list[TracebackType]:
 
 
 def _leads_to_own(trace: TracebackType) -> bool:
-    """Whether a frame is torch's dispatch of a higher-order operator to our mode, which then dispatches it again."""
+    """Whether a frame is torch's dispatch of a higher-order operator to memprof's mode, which dispatches it again."""
     is_dispatch = trace.tb_frame.f_code is HigherOrderOperator.dispatch.__code__
     return is_dispatch and trace.tb_next is not None and _is_own(trace.tb_next)
 
 
 def _is_call_of_own(before: TracebackType | None, trace: TracebackType) -> bool:
-    """Whether a frame is torch's call of an operator, which our mode made and torch's own dispatch makes without."""
+    """Whether a frame is an operator call made by memprof's mode, which torch's own dispatch would not make."""
     return before is not None and _is_own(before) and trace.tb_frame.f_code is OpOverload.__call__.__code__
 
 

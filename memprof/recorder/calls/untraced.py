@@ -1,4 +1,4 @@
-"""Keeps what memprof reads of a tensor out of a graph that ``torch.jit.trace`` is making of the job."""
+"""Keeps memprof's tensor reads out of a graph that ``torch.jit.trace`` is recording of the job."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _NOTHING: AbstractContextManager[None] = nullcontext()
 
 
 class _Untraced(AbstractContextManager[None]):
-    """Stops tracing on this thread until it is left."""
+    """Suspends tracing on this thread until it exits."""
 
     def __init__(self, state: Any) -> None:
         self._tracing = state
-        # Where torch runs an operator that it traces, that may not be stopped and begun again. So lift that, too.
+        # While torch runs a traced operator, tracing cannot be suspended and resumed. So lift that exclusion, too.
         excluded = _C._dispatch_tls_local_exclude_set().remove(_TRACER)
         self._keys = _C._ForceDispatchKeyGuard(_C._dispatch_tls_local_include_set(), excluded)
 
@@ -34,16 +34,16 @@ class _Untraced(AbstractContextManager[None]):
 
 
 def untraced() -> AbstractContextManager[None]:
-    """Returns what stops tracing for the time of a ``with``; where nothing is traced, it does nothing."""
+    """Returns a context manager that suspends tracing; a no-op if nothing is being traced."""
     state = _state()
     return _NOTHING if state is None else _Untraced(state)
 
 
 def traced_inside(func: Any) -> AbstractContextManager[Any]:
-    """Returns what lets torch trace the operators inside a convolution, as it does where no mode comes in between.
+    """Returns a context that lets torch trace the operators inside a convolution, as it does without a dispatch mode.
 
     Args:
-        func: The operator about to be run; any other one is traced by itself.
+        func: The operator about to run; operators other than convolution are traced as one.
     """
     if func is not _CONVOLUTION or _state() is None:
         return _NOTHING
@@ -55,5 +55,5 @@ def traced_inside(func: Any) -> AbstractContextManager[Any]:
 
 
 def is_traced_inside(func: Any) -> bool:
-    """Whether torch traces the operators inside an operator, and not it."""
+    """Whether torch traces the operators inside an operator, instead of the operator."""
     return func is _CONVOLUTION

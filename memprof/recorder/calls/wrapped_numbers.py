@@ -1,7 +1,7 @@
-"""Makes tensors again of the numbers that torch has made of them on the way to a dispatch mode.
+"""Converts numbers back to tensors that torch unwrapped on the way to a dispatch mode.
 
-A number that a traced or scripted function computes with is a tensor of torch's C++ side. Modes get it as a Python
-number, which most operators do not take back: torch itself then fails under any mode.
+A number used by a traced or scripted function is a tensor on torch's C++ side. Modes receive it as a Python
+number, which most operators do not accept back: torch itself then fails under any mode.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _TYPES: dict[type, torch.dtype] = {
 
 
 def with_tensors(func: Any, args: Any) -> tuple[Any, ...] | None:
-    """Returns an operator's arguments with tensors where its schema has them; None where it was given no number there.
+    """Returns an operator's arguments with tensors where its schema has them; None if no number was passed there.
 
     Args:
         func: The operator.
-        args: Its positional arguments, which it did not take.
+        args: Its positional arguments, which it rejected.
     """
     schema = getattr(func, "_schema", None)
     if schema is None:

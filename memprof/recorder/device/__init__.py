@@ -1,1 +1,1 @@
-"""What the recorder hears and asks of devices with memory of their own: CUDA's, and those that look like them."""
+"""Reads devices with memory of their own: CUDA's, and those with the same interface."""

@@ -1,7 +1,7 @@
-"""What the driver says of a whole device: how much all processes use, and how much this one does (NVML).
+"""Reads a device's memory use from the driver (NVML): by all processes, and by this one.
 
 NVML is called through ctypes, so that nothing is added to the job's modules; without it, or in a container that hides
-processes from the driver, only the device as a whole is told.
+processes from the driver, only the device total is available.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Any
 
 _LIBRARY = "nvml.dll" if sys.platform == "win32" else "libnvidia-ml.so.1"
 _OK, _TOO_SMALL = 0, 7
-#: NVML writes this where it does not know a process's memory (nvml.h, NVML_VALUE_NOT_AVAILABLE).
+#: NVML's value for a process whose memory is unknown (nvml.h, NVML_VALUE_NOT_AVAILABLE).
 _UNKNOWN = 2**64 - 1
 _DRIVER_FILE = Path("/proc/driver/nvidia/version")
 
 
 class ProcessInfo(ctypes.Structure):
-    """One process on a device (nvml.h, nvmlProcessInfo_v2_t, which versions 2 and 3 of the call share)."""
+    """One process on a device (nvml.h, nvmlProcessInfo_v2_t, shared by versions 2 and 3 of the call)."""
 
     _fields_ = (
         ("pid", ctypes.c_uint),
@@ -32,27 +32,27 @@ class ProcessInfo(ctypes.Structure):
 
 
 class Driver:
-    """NVIDIA's management library, opened when first asked."""
+    """NVIDIA's management library, opened on first use."""
 
     def __init__(self, library: Any = None) -> None:
         """Opens nothing yet.
 
         Args:
-            library: The library, where it is open already.
+            library: The library, if already open.
         """
         self._library = library
         self._is_open = False
         self._handles: dict[str, ctypes.c_void_p | None] = {}
 
     def process_bytes(self, uuid: str, pid: int | None = None) -> int:
-        """Returns what a process holds of a device: its context, its allocator's segments, NCCL's and others' memory.
+        """Returns the memory of a device held by a process: context, allocator segments, NCCL and other libraries.
 
         Args:
             uuid: The device, such as ``GPU-6f3c…``.
-            pid: The process; this one where left out.
+            pid: The process; this one by default.
 
         Returns:
-            Bytes; -1 where the driver does not tell.
+            Bytes; -1 if the driver does not report them.
         """
         handle = self._handle(uuid)
         if handle is None:
@@ -92,16 +92,16 @@ class Driver:
 
 
 def bytes_of(processes: list[ProcessInfo], pid: int) -> int:
-    """Returns what one of the processes holds; -1 where it is not among them, or the driver does not know."""
+    """Returns the bytes held by one of the processes; -1 if it is not listed or its use is unknown to the driver."""
     held = [info.used_bytes for info in processes if info.pid == pid and info.used_bytes != _UNKNOWN]
     return sum(held) if held else -1
 
 
 def driver_version(text: str | None = None) -> str:
-    """Returns the version of NVIDIA's driver, such as 580.65.06; "" where it is not told.
+    """Returns the version of NVIDIA's driver, such as 580.65.06; "" if unavailable.
 
     Args:
-        text: What the kernel module says of itself; read from the system where left out.
+        text: The kernel module's version text; read from the system by default.
     """
     if text is None:
         try:

@@ -1,7 +1,7 @@
-"""The device allocator's own history, while operators are recorded: what was asked for, on which stream, in segments.
+"""The device allocator's own history while operators are recorded: requested sizes, streams, segments.
 
-The profiler's events (`recorder.native`) tell blocks, moments and totals; this adds what they lack. Taken without
-stacks: those come from the operators. Semi-private, therefore tested for, and done without where it is missing.
+The profiler's events (`recorder.native`) give blocks, times and totals; this adds what they lack. Recorded without
+stacks: those come from the operators. Semi-private, therefore feature-tested, and optional.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from memprof.recorder.device.snapshot import block_rows, history_rows, segment_r
 from memprof.recorder.log import RawLog
 
 _cuda: Any = torch.cuda  # not annotated in torch
-_NOT_OURS = "the job records the allocator's history itself: it was left as the job set it up"
+_NOT_OURS = "the job records the allocator's history itself: its settings were not changed"
 
 
 class AllocatorHistory:
-    """Keeps the history of the CUDA allocator (ROCm's too, which has its name) while it runs."""
+    """Records the history of the CUDA allocator (and ROCm's, which has the same name) while it runs."""
 
     def __init__(self, log: RawLog) -> None:
-        """Shares the recorder's log."""
+        """Stores the recorder's log."""
         self._log = log
         self._is_ours = False
-        self._last: dict[int, tuple[Any, ...]] = {}  # entry logged last of each device
+        self._last: dict[int, tuple[Any, ...]] = {}  # last logged entry of each device
         self._pools: dict[tuple[int, int], int] = {}
         self.is_running = False
 
     @staticmethod
     def is_available() -> bool:
-        """Whether there is a CUDA allocator in use that keeps a history; never sets CUDA up."""
+        """Whether a CUDA allocator with a history is in use; never initializes CUDA."""
         return (
             hasattr(torch._C, "_cuda_record_memory_history")
             and hasattr(torch._C, "_cuda_memorySnapshot")
@@ -41,7 +41,7 @@ class AllocatorHistory:
         )
 
     def start(self) -> bool:
-        """Starts the history, and states what is in use; returns False where there is none to be had."""
+        """Starts the history and logs the blocks in use; returns False if no history is available."""
         if self.is_running or not self.is_available():
             return self.is_running
         is_jobs_own = getattr(torch._C, "_cuda_isHistoryEnabled", lambda: False)()
@@ -59,7 +59,7 @@ class AllocatorHistory:
         return True
 
     def cut(self) -> None:
-        """Logs what happened since the last cut, and goes on."""
+        """Logs the events since the last cut, and continues."""
         if self.is_running:
             self._log_entries(torch.cuda.memory._snapshot())
             if self._is_ours:
@@ -67,7 +67,7 @@ class AllocatorHistory:
                 self._last.clear()
 
     def stop(self) -> None:
-        """Logs what happened since the last cut and the segments as they are, and stops."""
+        """Logs the events since the last cut and the current segments, and stops."""
         if not self.is_running:
             return
         snapshot = torch.cuda.memory._snapshot()
@@ -83,7 +83,7 @@ class AllocatorHistory:
                 torch.cuda.memory._record_memory_history(None)
 
     def _clear(self) -> None:
-        """Turns the history on, empty; a torch that cannot empty it is told to begin anew by turning it off first."""
+        """Enables an empty history; a torch that cannot clear it is restarted by disabling it first."""
         settings: dict[str, Any] = {"context": None, "stacks": "python", "max_entries": sys.maxsize}
         try:
             torch.cuda.memory._record_memory_history("all", clear_history=True, **settings)
@@ -104,9 +104,9 @@ class AllocatorHistory:
 
 
 def fresh_entries(trace: list[dict[str, Any]], last: tuple[Any, ...] | None) -> list[dict[str, Any]]:
-    """Returns the entries of a history behind the one seen last; all where that is not there any more.
+    """Returns the entries of a history after the last one seen; all of them if that one is gone.
 
-    A history that the job keeps may hold the latest entries only, so their number tells nothing.
+    A history kept by the job may contain only the latest entries, so their count does not help.
     """
     if last is None:
         return trace

@@ -1,4 +1,4 @@
-"""Describes the devices a job uses, and samples how full each is as a whole."""
+"""Describes the devices a job uses, and samples the memory use of each as a whole."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ _cuda: Any = torch.cuda  # not annotated in torch
 
 
 class Devices:
-    """The devices of this process that torch's allocators have taken memory on."""
+    """The devices on which torch's allocators hold memory in this process."""
 
     def __init__(self, log: RawLog) -> None:
-        """Shares the recorder's log; asks nothing yet."""
+        """Stores the recorder's log; queries nothing yet."""
         self._log = log
         self._driver = Driver()
         self._described: dict[int, str] = {}  # uuid by device index
 
     def sample(self) -> None:
-        """Logs how full each device is; a device met for the first time is described, too.
+        """Logs the memory use of each device; a new device is also described.
 
-        Does nothing where no device is in use, and while a CUDA graph is captured, which such questions would spoil.
+        Does nothing if no device is in use, or while a CUDA graph is captured, which such queries would invalidate.
         """
         if _cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
             for index in range(torch.cuda.device_count()):
@@ -58,7 +58,7 @@ class Devices:
 
 
 def describe_cuda(index: int) -> dict[str, Any]:
-    """Returns what the manifest tells of a CUDA device (or one of ROCm, which has CUDA's name in torch)."""
+    """Returns the manifest's description of a CUDA device (or a ROCm one, which torch names CUDA)."""
     properties = torch.cuda.get_device_properties(index)
     uuid = str(getattr(properties, "uuid", ""))
     is_rocm = torch.version.hip is not None
@@ -76,20 +76,20 @@ def describe_cuda(index: int) -> dict[str, Any]:
 
 
 def is_mps_in_use() -> bool:
-    """Whether this is a Mac whose device torch has taken memory on."""
+    """Whether this is a Mac on whose GPU torch has allocated memory."""
     return torch.backends.mps.is_available() and torch.mps.driver_allocated_memory() > 0
 
 
 def unheard_device() -> str:
-    """Returns the type of device whose allocator reports to no profiler, such as mps; "" where there is none.
+    """Returns the type of a device whose allocator reports to no profiler, such as mps; "" if there is none.
 
-    CUDA's, ROCm's and XPU's allocators report what they do. Storages of others are followed one by one.
+    CUDA's, ROCm's and XPU's allocators report their events. Storages on other devices are followed one by one.
     """
     found = torch.accelerator.current_accelerator() if hasattr(torch, "accelerator") else None
     return found.type if found is not None and found.type not in ("cpu", "cuda", "xpu") else ""
 
 
 def _pinned_bytes() -> int:
-    """Returns the host memory that torch holds pinned; -1 where this torch does not count it."""
+    """Returns the bytes of pinned host memory held by torch; -1 if this torch does not count them."""
     count = getattr(torch.cuda, "host_memory_stats", None)
     return int(count().get("allocated_bytes.current", -1)) if count is not None else -1

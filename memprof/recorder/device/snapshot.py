@@ -1,4 +1,4 @@
-"""Reads what torch's snapshot of a device allocator holds into plain rows: its history, its blocks, its segments."""
+"""Converts torch's snapshot of a device allocator to plain rows: its history, its blocks, its segments."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from memprof.trace.schema import ACTIONS
 
 _CODES = {action: code for code, action in enumerate(ACTIONS)}
-#: States of blocks in use; the last two are one state in different versions of torch.
+#: States of blocks in use; the last two are the same state in different versions of torch.
 _IN_USE = ("active_allocated", "active_pending_free", "active_awaiting_free")
 _DEFAULT_POOL = (0, 0)
 
@@ -19,14 +19,14 @@ def history_rows(
     """Yields rows of the spool's ``history`` stream.
 
     Args:
-        entries: The history of one device, in its own order.
+        entries: The history of one device, in order.
         device: Number of the device.
-        pools: Numbers of memory pools met so far, 0 for the default one; new ones are added.
+        pools: Numbers of memory pools seen so far, 0 for the default one; new ones are added.
     """
     for entry in entries:
         action = _CODES.get(entry["action"])
         if action is None:
-            continue  # of a newer torch
+            continue  # from a newer torch
         address = entry.get("addr", entry.get("device_free", 0))
         yield (
             int(entry.get("time_us", -1)),
@@ -40,7 +40,7 @@ def history_rows(
 
 
 def block_rows(segments: Iterable[dict[str, Any]]) -> Iterator[tuple[int, int, int, int, int, int]]:
-    """Yields the blocks in use: device index, address, bytes, bytes asked for, stream, and 1 where it awaits a stream.
+    """Yields the blocks in use: device index, address, bytes, bytes requested, stream, and 1 if pending on a stream.
 
     Args:
         segments: The segments of all devices.
@@ -64,7 +64,7 @@ def block_rows(segments: Iterable[dict[str, Any]]) -> Iterator[tuple[int, int, i
 
 
 def segment_records(segments: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the segments without their blocks, as JSON holds them."""
+    """Returns the segments without their blocks, JSON-serializable."""
     return [
         {
             "device": segment["device"],
@@ -83,7 +83,7 @@ def segment_records(segments: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def largest_free_block(segments: Iterable[dict[str, Any]], device: int) -> int:
-    """Returns the bytes of the largest block that a device's allocator holds and nobody uses; 0 without any."""
+    """Returns the bytes of the largest free block that a device's allocator holds; 0 without any."""
     return max(
         (
             block["size"]

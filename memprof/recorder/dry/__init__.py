@@ -1,1 +1,1 @@
-"""Runs a job on tensors without memory, so that the recorder sees a step that nobody computes."""
+"""Runs a job on fake tensors, so that the recorder sees a step without any computation."""

@@ -1,4 +1,4 @@
-"""Lets a dry run be one rank of several: the others are not there, and nothing is sent to them."""
+"""Makes a dry run one rank of several: the others do not exist, and nothing is sent to them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import torch
 
 
 def join_nobody() -> None:
-    """Has the process groups that a job makes consist of this process alone, whatever number of ranks they are of.
+    """Makes the job's process groups consist of this process alone, whatever their world size.
 
-    Every collective is over at once. Its tensors are as long as ever, and nobody looks at what is in them.
+    Every collective completes at once. Its tensors have their real sizes, and their values are never read.
     """
     if not torch.distributed.is_available():
         return
@@ -21,7 +21,7 @@ def join_nobody() -> None:
 
     @wraps(original)
     def init(backend: Any = None, *_: Any, rank: int = -1, world_size: int = -1, **__: Any) -> None:
-        from torch.testing._internal.distributed.fake_pg import FakeStore  # at use: most jobs make no group
+        from torch.testing._internal.distributed.fake_pg import FakeStore  # lazy: most jobs create no group
 
         rank = rank if rank >= 0 else int(os.environ.get("RANK", "0"))
         world_size = world_size if world_size > 0 else int(os.environ.get("WORLD_SIZE", "1"))

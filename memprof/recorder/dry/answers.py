@@ -1,4 +1,4 @@
-"""Answers what a job asks of values that nobody computed, and counts the questions by line."""
+"""Supplies placeholders when a job reads values that were not computed, and counts the reads by line."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 _aten = torch.ops.aten
-#: Attribute of a tensor without memory: what its values are taken to be.
+#: Attribute of a fake tensor: its placeholder value.
 _VALUE = "_memprof_value"
 _TRUE = {_aten.isfinite, _aten.all, _aten._is_all_true}
 _FALSE = {_aten.any, _aten._is_any_true, _aten.isnan, _aten.isinf}
 _NOT = {_aten.logical_not, _aten.bitwise_not}
-#: Positions: the first is in range wherever there is one.
+#: Operators that return positions: 0 is in range unless the dimension is empty.
 _PLACES = {
     _aten.argmax,
     _aten.argmin,
@@ -28,7 +28,7 @@ _PLACES = {
     _aten.random,
     _aten.random_,
 }
-#: What they return holds values of what they are given.
+#: Operators whose results contain values of their inputs.
 _SAME = {
     _aten.alias,
     _aten.clone,
@@ -46,21 +46,21 @@ _SAME = {
 }
 _OWN = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent.parent))
 _SCALER = str(Path("amp", "grad_scaler.py"))
-#: Lines named in a note; there may be hundreds.
+#: Maximum number of lines named in a note; there may be hundreds.
 _NAMED = 4
 
 
 class Answers:
-    """Harmless values: losses of 1, no overflow, comparisons that fail but where all of something is asked for."""
+    """Harmless placeholders: losses of 1, no overflow, comparisons that are false except under all()."""
 
     def __init__(self) -> None:
-        """Has answered nothing yet."""
+        """Starts with no reads counted."""
         self._values: Counter[str] = Counter()
         self._bounds: Counter[str] = Counter()
         self._left_out: Counter[str] = Counter()
 
     def mark(self, func: Any, args: Any, result: FakeTensor) -> None:
-        """Notes what the values of an operator's result are taken to be, where it is not what its type says."""
+        """Marks the placeholder of an operator's result, if it differs from the default of its type."""
         packet = getattr(func, "overloadpacket", None)
         if packet in _SAME:
             known = getattr(args[0], _VALUE, None) if args else None
@@ -75,46 +75,46 @@ class Answers:
 
     @staticmethod
     def mark_true(result: Any) -> Any:
-        """Notes that a condition holds, for one that torch works out of operators that say nothing of it."""
+        """Marks a condition as true, for one that torch computes from operators that do not determine it."""
         if isinstance(result, FakeTensor):
             setattr(result, _VALUE, 1)
         return result
 
     def value(self, tensor: torch.Tensor) -> Any:
-        """Answers what the one value of a tensor is."""
+        """Returns the placeholder of a one-element tensor."""
         frame = sys._getframe(1)
         self._values[line_of(frame)] += 1
         if _is_scaler(frame):
-            return 0.0  # no overflow was found: the optimizer steps
+            return 0.0  # no overflow: the optimizer steps
         return _of_type(tensor.dtype, getattr(tensor, _VALUE, None))
 
     def values(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Answers what the values of a tensor are, with a real one."""
+        """Returns a real tensor filled with a tensor's placeholder."""
         self._values[line_of(sys._getframe(1))] += 1
         value = _of_type(tensor.dtype, getattr(tensor, _VALUE, None))
         with torch._C._DisableTorchDispatch():
             return torch.full(tensor.shape, value, dtype=tensor.dtype, device="cpu")
 
     def equality(self) -> bool:
-        """Answers whether two tensors are equal: they are, as scripts that ask insist on."""
+        """Returns whether two tensors are equal: always true, as scripts that check require."""
         self._values[line_of(sys._getframe(1))] += 1
         return True
 
     def count_bound(self, func: Any) -> None:
-        """Counts an operator whose result was taken to be as large as it can be."""
+        """Counts an operator whose result size was taken as its upper bound."""
         self._bounds[f"{func} at {line_of(sys._getframe(1))}"] += 1
 
     def count_left_out(self, what: str) -> None:
-        """Counts something that a dry run does not do, such as writing a checkpoint."""
+        """Counts an action that a dry run omits, such as writing a checkpoint."""
         self._left_out[what] += 1
 
     def notes(self) -> list[str]:
-        """Says what was answered, in sentences for the reader of the trace."""
+        """Returns notes on the placeholders for the reader of the trace."""
         notes = []
         if self._values:
             notes.append(
-                f"values that nobody computed were asked for {_times(self._values)}, at {_places(self._values)}: "
-                "where the job's course depends on them, a real run may take another"
+                f"values that were not computed were read {_times(self._values)}, at {_places(self._values)}: "
+                "where control flow depends on them, a real run may differ"
             )
         if self._bounds:
             notes.append(
@@ -134,7 +134,7 @@ def _of_type(dtype: torch.dtype, known: Any) -> Any:
 
 
 def line_of(frame: FrameType | None) -> str:
-    """Names the innermost line that is neither torch's nor ours."""
+    """Returns the innermost line outside torch and memprof."""
     while frame is not None:
         name = frame.f_code.co_filename
         if not name.startswith(_OWN) and not name.startswith("<"):

@@ -1,4 +1,4 @@
-"""Returns results as large as they can be, for operators whose result's size depends on values."""
+"""Upper bounds on results, for operators whose result size depends on values."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _aten = torch.ops.aten
 
 
 def upper_bound(func: Any, args: Any, kwargs: Any) -> Any:
-    """Returns what an operator returns at most; None where no bound is known.
+    """Returns an operator's largest possible result; None if no bound is known.
 
     Args:
         func: The operator.
-        args: Its arguments, of which tensors hold no values.
+        args: Its arguments; tensors have no values.
         kwargs: Its keyword arguments.
     """
     bound = _BOUNDS.get(func)
@@ -23,7 +23,7 @@ def upper_bound(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _nonzero(tensor: torch.Tensor) -> torch.Tensor:
-    # Its columns lie apart, as torch's own kernel lays them.
+    # Column-major, like the result of torch's own kernel.
     return torch.empty((tensor.dim(), tensor.numel()), dtype=torch.int64, device=tensor.device).t()
 
 
@@ -33,7 +33,7 @@ def _masked_select(tensor: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 
 
 def _index(tensor: torch.Tensor, indices: Any) -> Any:
-    """Indexes with masks as if they let everything through: each stands for as many positions as it has elements."""
+    """Indexes with masks as if all their elements were true: each selects as many positions as it has elements."""
     positions: list[torch.Tensor | None] = []
     for index in indices:
         if index is not None and index.dtype in (torch.bool, torch.uint8):

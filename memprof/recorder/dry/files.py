@@ -1,4 +1,4 @@
-"""Checkpoints in a dry run: what it would have saved is loaded again as shapes, and so is what is on disk."""
+"""Checkpoints in a dry run: the job's own and those on disk are loaded as shapes."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from memprof.recorder.dry.answers import line_of
 from memprof.recorder.dry.safetensors import watch_safetensors
 from memprof.recorder.dry.spans import mapped
 
-#: Whole numbers up to so many are read: positions, lengths and counts, on which sizes may depend.
+#: Maximum number of integers read as data: positions, lengths and counts, on which sizes may depend.
 _MOST_DATA = 2**16
 
 
 @dataclass(frozen=True)
 class _Shape:
-    """A tensor without its memory."""
+    """The shape, type and device of a saved tensor."""
 
     size: torch.Size
     stride: tuple[int, ...]
@@ -35,13 +35,13 @@ class _Shape:
 
 @dataclass
 class _Reading:
-    """A file that is being loaded.
+    """A file being loaded.
 
     Attributes:
         file: Its path, or the open file.
-        map_location: Where the job wants its tensors, as `torch.load` takes it.
-        is_mapped: Whether it is mapped, so that what stays on the processor is no memory of torch's allocator.
-        storages: Those made so far, by where they begin in the file: tensors may share one.
+        map_location: Target device of its tensors, as in `torch.load`.
+        is_mapped: Whether it is mapped, so that tensors on the processor use no memory of torch's allocator.
+        storages: Storages created so far by their offset in the file: tensors may share one.
     """
 
     file: Any
@@ -51,10 +51,10 @@ class _Reading:
 
 
 class Files:
-    """Stands in for `torch.save`, which would write values that nobody computed, and for `torch.load`.
+    """Replaces `torch.save`, which would write values that were not computed, and `torch.load`.
 
-    What is loaded before the first model is data and read as ever; from then on a file is asked for its shapes alone,
-    and for small tensors of whole numbers, on which sizes may depend.
+    Files loaded before the first model are data and read normally; afterwards only their shapes are read, plus small
+    tensors of integers, on which sizes may depend.
     """
 
     def __init__(
@@ -63,12 +63,12 @@ class Files:
         refuse: Callable[[str], NoReturn],
         is_begun: Callable[[], bool],
     ) -> None:
-        """Remembers nothing yet.
+        """Starts with no file saved.
 
         Args:
-            count_left_out: Told of everything that was not written.
-            refuse: Ends the job with a sentence: a file that it does not go on without is not there.
-            is_begun: Tells whether the job has made its first model.
+            count_left_out: Called for each file not written.
+            refuse: Ends the job with a message: a required file is missing.
+            is_begun: Returns whether the job has created its first model.
         """
         self._count_left_out = count_left_out
         self._refuse = refuse
@@ -80,7 +80,7 @@ class Files:
         self._missing: tuple[BaseException, str] | None = None
 
     def install(self) -> None:
-        """Takes the place of `torch.load`, and of what safetensors reads files with."""
+        """Replaces `torch.load` and safetensors' file reader."""
         torch_module: Any = torch
         torch_module.load = self.load
         utils: Any = torch._utils
@@ -95,26 +95,26 @@ class Files:
                 if isinstance(cause, FileNotFoundError) and self._is_left_out(cause.filename):
                     self._refuse(
                         f"The job reads the file {cause.filename}, which torch.save has not written: a dry run writes "
-                        "no checkpoint. Leave out what the job does with the file, or guard it with os.path.exists."
+                        "no checkpoint. Skip that part of the job, or guard it with os.path.exists."
                     )
             before(kind, error, trace)
 
         sys.excepthook = hook
 
     def save(self, obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
-        """Takes the place of `torch.save`."""
-        if isinstance(obj, (torch.UntypedStorage, torch.TypedStorage)):  # data, on its way into a pickle
+        """Replaces `torch.save`."""
+        if isinstance(obj, (torch.UntypedStorage, torch.TypedStorage)):  # data, being pickled
             with unset_fake_temporarily():
                 self._save(obj, f, *args, **kwargs)
             return
         self._count_left_out("torch.save wrote nothing")
-        self._saved[_place(f)] = (f, _shapes(obj))  # the file object is kept: another must not get its number
+        self._saved[_place(f)] = (f, _shapes(obj))  # keeps the file object alive: its id must stay unique
 
     def _is_left_out(self, path: Any) -> bool:
         return isinstance(path, (str, os.PathLike)) and Path(path).resolve() in self._saved
 
     def load(self, f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Takes the place of `torch.load`."""
+        """Replaces `torch.load`."""
         if _place(f) in self._saved:
             return _tensors(self._saved[_place(f)][1], map_location)
         with self.watched(f):
@@ -127,23 +127,23 @@ class Files:
 
     @contextmanager
     def watched(self, f: Any) -> Iterator[None]:
-        """Remembers that a file is missing; where that ends the job, a sentence says so."""
+        """Notes a missing file; if that ends the job, a message explains it."""
         try:
             yield
         except FileNotFoundError as error:
-            # Above this frame is that of contextlib, then the one that asked for the file.
+            # The frame above is contextlib's, the next one requested the file.
             self._missing = (
                 error,
                 (
-                    f"{line_of(sys._getframe(2))} loads {f}, which is not there. A dry run reads the shapes of a "
-                    "checkpoint and none of its values: put one there whose tensors have the same names and shapes, or "
-                    "start the job without it."
+                    f"{line_of(sys._getframe(2))} loads {f}, which does not exist. A dry run reads only the shapes "
+                    "of a checkpoint: create one whose tensors have the same names and shapes, or start the job "
+                    "without it."
                 ),
             )
             raise
 
     def _rebuild_as_shape(self, storage: Any, offset: int, size: Any, stride: Any) -> torch.Tensor:
-        """Takes the place of what makes a tensor of a file's storage, which several tensors may share."""
+        """Replaces the function that builds a tensor from a file's storage, which several tensors may share."""
         reading, untyped = self._reading, storage._untyped_storage
         begin = getattr(untyped, "_checkpoint_offset", None)
         if reading is None or begin is None:
@@ -166,7 +166,7 @@ class Files:
 
 
 def _read(reading: _Reading, begin: int, count: int, dtype: torch.dtype) -> torch.Tensor:
-    """Reads a storage from a checkpoint, as a tensor with data."""
+    """Reads a storage from a checkpoint as a tensor with data."""
     file = reading.file
     with Path(file).open("rb") if isinstance(file, (str, os.PathLike)) else nullcontext(file) as opened:
         place = opened.tell()
@@ -177,14 +177,14 @@ def _read(reading: _Reading, begin: int, count: int, dtype: torch.dtype) -> torc
         if not content:
             return torch.empty((0,), dtype=dtype)
         data = torch.frombuffer(content, dtype=dtype)
-        return data if reading.is_mapped else data.clone()  # in memory of torch's allocator
+        return data if reading.is_mapped else data.clone()  # allocated by torch's allocator
 
 
 def _device_of(map_location: Any, saved_on: Any) -> torch.device:
-    """Returns where the job wants a storage, as `torch.load` reads its ``map_location``.
+    """Returns the target device of a storage, according to the ``map_location`` of `torch.load`.
 
     Raises:
-        RuntimeError: It was saved on a device that there is not, as in a real run.
+        RuntimeError: It was saved on a missing device, as in a real run.
     """
     location = str(saved_on or "cpu")
     if isinstance(map_location, dict):
@@ -197,7 +197,7 @@ def _device_of(map_location: Any, saved_on: Any) -> torch.device:
         location = location if moved is None else str(moved.device)
     if location.startswith("cuda") and not torch.cuda.is_available():
         serialization: Any = torch.serialization
-        serialization.default_restore_location(_storage(), location)  # which says what to do
+        serialization.default_restore_location(_storage(), location)  # raises with torch's advice
     return torch.device(location)
 
 
@@ -206,7 +206,7 @@ def _storage() -> torch.UntypedStorage:
 
 
 def _with_causes(error: BaseException | None) -> Iterator[BaseException]:
-    """Yields an error and those that it came of."""
+    """Yields an error and its causes."""
     seen: list[BaseException] = []
     while error is not None and error not in seen:
         seen.append(error)
@@ -217,7 +217,7 @@ def _with_causes(error: BaseException | None) -> Iterator[BaseException]:
 def _place(file: Any) -> Any:
     if isinstance(file, (str, os.PathLike)):
         return Path(file).resolve()
-    name = getattr(file, "name", None)  # an open file has its path there, or its descriptor where it has no path
+    name = getattr(file, "name", None)  # an open file's path, or its descriptor if it has no path
     return Path(name).resolve() if isinstance(name, str) else id(file)
 
 
@@ -237,7 +237,7 @@ def _tensors(value: Any, map_location: Any) -> Any:
         return {key: _tensors(item, map_location) for key, item in value.items()}
     if type(value) in (list, tuple):
         return type(value)(_tensors(item, map_location) for item in value)
-    again = copy.deepcopy(value)  # a file's content is another object with each load
+    again = copy.deepcopy(value)  # each load returns new objects
     if isinstance(again, torch.nn.Module):
         moved: Any = again._apply
         moved(lambda tensor: tensor.to(_device_of(map_location, tensor.device)))

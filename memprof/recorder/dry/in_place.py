@@ -1,8 +1,8 @@
-"""Runs in place what torch runs in place where tensors are its own, and anew where they are of a subclass.
+"""Runs in place the operators that torch runs in place on plain tensors, but out of place on subclasses.
 
-Formulas of backward fill zeros that nobody else holds: ``gather_backward`` adds into them, ``index_backward`` puts into
-them (torch/csrc/autograd/FunctionsManual.cpp, areAnyTensorSubclassLike). To tensors without memory, which are of a
-subclass, torch applies the operators that return new tensors.
+Formulas of backward fill fresh zeros: ``gather_backward`` adds into them, ``index_backward`` puts into them
+(torch/csrc/autograd/FunctionsManual.cpp, areAnyTensorSubclassLike). For fake tensors, which are a subclass, torch
+uses the operators that return new tensors.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ _FILLING = {
 
 
 class InPlace:
-    """Remembers the zeros that an operator of backward made last."""
+    """Tracks the zeros that an operator of backward created last."""
 
     def __init__(self) -> None:
-        """Has seen none yet."""
+        """Starts with no zeros seen."""
         self._zeros: weakref.ref[torch.Tensor] | None = None
 
     def result(self, func: Any, args: Any, result: Any) -> Any:
-        """Returns what an operator returns: the zeros that it is given, where they are backward's own and fresh.
+        """Returns an operator's result: the zeros passed to it, if they are backward's own and fresh.
 
         Args:
             func: The operator.
             args: Its arguments.
-            result: What it returned, without memory.
+            result: Its result, a fake tensor.
         """
         zeros, self._zeros = self._zeros, None
         if torch._C._current_graph_task_id() == -1:

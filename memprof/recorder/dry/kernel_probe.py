@@ -1,4 +1,4 @@
-"""Runs an operator for real, once and on zeros, to learn what its kernel takes that no shape tells."""
+"""Runs an operator for real, once and on zeros, to measure kernel memory that shapes do not determine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from memprof.recorder.profiler.profiler_guard import ProfilerGuard
 from memprof.recorder.profiler.sessions import short_session
 
 _aten = torch.ops.aten
-#: Operators whose kernels are known to take memory of their own, or to return as much as their library likes.
+#: Operators whose kernels use temporary memory, or whose result size is chosen by their library.
 _TRIED = {
     _aten.conv1d,
     _aten.conv2d,
@@ -37,7 +37,7 @@ _TRIED = {
     _aten._cdist_backward,
     _aten.embedding_dense_backward,
     _aten.grid_sampler_2d_backward,
-    # A loss is reduced within the memory of its terms, of which some kernels return the whole.
+    # Reduced within the memory of its terms, which some kernels return in full.
     _aten.mse_loss,
     _aten.smooth_l1_loss,
     _aten.huber_loss,
@@ -47,10 +47,10 @@ _TRIED = {
     _aten.soft_margin_loss,
     _aten.soft_margin_loss_backward,
 }
-#: Products, which take memory of their own in the shorter types alone.
+#: Products, which use temporary memory only in the shorter types.
 _PRODUCTS = {_aten.mm, _aten.addmm, _aten.bmm}
 _SHORT = (torch.bfloat16, torch.float16)
-#: Operators that wrap a number as a tensor of a few bytes, whatever the size of the other.
+#: Operators that wrap a number as a tensor of a few bytes, whatever the size of the other input.
 _WRAPPING = {
     _aten.add,
     _aten.add_,
@@ -63,16 +63,16 @@ _WRAPPING = {
     _aten.div_,
 }
 _NUMBERS = (bool, int, float, complex)
-#: Operators on more than this are not tried: a dry run must not take the memory and the time that it is to save.
+#: Operators on more bytes are not tried: a dry run must not use the memory and time that it is meant to save.
 _MOST_BYTES = 128 * 2**20
 _LISTS = (list, tuple)
 
 
 class Kernels:
-    """Tries operators in a thread of its own, where no mode and no session of the job's is in force."""
+    """Tries operators in a separate thread, free of the job's modes and sessions."""
 
     def __init__(self) -> None:
-        """Has tried nothing yet."""
+        """Starts with no operator tried."""
         self._found: dict[Any, tuple[int, list[Any]] | None] = {}
         self._untried: Counter[str] = Counter()
         self._is_available = NativeEvents.is_available()
@@ -81,17 +81,17 @@ class Kernels:
     def learn(
         self, func: Any, args: Any, kwargs: Any, result: Any, make: Callable[..., torch.Tensor]
     ) -> tuple[Any, int]:
-        """Finds what an operator takes beyond its result, and corrects the size of what it returns.
+        """Measures an operator's temporary memory, and corrects the size of its result.
 
         Args:
             func: The operator.
-            args: Its arguments, without memory.
+            args: Its arguments, fake tensors.
             kwargs: Its keyword arguments.
-            result: Its result, without memory.
-            make: Makes a tensor without memory of a size, strides and a type.
+            result: Its result, a fake tensor.
+            make: Creates a fake tensor of a given size, strides and type.
 
         Returns:
-            The result, and the bytes that the kernel held at its highest beyond what it returned.
+            The result, and the kernel's peak bytes beyond it.
         """
         packet = getattr(func, "overloadpacket", None)
         if not self._is_available:
@@ -113,16 +113,16 @@ class Kernels:
         return _corrected(result, shapes, make), extra_bytes
 
     def stand_in(self, func: Any, args: Any, kwargs: Any, make: Callable[..., torch.Tensor]) -> Any:
-        """Returns what an operator's kernel returns for zeros, without memory; None where that cannot be had.
+        """Returns the result of an operator's kernel on zeros, as a fake tensor; None if unavailable.
 
-        Some rules for tensors without memory know a device's kernel alone, and refuse what the processor's takes:
-        that of ``_grouped_mm`` wants bfloat16, as mixtures of experts in float32 do not have it.
+        Some rules for fake tensors support only a device's kernel, and reject inputs that the processor's accepts:
+        that of ``_grouped_mm`` requires bfloat16, which mixtures of experts in float32 do not have.
 
         Args:
             func: The operator.
-            args: Its arguments, without memory.
+            args: Its arguments, fake tensors.
             kwargs: Its keyword arguments.
-            make: Makes a tensor without memory of a size, strides and a type.
+            make: Creates a fake tensor of a given size, strides and type.
         """
         schema = func._schema
         tensors = [*_tensors(args), *_tensors(tuple(kwargs.values()))]
@@ -139,7 +139,7 @@ class Kernels:
     def _tried(
         self, func: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor]
     ) -> tuple[int, list[Any]] | None:
-        """Returns what ``_try`` finds, once for arguments alike; None where their tensors are too large to be tried."""
+        """Returns the result of ``_try``, cached for equal arguments; None if their tensors are too large to try."""
         key = (func, _key(args), _key(tuple(kwargs.items())), torch.is_grad_enabled(), torch.get_num_threads())
         if key not in self._found:
             if sum(tensor.untyped_storage().nbytes() for tensor in tensors) > _MOST_BYTES:
@@ -148,7 +148,7 @@ class Kernels:
         return self._found[key]
 
     def _wrapped_bytes(self, func: Any, args: Any, kwargs: Any) -> int:
-        """Returns what wrapping a number takes, tried on tensors of two elements."""
+        """Returns the bytes used to wrap a number, tried on tensors of two elements."""
         few = [torch.Size([2]) if isinstance(value, torch.Tensor) else type(value) for value in args]
         types = [value.dtype for value in _tensors(args)]
         key = (func, tuple(few), tuple(types), repr(kwargs))
@@ -158,36 +158,34 @@ class Kernels:
         return found[0] if found is not None else 0
 
     def notes(self) -> list[str]:
-        """Names the operators that were not tried."""
+        """Returns notes naming the operators that were not tried."""
         if not self._untried:
             return []
         names = ", ".join(f"{name} ({count:,})" for name, count in self._untried.most_common())
-        return [
-            f"not counted is what the kernels of these operators, not tried for their size, take themselves: {names}"
-        ]
+        return [f"kernel workspaces of these operators could not be measured and are not counted: {names}"]
 
 
 def _try(func: Any, args: Any, kwargs: Any) -> tuple[int, list[Any]] | None:
     """Runs an operator on zeros.
 
     Returns:
-        The bytes beyond its result at its highest, and its outputs' shapes; None where it raised, or nothing could be
-        heard of it.
+        Its peak bytes beyond the result, and the shapes of its outputs; None if it raised, or no events were
+        recorded.
     """
     outcome: list[tuple[int, list[Any]]] = []
     has_gradients = torch.is_grad_enabled()
 
     def run() -> None:
-        # Libraries ask whether gradients are recorded. Zeros that need none record nothing in either case.
+        # Libraries check whether gradients are enabled. Zeros that require none record nothing either way.
         with (
             torch.set_grad_enabled(has_gradients),
             suppress(RuntimeError),
-        ):  # zeros are no arguments for it: nothing is learnt
+        ):  # zeros are invalid arguments: no result
             real_args = [_real(value) for value in args]
             real_kwargs = {name: _real(value) for name, value in kwargs.items()}
             if func is _aten.mkldnn_rnn_layer_backward.default:
                 real_args[-1] = _rnn_workspace(real_args)
-            func(*real_args, **real_kwargs)  # a library's first call sets itself up
+            func(*real_args, **real_kwargs)  # a library's first call includes its initialization
             heard = _hear(func, real_args, real_kwargs)
             if heard is not None:
                 outcome.append(heard)
@@ -199,7 +197,7 @@ def _try(func: Any, args: Any, kwargs: Any) -> tuple[int, list[Any]] | None:
 
 
 def _hear(func: Any, args: Any, kwargs: Any) -> tuple[int, list[Any]] | None:
-    """Runs an operator and hears what it takes; None where the job's own profiler warms up or runs."""
+    """Runs an operator and measures its memory; None if the job's own profiler is warming up or running."""
     with short_session() as session:
         if not session.start(_profiler.RecordScope.LITE_INTERPRETER, profile_memory=True):
             return None
@@ -212,13 +210,13 @@ def _hear(func: Any, args: Any, kwargs: Any) -> tuple[int, list[Any]] | None:
     outputs = result if isinstance(result, _LISTS) else [result]
     shapes = [(tensor.shape, tensor.stride(), tensor.dtype) for tensor in _tensors(outputs)]
     if isinstance(result, torch.Tensor):
-        # Its storage may be longer than it is.
+        # Its storage may be larger than the tensor.
         return highest - total, [(*shapes[0], result.untyped_storage().nbytes())]
     return highest - total, [(*shape, 0) for shape in shapes]
 
 
 def _rnn_workspace(args: list[Any]) -> Any:
-    """Returns what the forward of a layer leaves for its backward: the library's own, which zeros do not stand for.
+    """Returns the workspace that a layer's forward saves for backward: the library's own, not replaceable by zeros.
 
     Args:
         args: Arguments of ``mkldnn_rnn_layer_backward``.
@@ -230,7 +228,7 @@ def _rnn_workspace(args: list[Any]) -> Any:
 
 
 def _corrected(result: Any, shapes: list[Any], make: Callable[..., torch.Tensor]) -> Any:
-    """Returns a result whose tensors are as large as the kernel's were, and laid out as they were."""
+    """Returns a result whose tensors have the kernel's sizes and strides."""
     if isinstance(result, torch.Tensor):
         return _corrected([result], shapes, make)[0]
     if not isinstance(result, _LISTS) or len(_tensors(result)) != len(shapes):
@@ -246,7 +244,7 @@ def _corrected(result: Any, shapes: list[Any], make: Callable[..., torch.Tensor]
 
 
 def _as_made(item: torch.Tensor, made: Any, make: Callable[..., torch.Tensor]) -> torch.Tensor:
-    """Returns a tensor that is as the kernel's was, of its storage's size."""
+    """Returns a tensor with the kernel's layout and storage size."""
     shape, stride, dtype, storage_bytes = made
     if storage_bytes > item.untyped_storage().nbytes():
         return make((storage_bytes // dtype.itemsize,), (1,), dtype=dtype).as_strided(shape, stride)

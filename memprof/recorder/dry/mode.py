@@ -1,4 +1,4 @@
-"""Runs the operators of a dry run: on tensors without memory, and for real on the data that has met none of them."""
+"""Runs the operators of a dry run: on fake tensors, or for real if all their inputs are data."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ _aten = torch.ops.aten
 _DEVICE = torch.ops.prim.device.default
 _Tensor = torch.Tensor
 _LISTS = (list, tuple)
-#: FakeTensorMode remembers operators with their arguments, and would keep the storages given to these.
+#: FakeTensorMode caches operators with their arguments, which would keep these operators' storages alive.
 _OF_STORAGES = {_aten.set_.source_Storage, _aten.set_.source_Storage_storage_offset}
 _DATA = {_aten.arange, _aten.full, _aten.ones, _aten.randint, _aten.randperm, _aten.zeros}
 _MOST_DATA = 2**16
-#: What torch says of an operator made with `torch.library.custom_op` alone.
+#: torch's message for an operator made with only `torch.library.custom_op`.
 _NO_FAKE = "no fake impl registered"
 
 
 class DryMode(FakeTensorMode):
     """Gives every operator's outputs their shapes and types, and no memory.
 
-    Tensors made before the mode is on, those that loaders and ``torch.tensor`` fill, and small ones of whole numbers
-    hold data. Operators on them alone are run: the sizes of batches, lengths and masks are then as in a real run.
-    Where they meet a tensor without memory they lend it their shape.
+    Tensors made before the mode is on, those filled by loaders and ``torch.tensor``, and small ones of integers hold
+    data. Operators on these alone are executed: the sizes of batches, lengths and masks then match a real run.
+    In an operator with a fake tensor, they are replaced by fake tensors of their shape.
 
     Attributes:
-        extra_bytes: What the kernel of the operator run last held beyond its result.
-        is_begun: Whether what is made on the processor has no memory; else only what is made on the device has none.
+        extra_bytes: The last operator's peak kernel memory beyond its result.
+        is_begun: Whether tensors created on the processor are fake; otherwise only those on the device are.
     """
 
     def __init__(
@@ -55,16 +55,16 @@ class DryMode(FakeTensorMode):
         refuse: Callable[[str], NoReturn],
         device: VirtualDevice | None = None,
     ) -> None:
-        """Makes the mode; `torch._C._set_dispatch_mode` or entering it puts it in force.
+        """Creates the mode; `torch._C._set_dispatch_mode` or entering it activates it.
 
         Args:
-            answers: What is answered where the job asks for values that nobody computes.
-            kernels: Finds what kernels take for themselves.
-            refuse: Ends the job with a sentence: an operator cannot be dry-run.
-            device: The device that the job is shown; None where it is the machine's processor.
+            answers: Supplies placeholders when the job reads values that were not computed.
+            kernels: Measures the temporary memory of kernels.
+            refuse: Ends the job with a message: an operator cannot be dry-run.
+            device: The virtual device; None if the job runs on the machine's processor.
         """
         super().__init__(allow_non_fake_inputs=True)  # type: ignore[no-untyped-call]  # torch's is not annotated
-        self.allow_fallback_kernels = False  # it would take real memory, and run the operator
+        self.allow_fallback_kernels = False  # it would allocate real memory, and run the operator
         self.extra_bytes = 0
         self._answers = answers
         self._kernels = kernels
@@ -74,26 +74,26 @@ class DryMode(FakeTensorMode):
         self._is_inside = False
         self.is_begun = device is None
 
-    #: torch hands it higher-order operators by itself only where a mode is FakeTensorMode and nothing more.
+    #: torch passes higher-order operators by default only to FakeTensorMode itself, not to subclasses.
     supports_higher_order_operators = True
     is_followed = True
     fake_type: type | None = FakeTensor
 
     def put(self) -> None:
-        """Puts the mode on the stack, for the time of one operator."""
+        """Pushes the mode on the stack for the duration of one operator."""
         torch._C._set_dispatch_mode(self)
 
     def take(self) -> None:
-        """Takes the mode from the stack, for the time of one operator."""
+        """Removes the mode from the stack for the duration of one operator."""
         torch._C._unset_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
 
     @property
     def avoid_device_init(self) -> bool:
-        """No device is ever set up."""
+        """Returns True: no device is ever initialized."""
         return True
 
     def __deepcopy__(self, memo: Any) -> DryMode:
-        """Returns the mode itself: a copy of a model's tensors is of the same dry run."""
+        """Returns the mode itself: a copy of a model's tensors belongs to the same dry run."""
         return self
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -106,7 +106,7 @@ class DryMode(FakeTensorMode):
         if func is _DEVICE:
             return device.answer(args[0])
         kwargs, is_placed = device.placed(kwargs or {})
-        if self._is_inside:  # what torch makes of an operator in Python takes no memory of the device's
+        if self._is_inside:  # tensors inside torch's Python decompositions use no device memory
             return self._run(func, types, args, kwargs, is_placed=is_placed)
         self._is_inside = True
         try:
@@ -117,9 +117,9 @@ class DryMode(FakeTensorMode):
         return result
 
     def _run_higher_order(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Runs the operators inside a higher-order one; where it cannot be followed, what torch says of its result.
+        """Runs the operators inside a higher-order one; if it cannot be followed, returns torch's fake result.
 
-        Conditions on values that nobody computed are answered as those of Python's own ``if`` and ``while`` are.
+        Conditions on values that were not computed get the same placeholders as in Python's own ``if`` and ``while``.
         """
         result = follow(self, func, args, kwargs)
         if result is not NotImplemented:
@@ -130,7 +130,7 @@ class DryMode(FakeTensorMode):
         if func in registered_hop_fake_fns:
             return super().__torch_dispatch__(func, (), args, kwargs)
         if rule is None:
-            self._refuse(_cannot(func, "it is a higher-order operator without a rule for tensors without memory"))
+            self._refuse(_cannot(func, "it is a higher-order operator without a fake implementation"))
         return rule(self, *args, **kwargs)
 
     def _run(self, func: Any, types: Any, args: Any, kwargs: Any, *, is_placed: bool) -> Any:
@@ -138,17 +138,17 @@ class DryMode(FakeTensorMode):
 
         Args:
             func: The operator.
-            types: Types of tensors it is given.
+            types: Types of its tensor arguments.
             args: Its arguments.
             kwargs: Its keyword arguments.
-            is_placed: Whether its result is to be on the device that is not there.
+            is_placed: Whether its result belongs on the virtual device.
         """
         self.extra_bytes = 0
         has_fake, has_data = _kinds(args)
         of_keywords = _kinds(tuple(kwargs.values())) if kwargs else (False, False)
         has_fake, has_data = has_fake or of_keywords[0], has_data or of_keywords[1]
         if not has_fake and not is_placed and (has_data or not self.is_begun):
-            return func(*args, **kwargs)  # no mode is in force inside one
+            return func(*args, **kwargs)  # no mode is active inside one
         sized = sized_by_data(func) or (self._device.shape_of(func) if self._device is not None else None)
         if sized is not None:
             with self:
@@ -165,11 +165,11 @@ class DryMode(FakeTensorMode):
             with self:
                 result = upper_bound(func, args, kwargs)
             if result is None:
-                self._refuse(_cannot(func, "the shape of what it returns depends on values"))
+                self._refuse(_cannot(func, "its result shape depends on values"))
             self._answers.count_bound(func)
         except DataDependentOutputException:
             if func is not _aten.equal.default:
-                self._refuse(_cannot(func, "what it returns depends on values"))
+                self._refuse(_cannot(func, "its result depends on values"))
             return self._answers.equality()
         except (UnsupportedOperatorException, NotImplementedError) as error:
             self._refuse(_without_kernel(func, error))
@@ -194,7 +194,7 @@ class DryMode(FakeTensorMode):
 
 
 def _kinds(values: Any) -> tuple[bool, bool]:
-    """Tells whether there are tensors without memory, and tensors with data, among an operator's arguments."""
+    """Returns whether an operator's arguments contain fake tensors, and tensors with data."""
     has_fake = has_data = False
     for value in values:
         if isinstance(value, FakeTensor):
@@ -208,7 +208,7 @@ def _kinds(values: Any) -> tuple[bool, bool]:
 
 
 def _is_data(func: Any, result: Any) -> bool:
-    """Whether an operator makes numbers as loaders do: lengths, places and masks, on which sizes may depend."""
+    """Whether an operator creates integers like a loader's: lengths, positions and masks, on which sizes may depend."""
     return (
         getattr(func, "overloadpacket", None) in _DATA
         and isinstance(result, FakeTensor)
@@ -219,11 +219,11 @@ def _is_data(func: Any, result: Any) -> bool:
 
 
 def _lent(value: Any, mode: DryMode) -> Any:
-    """Returns arguments in which tensors with data have given way to tensors of their shape."""
+    """Returns arguments in which tensors with data are replaced by fake tensors of their shape."""
     if isinstance(value, _LISTS):
         return type(value)(_lent(item, mode) for item in value) if type(value) in _LISTS else value
     if type(value) not in (_Tensor, torch.nn.Parameter) or value.layout is not torch.strided:
-        return value  # FakeTensorMode converts what is left
+        return value  # FakeTensorMode converts the rest
     with torch.no_grad(), mode:
         return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
 
@@ -238,6 +238,6 @@ def _without_kernel(func: Any, error: BaseException | None) -> str:
         "" if error is None or isinstance(error, UnsupportedOperatorException) else f" ({str(error).splitlines()[0]})"
     )
     return (
-        f"{name} cannot be dry-run: it does not say the shape of what it returns{detail}. "
-        f'Tell it with @torch.library.register_fake("{name}"), a function that returns tensors of that shape.'
+        f"{name} cannot be dry-run: its result shape is unknown{detail}. "
+        f'Register a function that returns tensors of that shape with @torch.library.register_fake("{name}").'
     )

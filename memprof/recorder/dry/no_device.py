@@ -1,4 +1,4 @@
-"""Says how a job that insists on CUDA is dry-run where there is none."""
+"""Explains how to dry-run a job that requires CUDA on a machine without it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-#: What torch says of a device that it or the machine has not.
+#: torch's messages for a device missing from its build or the machine.
 _SAYINGS = (
     "Torch not compiled with CUDA enabled",
     "Found no NVIDIA driver",
@@ -18,18 +18,18 @@ _SAYINGS = (
 
 
 def refuse_missing_device(refuse: Callable[[str], NoReturn]) -> None:
-    """Has a job that ends for want of CUDA say how to show it some.
+    """Makes a job that ends for lack of CUDA explain how to simulate a device.
 
     Args:
-        refuse: Ends the job with a sentence.
+        refuse: Ends the job with a message.
     """
     before = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
         if isinstance(error, (RuntimeError, AssertionError)) and any(said in str(error) for said in _SAYINGS):
             refuse(
-                "the job asks for CUDA, and there is none here: show it a GPU that need not be there, with --dry-run "
-                "--device a100-80g or another of the catalogue."
+                "the job requires CUDA, which this machine lacks: simulate a GPU of the catalogue with --dry-run "
+                "--device, such as --device a100-80g."
             )
         before(kind, error, trace)
 

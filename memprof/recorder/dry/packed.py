@@ -1,4 +1,4 @@
-"""Packs and pads sequences in a dry run, whose lengths are data that torch's own code reads past its operators."""
+"""Packs and pads sequences in a dry run; torch's own code reads their lengths without an operator."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _aten = torch.ops.aten
 
 
 def sized_by_data(func: Any) -> Callable[..., Any] | None:
-    """Returns what stands in for an operator that reads the data of one argument for the sizes of its result.
+    """Returns the replacement of an operator that reads the data of one argument to size its result.
 
     Args:
         func: The operator.
 
     Returns:
-        Takes the operator's arguments; None where the operator is not of that kind.
+        A function of the operator's arguments; None if the operator is not of that kind.
     """
     return _SIZED.get(func)
 
@@ -26,14 +26,14 @@ def sized_by_data(func: Any) -> Callable[..., Any] | None:
 def pad_packed(
     packed: torch.Tensor, batch_sizes: torch.Tensor, is_batch_first: bool, padding: float, total_length: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Stands in for `torch._VF._pad_packed_sequence`, with the operators that it runs.
+    """Replaces `torch._VF._pad_packed_sequence`, running the same operators.
 
     Args:
-        packed: The sequences, place by place.
-        batch_sizes: How many sequences have each place; with data.
-        is_batch_first: Whether sequences come before places in the result.
-        padding: What fills the rest.
-        total_length: Places in the result; as many as the longest has where it is not positive.
+        packed: The sequences, position by position.
+        batch_sizes: Number of sequences at each position; with data.
+        is_batch_first: Whether the result's first dimension is the batch.
+        padding: Fill value.
+        total_length: Length of the result; that of the longest sequence if not positive.
     """
     sizes = batch_sizes.tolist()
     padded = torch.full((max(total_length, len(sizes)), sizes[0], *packed.shape[1:]), padding, dtype=packed.dtype)
@@ -50,7 +50,7 @@ def pad_packed(
 
 
 def _pack(padded: torch.Tensor, lengths: torch.Tensor, is_batch_first: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Packs sequences; where nobody computed their lengths, each is the longest."""
+    """Packs sequences; if their lengths were not computed, each is taken to be the longest."""
     batch, longest = padded.shape[:2] if is_batch_first else (padded.shape[1], padded.shape[0])
     given = [longest] * batch if isinstance(lengths, FakeTensor) else lengths.tolist()
     packed = torch.empty((sum(given), *padded.shape[2:]), dtype=padded.dtype)

@@ -1,4 +1,4 @@
-"""Pickles of tensors without memory: their shapes and types, which any process loads as tensors of ones."""
+"""Pickles fake tensors as shapes and types, which any process loads as tensors of ones."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 
 def pickle_shapes() -> None:
-    """Lets `pickle` and `copy.copy` take tensors without memory, where torch would refuse them.
+    """Makes `pickle` and `copy.copy` accept fake tensors, which torch would reject.
 
-    What is pickled names torch alone, so that a process without memprof loads it too.
+    The pickles refer only to torch, so that a process without memprof can load them.
     """
     fake: Any = FakeTensor
-    fake.__copy__ = _copied  # the table below is read by `copy.copy` too, which shares the storage
+    fake.__copy__ = _copied  # `copy.copy` also uses the table below; it shares the storage
     copyreg.pickle(fake, _reduced)
 
 
 def outside_dry_run(share: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a function that shares memory with other processes without the dry run's mode.
+    """Wraps a function that shares memory with other processes to run outside the dry run's mode.
 
-    Data sets keep real memory in a dry run. Sharing it runs operators, which the mode would take for its own.
+    Data sets keep real memory in a dry run. Sharing it runs operators, which the mode would handle as its own.
     """
 
     @wraps(share)

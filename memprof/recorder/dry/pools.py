@@ -1,4 +1,4 @@
-"""Has thread pools work in a dry run: torch's modes are of one thread, and shapes are made by one at a time."""
+"""Makes thread pools work in a dry run: torch's modes are per thread, and one thread at a time computes shapes."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch._guards import active_fake_mode
 
-#: How long a task is waited for. Tasks that run for as long as the job does are left to themselves after that.
+#: Timeout for a task. Tasks that run as long as the job are left running after it.
 _PATIENCE_S = 5.0
 
 
 def follow_pools() -> None:
-    """Has tasks that a dry run hands to a pool make shapes as well, each before the next one begins.
+    """Makes tasks submitted to a pool compute shapes as well, each finishing before the next begins.
 
-    Libraries read files so: transformers and diffusers load weights in pools of threads.
+    Libraries read files this way: transformers and diffusers load weights in thread pools.
     """
     pools: Any = ThreadPoolExecutor
     submit = pools.submit
@@ -34,7 +34,7 @@ def follow_pools() -> None:
 
 
 def _in_mode(mode: Any, task: Any, /, *args: Any, **kwargs: Any) -> Any:
-    """Runs a task with a mode in force in its thread."""
+    """Runs a task with a mode active in its thread."""
     torch._C._set_dispatch_mode(mode)
     try:
         return task(*args, **kwargs)

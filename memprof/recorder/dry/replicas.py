@@ -1,4 +1,4 @@
-"""Ends a dry run at what lays gradients into memory of its own, past torch's operators: DistributedDataParallel."""
+"""Ends a dry run at DistributedDataParallel, which copies gradients to its own memory without torch's operators."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def refuse_replicas(refuse: Callable[[str], NoReturn]) -> None:
-    """Has the wrapper say that it cannot be dry-run, where it would end the job with an error of torch's.
+    """Makes the wrapper report that it cannot be dry-run, instead of failing with an error of torch's.
 
     Args:
-        refuse: Ends the job with a sentence.
+        refuse: Ends the job with a message.
     """
     wrapper: Any = DistributedDataParallel
     original = wrapper.__init__
@@ -21,8 +21,8 @@ def refuse_replicas(refuse: Callable[[str], NoReturn]) -> None:
     @wraps(original)
     def init(*_: Any, **__: Any) -> None:
         refuse(
-            "torch.nn.parallel.DistributedDataParallel cannot be dry-run: it copies gradients past torch's operators, "
-            "into buckets of as many bytes. Start the job without it, and ask for its ranks with --shard ddp:N."
+            "torch.nn.parallel.DistributedDataParallel cannot be dry-run: it copies gradients without torch's "
+            "operators, into buckets of the same size. Start the job without it; simulate its ranks with --shard ddp:N."
         )
 
     wrapper.__init__ = init

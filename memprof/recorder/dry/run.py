@@ -1,4 +1,4 @@
-"""Turns a job into a dry run: from the first model on, its tensors have no memory."""
+"""Turns a job into a dry run: from the first model on, it uses fake tensors."""
 
 from __future__ import annotations
 
@@ -35,26 +35,26 @@ if TYPE_CHECKING:
     from memprof.recorder.operators import OperatorMode
     from memprof.recorder.profiler.sources import MemorySources
 
-#: torch's own modules that compile what they are given in an eager job, too: cond, scan and their like.
+#: torch's own modules that also compile functions in an eager job: cond, scan and the like.
 _COMPILING = ("torch._higher_order_ops.", "torch.nn.attention.")
-#: In place of an address: what a kernel takes for itself.
+#: Replaces the address of a kernel's temporary memory.
 _KERNEL = 1
 
 
 class DryRun:
-    """The dry run of this process: it begins where the job makes its first model or optimizer.
+    """The dry run of this process: it begins when the job creates its first model or optimizer.
 
-    On a device that is not there, what the job puts on the device has no memory from the beginning.
+    With a virtual device, everything that the job places on the device is fake from the beginning.
 
-    What it changes in torch stays changed: the process ends with the dry run.
+    Its patches to torch are permanent: the process ends with the dry run.
     """
 
     def __init__(self, refuse: Callable[[str], NoReturn], device: VirtualDevice | None = None) -> None:
         """Changes nothing yet.
 
         Args:
-            refuse: Ends the job with a sentence, which the parent says.
-            device: The device that the job is shown; None where it is the machine's processor.
+            refuse: Ends the job with a message, which the parent prints.
+            device: The virtual device; None if the job runs on the machine's processor.
         """
         self._answers = Answers()
         self._device = device
@@ -75,10 +75,10 @@ class DryRun:
             self._begin()
         else:
             refuse_missing_device(self._refuse)
-        join_nobody()  # now: a job may join its ranks before it makes a model
+        join_nobody()  # now: a job may initialize its process group before it creates a model
 
     def adopt(self, mode: OperatorMode, inventory: Inventory, sources: MemorySources, log: RawLog) -> None:
-        """Has the parts of a recording see tensors without memory."""
+        """Adapts the components of a recording to fake tensors."""
         from torch._subclasses.fake_tensor import FakeTensor
 
         device = self._device
@@ -94,19 +94,19 @@ class DryRun:
             sources.hear_of(DRY_RUN, device.telling(log))
 
     def around(self, log: RawLog, after_operator: Callable[[int, bool], None]) -> Callable[[int, bool], None]:
-        """Returns what is called after each operator: it logs first what the operator's kernel held for itself."""
+        """Wraps the callback after each operator: the kernel's temporary memory is logged first."""
 
         def note(now_ns: int, is_backward: bool) -> None:
             extra = self._mode.extra_bytes if self._mode is not None else 0
             if extra:
-                # Its result is there already: of both together the kernel's highest is told.
+                # The result is already allocated: the logged peak is the sum of both.
                 log.events.extend((now_ns, _KERNEL, extra, -1, now_ns, _KERNEL, -extra, -1))
             after_operator(now_ns, is_backward)
 
         return note
 
     def notes(self) -> list[str]:
-        """Says what a reader of the trace must know of the dry run."""
+        """Returns notes on the dry run for the reader of the trace."""
         told = [part.notes() for part in (self._answers, self._kernels, self._device) if part is not None]
         return [note for notes in told for note in notes]
 
@@ -128,10 +128,10 @@ class DryRun:
 
     def _begin(self) -> None:
         if self._mode is not None or os.getpid() != self._pid:
-            return  # under way, or in a data loader's worker
+            return  # already begun, or in a data loader's worker
         if threading.current_thread() is not threading.main_thread():
             return
-        # At use: it takes a second, and a process of the job that makes no model has no need of it.
+        # Lazy: the import takes a second, and a process of the job that creates no model does not need it.
         from memprof.recorder.dry.kernel_probe import Kernels
         from memprof.recorder.dry.mode import DryMode
 
@@ -152,7 +152,7 @@ class DryRun:
             self._device.leave()
 
     def _show_no_values(self) -> None:
-        """Answers what Python asks of a tensor past torch's operators."""
+        """Supplies placeholders where Python reads a tensor without torch's operators."""
         from torch._subclasses import fake_tensor
         from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
@@ -171,8 +171,8 @@ class DryRun:
         fake.__format__ = lambda tensor, form: format(tensor.item() if tensor.dim() == 0 else str(tensor), form)
         fake.tolist = lambda tensor: answers.values(tensor).tolist()
         span = dry_span if self._device is None else self._device.span
-        fake.data_ptr = lambda tensor: span(tensor)[0]  # else each asking prints a warning
-        fakes.log.setLevel(logging.CRITICAL)  # it prints the traceback of what it then raises
+        fake.data_ptr = lambda tensor: span(tensor)[0]  # otherwise each call prints a warning
+        fakes.log.setLevel(logging.CRITICAL)  # it prints the tracebacks of errors that it then raises
         printing: Any = torch._tensor_str
         text = printing._str
         copying: Any = torch.Tensor
@@ -182,19 +182,19 @@ class DryRun:
         def copy(tensor: Any, memo: Any) -> Any:
             if isinstance(tensor, FakeTensor):
                 return deepcopy(tensor, memo)
-            with unset_fake_temporarily():  # what it makes to take the data must be able to
+            with unset_fake_temporarily():  # the copy must be real, to receive the data
                 return deepcopy(tensor, memo)
 
         copying.__deepcopy__ = copy
 
         @wraps(text)
         def show(*args: Any, **kwargs: Any) -> str:
-            with unset_fake_temporarily():  # what it makes to show data must hold data
+            with unset_fake_temporarily():  # intermediate tensors must be real, to show data
                 shown: str = text(*args, **kwargs)
             return shown
 
         printing._str = show
-        # Activation checkpointing keeps the state of the generator, which comes from no operator.
+        # Activation checkpointing saves the generator's state, which no operator returns.
         state = torch.get_rng_state
 
         @wraps(state)
@@ -210,7 +210,7 @@ class DryRun:
         for owner in (torch_module, copying):
             is_finite = owner.isfinite
             owner.isfinite = lambda tensor, ask=is_finite: answers.mark_true(ask(tensor))
-        # So does memory that fully_shard gives back and takes again.
+        # Nor does an operator resize the storages that fully_shard frees and reallocates.
         storages: Any = torch.UntypedStorage
         resize = storages.resize_
 
@@ -228,22 +228,22 @@ class DryRun:
 
         @wraps(share)
         def share_memory_(storage: Any, *args: Any, **kwargs: Any) -> Any:
-            has_memory = storage.device.type != "meta"  # what has none is as good in any process
+            has_memory = storage.device.type != "meta"  # without memory it is valid in any process
             return share(storage, *args, **kwargs) if has_memory else storage
 
         storages.share_memory_ = share_memory_
         for name in ("_share_fd_cpu_", "_share_filename_cpu_"):
             setattr(storages, name, outside_dry_run(getattr(storages, name)))
-        # Optimizers and clipping choose their kernels by the type of what they are given.
+        # Optimizers and clipping choose their kernels by the type of their inputs.
         for types in (optimizer._foreach_supported_types, _foreach_utils._foreach_supported_types):
             if FakeTensor not in types:
                 types.append(FakeTensor)
-        # `module.to()` would exchange two tensors of this type, where it gives any other one new data.
+        # `module.to()` would swap two tensors of this type, but assigns new data to any other.
         swap = torch.utils.swap_tensors
 
         def give(first: Any, second: Any) -> None:
             if isinstance(first, FakeTensor) and isinstance(second, FakeTensor):
-                if "meta" in (first.device.type, second.device.type):  # whose data cannot be given to another device's
+                if "meta" in (first.device.type, second.device.type):  # data cannot be assigned across these devices
                     torch._C._swap_tensor_impl(first, second)
                     first.__dict__, second.__dict__ = second.__dict__, first.__dict__
                 else:
@@ -257,11 +257,11 @@ class DryRun:
 
         functions: Any = torch._VF
         functions._pad_packed_sequence = pad_packed
-        # To a data loader's worker and back go values.
+        # Tensors are pickled to a data loader's worker and back.
         pickle_shapes()
 
     def _load_real_data(self) -> None:
-        """Has data loaders load as ever."""
+        """Makes data loaders load real data."""
         from torch._subclasses.fake_tensor import unset_fake_temporarily
 
         for owner, name in ((DataLoader, "__iter__"), (dataloader._BaseDataLoaderIter, "__next__")):
@@ -274,7 +274,7 @@ class DryRun:
             setattr(owner, name, wraps(original)(load))
 
     def _leave_out(self) -> None:
-        """Leaves out what means nothing without values."""
+        """Disables what is meaningless without values."""
         count = self._answers.count_left_out
         torch_module: Any = torch
         compile_for_real = torch_module.compile
@@ -282,9 +282,9 @@ class DryRun:
         def compile_nothing(model: Any = None, **settings: Any) -> Any:
             if sys._getframe(1).f_globals.get("__name__", "").startswith(_COMPILING):
                 return compile_for_real(model, **settings)
-            count("torch.compile was left out: a dry run is eager")
+            count("torch.compile was ignored: a dry run is eager")
             return model if model is not None else lambda function: function
 
         torch_module.save = self._files.save
         torch_module.compile = compile_nothing
-        torch.nn.Module.compile = lambda *_, **__: count("torch.compile was left out: a dry run is eager")  # type: ignore[method-assign]
+        torch.nn.Module.compile = lambda *_, **__: count("torch.compile was ignored: a dry run is eager")  # type: ignore[method-assign]

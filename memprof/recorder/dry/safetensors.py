@@ -1,4 +1,4 @@
-"""Has safetensors give shapes in a dry run: `safe_open`, which its other ways to load a file go through too."""
+"""Makes safetensors return shapes in a dry run: patches `safe_open`, on which its other load functions are based."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from memprof.recorder.dry.spans import mapped
 
 
 def watch_safetensors(watched: Callable[[Any], AbstractContextManager[None]], is_begun: Callable[[], bool]) -> None:
-    """Takes the place of `safetensors.safe_open`; does nothing where the library is not installed.
+    """Replaces `safetensors.safe_open`; does nothing if the library is not installed.
 
     Args:
-        watched: Surrounds the opening of a file, and learns that it is missing.
-        is_begun: Tells whether the job has made its first model; until then, what the processor is given is data.
+        watched: Context around the opening of a file, which notes a missing one.
+        is_begun: Returns whether the job has created its first model; until then, tensors on the processor are data.
     """
     if find_spec("safetensors") is None:
         return
@@ -31,7 +31,7 @@ def watch_safetensors(watched: Callable[[Any], AbstractContextManager[None]], is
         if active_fake_mode() is None or framework not in ("pt", "torch", "pytorch"):
             with watched(filename):
                 return original(filename, framework=framework, device=device, **more)
-        # The file is mapped, not read; and the device may not be there.
+        # The file is mapped, not read; and the device may not exist.
         with watched(filename), unset_fake_temporarily():
             return _Open(original(filename, framework=framework, device="cpu", **more), device, is_begun)
 
@@ -39,7 +39,7 @@ def watch_safetensors(watched: Callable[[Any], AbstractContextManager[None]], is
 
 
 class _Open:
-    """An open file, of whose tensors the shapes are given."""
+    """An open file that returns its tensors as shapes."""
 
     def __init__(self, file: Any, device: Any, is_begun: Callable[[], bool]) -> None:
         self._file = file
@@ -57,19 +57,19 @@ class _Open:
         return getattr(self._file, name)
 
     def get_tensor(self, name: str) -> torch.Tensor:
-        """Returns the shape of a tensor."""
+        """Returns a tensor as a fake tensor."""
         with unset_fake_temporarily():
             tensor = self._file.get_tensor(name)
         return self._shape_of(tensor)
 
     def get_tensors(self, *args: Any, **kwargs: Any) -> dict[str, torch.Tensor]:
-        """Returns the shapes of all tensors, by their names."""
+        """Returns all tensors as fake tensors, by name."""
         with unset_fake_temporarily():
             tensors = self._file.get_tensors(*args, **kwargs)
         return {name: self._shape_of(tensor) for name, tensor in tensors.items()}
 
     def get_slice(self, name: str) -> _Slice:
-        """Returns a tensor to take a part of."""
+        """Returns a tensor to be sliced."""
         return _Slice(self._file.get_slice(name), self._shape_of)
 
     def _shape_of(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -79,7 +79,7 @@ class _Open:
 
 
 class _Slice:
-    """A tensor in a file, of whose parts the shapes are given."""
+    """A tensor in a file whose slices are returned as shapes."""
 
     def __init__(self, part: Any, shape_of: Callable[[torch.Tensor], torch.Tensor]) -> None:
         self._part = part

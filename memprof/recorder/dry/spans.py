@@ -1,4 +1,4 @@
-"""Says where the memory of a tensor would be: a storage without memory is known by what torch knows it by."""
+"""Returns stand-ins for a tensor's address: a fake storage is identified by torch's own key for it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from memprof.recorder.memory.inventory import owned_span, storage_span
 
-#: Attribute of a storage without memory that stands for a file that is mapped, not for memory of torch's allocator.
+#: Attribute of a fake storage that represents a mapped file, not memory of torch's allocator.
 _MAPPED = "_memprof_mapped"
 
 
 def mapped(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """Returns a tensor without memory whose storage is no memory of torch's allocator either: a file is mapped there.
+    """Returns a fake tensor over a mapped file, whose storage is not counted as memory of torch's allocator.
 
     Args:
         size: Its size.
@@ -28,7 +28,7 @@ def mapped(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> to
 
 
 def dry_span(tensor: torch.Tensor) -> tuple[int, int]:
-    """Returns a number that no other storage alive has, in place of the address, and the tensor's own bytes."""
+    """Returns a number unique among live storages in place of the address, and the tensor's own bytes."""
     if isinstance(tensor, FakeTensor):
         return _of_fake(tensor)[0], tensor.nbytes
     return storage_span(tensor)[0], tensor.nbytes
@@ -40,7 +40,7 @@ def dry_storage_span(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def dry_owned_span(tensor: torch.Tensor) -> tuple[int, int]:
-    """Returns the same of a storage that torch's allocator would own."""
+    """The same for a storage that torch's allocator would own."""
     if not isinstance(tensor, FakeTensor):
         return owned_span(tensor)
     number, size = _of_fake(tensor)

@@ -1,1 +1,1 @@
-"""Observes a whole run at a few per cent: no dispatch mode, allocations heard in short stretches, counts in between."""
+"""Records a whole run at a few per cent overhead: no dispatch mode, short stretches of events, counts in between."""

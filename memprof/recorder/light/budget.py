@@ -1,22 +1,22 @@
-"""Decides when a light recording may listen: for a small share of the time that has passed, and never for too much."""
+"""Decides when a light recording may record events: a small share of the elapsed time, bounded in memory."""
 
 from __future__ import annotations
 
 import time
 
-#: Share of the run's time that reading out what was heard may take.
+#: Share of the run's time that reading out events may take.
 _SHARE = 0.02
-#: Time that every run may take for it from the start, so that short runs are heard too.
+#: Time for it that every run gets from the start, so that short runs have events too.
 _ALLOWANCE_NS = 300_000_000
-#: A stretch of more events than this is the last: reading out takes 2 kB of memory for each.
+#: A stretch with more events than this is the last: reading out takes 2 kB of memory per event.
 _MOST_EVENTS = 300_000
 
 
 class Budget:
-    """Keeps account of the time spent.
+    """Tracks the time spent.
 
     Attributes:
-        is_over: Listening takes too much memory in this job.
+        is_over: Recording events takes too much memory in this job.
     """
 
     def __init__(self) -> None:
@@ -31,6 +31,6 @@ class Budget:
         return not self.is_over and self._spent_ns < allowed
 
     def spend(self, since_ns: int, events: int) -> None:
-        """Notes that the job was held up since a moment of the monotonic clock, to read out so many events."""
+        """Charges the time since `since_ns` (monotonic clock), in which the job waited for `events` to be read."""
         self._spent_ns += time.monotonic_ns() - since_ns
         self.is_over |= events > _MOST_EVENTS

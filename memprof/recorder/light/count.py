@@ -1,9 +1,9 @@
-"""Reads the CPU allocator's own count of allocated bytes where it stands in memory, in a tenth of a microsecond.
+"""Reads the CPU allocator's own count of allocated bytes directly from memory, in a tenth of a microsecond.
 
-torch counts what its CPU allocator gives out once `AllocatorTable` is switched on, in every thread, and tells the count
-with each event to a profiler; it has no entry to ask for it. The counter is a field of an object whose address the
-library does tell (`c10::profiledCPUMemoryReporter`). Which field, is found by trial: two allocations of odd sizes must
-move it by exactly these sizes, and nothing else does.
+torch counts the bytes of its CPU allocator in all threads once `AllocatorTable` is enabled, and reports the count
+with each event to a profiler; no API returns it. The counter is a field of an object whose address the library
+exports (`c10::profiledCPUMemoryReporter`). The field is found by trial: two allocations of odd sizes must change it
+by exactly these sizes, and no other field.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ class AllocatorCount:
     """The count, once found."""
 
     def __init__(self) -> None:
-        """Has found nothing yet."""
+        """Starts without a counter."""
         self._word: ctypes.c_size_t | None = None
 
     def find(self) -> bool:
-        """Looks for the counter; the allocator's table must be switched on.
+        """Searches for the counter; the allocator's table must be enabled.
 
         Returns:
-            Whether it was found: not in a torch that is built in another way.
+            Whether it was found; it may be missing in a torch built differently.
         """
         words = _words()
-        for _ in range(_TRIES if words else 0):  # another thread may take memory at the same moment
+        for _ in range(_TRIES if words else 0):  # another thread may allocate at the same moment
             found = set(range(len(words)))
             for size in _TRIALS:
                 found &= _moved_by(words, size)
@@ -72,9 +72,9 @@ def _words() -> list[ctypes.c_size_t]:
 
 
 def _moved_by(words: list[ctypes.c_size_t], size: int) -> set[int]:
-    """Returns the places of the words that an allocation of this size moves up by it, and its end down again."""
+    """Returns the indices of the words that rise by `size` with an allocation of that size, and fall back on free."""
     before = [word.value for word in words]
-    trial = _Storage(size)  # no operator, which a mode of the job's would see
+    trial = _Storage(size)  # not an operator, which a mode of the job's would see
     during = [word.value for word in words]
     del trial
     after = [word.value for word in words]

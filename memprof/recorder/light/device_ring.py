@@ -1,7 +1,7 @@
-"""Keeps the history of CUDA's allocator, in torch's own ring of the last entries, and writes it as a snapshot.
+"""Keeps the history of CUDA's allocator in torch's own ring of the last entries, and writes it as a snapshot.
 
-torch keeps the history itself, with a Python stack for each entry (about 2 µs); it is on disk only when the job runs
-out of memory, and when it ends in order. Semi-private, therefore tested for.
+torch keeps the history itself, with a Python stack for each entry (about 2 µs); it is written to disk only when the
+job runs out of memory, and when it ends normally. Semi-private, therefore feature-tested.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from memprof.recorder.light.log import LightLog
 from memprof.trace.files.spool import SNAPSHOT_AT_END, SNAPSHOT_AT_FAILURE
 from memprof.trace.files.whole_file import whole_file
 
-#: Entries of the history that torch keeps; each takes a few kB of the host's memory at most.
+#: Entries of the history that torch keeps; each takes at most a few kB of host memory.
 _MOST_ENTRIES = 100_000
-#: A job that runs out of memory again and again, and goes on, is not held up by a snapshot each time.
+#: A job that repeatedly runs out of memory and continues is not blocked by a snapshot each time.
 _BETWEEN_SNAPSHOTS_S = 10.0
 _PROTOCOL = 4
 
@@ -30,12 +30,12 @@ _memory: Any = torch.cuda.memory  # not annotated in torch
 
 @dataclass(frozen=True)
 class DeviceCount:
-    """What the allocator of the current device counts.
+    """Counters of the current device's allocator.
 
     Attributes:
-        allocated_bytes: Given out now.
-        reserved_bytes: Segments held now.
-        new_peak_bytes: Its highest count, where that has risen since the last time; else 0.
+        allocated_bytes: Allocated now.
+        reserved_bytes: Reserved in segments now.
+        new_peak_bytes: Its peak, if that has risen since the last call; else 0.
     """
 
     allocated_bytes: int
@@ -47,7 +47,7 @@ class CudaHistory:
     """The history of CUDA's allocator in this process."""
 
     def __init__(self, folder: Path) -> None:
-        """Knows where snapshots go; see `start`."""
+        """Stores the folder for snapshots; see `start`."""
         self._folder = folder
         self._peak = 0
         self._snapshot_s = -_BETWEEN_SNAPSHOTS_S
@@ -56,12 +56,12 @@ class CudaHistory:
 
     @classmethod
     def start(cls, log: LightLog) -> CudaHistory:
-        """Begins, once CUDA is in use. A history that the job itself keeps is left as it is, and read."""
+        """Starts, once CUDA is in use. A history that the job itself keeps is left unchanged, and read."""
         history = cls(log.main_folder)
         log.record("counted_device", f"cuda:{torch.cuda.current_device()}")
         is_on = getattr(torch._C, "_cuda_isHistoryEnabled", None)
         if is_on is not None and is_on():
-            log.record("notes", "the job keeps CUDA's memory history itself: its settings were left as they are")
+            log.record("notes", "the job keeps CUDA's memory history itself: its settings were not changed")
         elif hasattr(_memory, "_record_memory_history"):
             options = {"context": "all", "stacks": "python", "max_entries": _MOST_ENTRIES}
             if "global_record_annotations" in inspect.signature(_memory._record_memory_history).parameters:
@@ -69,7 +69,7 @@ class CudaHistory:
             _memory._record_memory_history("all", **options)
             history._is_own = True
         else:
-            log.record("notes", "this torch keeps no history of CUDA's memory: only counts were taken")
+            log.record("notes", "this torch has no CUDA memory history: only counters were recorded")
         attach = getattr(torch._C, "_cuda_attach_out_of_memory_observer", None)
         if attach is not None:
             attach(history._observe)
@@ -78,7 +78,7 @@ class CudaHistory:
         return history
 
     def read(self) -> DeviceCount:
-        """Asks the allocator of the current device; its highest count is read, and never reset."""
+        """Reads the current device's allocator; its peak is read, never reset."""
         counts = torch._C._cuda_memoryStats(torch.cuda.current_device())
         allocated = counts["allocated_bytes"]["all"]
         peak = int(allocated["peak"])
@@ -88,24 +88,24 @@ class CudaHistory:
         return DeviceCount(int(allocated["current"]), reserved, peak if is_new else 0)
 
     def finish(self) -> None:
-        """Writes the snapshot of the end, and ends the history if it was begun here."""
+        """Writes the final snapshot, and stops the history if it was started here."""
         self._is_over = True
         self._write(SNAPSHOT_AT_END)
         if self._is_own:
             _memory._record_memory_history(None)
 
     def _observe(self, device: int, asked: int, total: int, free: int) -> None:
-        """Called by the allocator when memory is not to be had, before the job hears of it."""
+        """Called by the allocator when an allocation fails, before the job sees the error."""
         try:
             now = time.monotonic()
             if not self._is_over and now - self._snapshot_s >= _BETWEEN_SNAPSHOTS_S:
                 self._snapshot_s = now
                 self._write(SNAPSHOT_AT_FAILURE)
-        except Exception:  # noqa: BLE001 - what is raised in here would take the place of the job's own error
+        except Exception:  # noqa: BLE001 - an exception in here would replace the job's own error
             self._is_over = True
 
     def _write(self, name: str) -> None:
-        """Writes a snapshot, whole or not at all.
+        """Writes a snapshot atomically.
 
         Raises:
             OutputError: The disk is full.

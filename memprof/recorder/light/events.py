@@ -1,6 +1,6 @@
-"""Hears of the CPU allocations of a stretch of the run, and of the backward nodes around them, without Python's help.
+"""Records the CPU allocations of a stretch of the run, and the backward nodes around them, without running Python.
 
-torch's C++ profiler notes both in about 0.1 µs each, and asks about 5 µs for each when it is read out.
+torch's C++ profiler records both in about 0.1 µs each, and takes about 5 µs for each when read out.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from memprof.trace.files.spool import HEARD
 _Allocation: Any = getattr(_profiler, "_ExtraFields_Allocation", ())
 _NODE: Any = getattr(_profiler, "_ExtraFields_TorchOp", ())
 
-#: Told of the moment, the allocator's count, and the number of the backward node that ran, -1 outside.
+#: Called with the time, the allocator's count, and the number of the running backward node, -1 outside backward.
 Heard = Callable[[int, int, int], None]
 
 
@@ -26,10 +26,10 @@ class LightEvents:
     """Allocations and backward nodes of the thread that started it."""
 
     def __init__(self, log: LightLog, heard: Heard) -> None:
-        """Shares the recorder's log.
+        """Stores the recorder's log.
 
         Args:
-            log: Where rows go.
+            log: Destination of the rows.
             heard: Called for every allocation, in order, when the session is read out.
         """
         self._log = log
@@ -38,12 +38,12 @@ class LightEvents:
 
     @property
     def is_running(self) -> bool:
-        """Whether it listens."""
+        """Whether a session is running."""
         return self._session.is_running
 
     @staticmethod
     def is_available() -> bool:
-        """Whether this torch has the fields that are read here."""
+        """Whether this torch has the fields read here."""
         return all(
             hasattr(owner, name)
             for owner, names in (
@@ -54,25 +54,25 @@ class LightEvents:
         )
 
     def start(self) -> bool:
-        """Starts hearing; returns False when the job's own profiler warms up or runs, which must not be disturbed."""
-        # Backward nodes only: a session must never end inside a scope that it has seen begin, and it never ends
+        """Starts recording; returns False, leaving it alone, if the job's own profiler is warming up or running."""
+        # Backward nodes only: a session must never end inside a scope whose begin it recorded, and it never ends
         # inside backward.
         return self._session.start(_profiler.RecordScope.BACKWARD_FUNCTION, profile_memory=True)
 
     def cut(self) -> int:
-        """Logs what was heard so far and goes on; returns how many events that were. Never call inside backward."""
+        """Logs the events so far and continues; returns their number. Never call inside backward."""
         count = self.stop()
         self.start()
         return count
 
     def stop(self) -> int:
-        """Logs what was heard and stops; returns how many events that were."""
+        """Logs the events and stops; returns their number."""
         result = self._session.stop()
         if result is None:
             return 0
         events, nodes, heard, names = self._log.events, self._log.nodes, self._heard, self._log.intern
         before = len(events)
-        # Each entry: event, and the number of the node around it. The last is next.
+        # Each entry: event, and the number of its enclosing node. The last is next.
         pending = [(event, -1) for event in reversed(result.experimental_event_tree())]
         while pending:
             event, node = pending.pop()
@@ -91,5 +91,5 @@ class LightEvents:
         return (len(events) - before) // 4 - 1
 
     def abandon(self) -> None:
-        """Drops the session without reading it out, inside backward as soon as that is over."""
+        """Drops the session without reading it out; inside backward, as soon as that is over."""
         self._session.abandon()

@@ -1,4 +1,4 @@
-"""The raw log of a light recording: what is told of the whole run, and a ring of files for the rest."""
+"""The raw log of a light recording: one file for data on the whole run, and a ring of files for the rest."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from memprof.recorder.faults import raise_if_of_job
 from memprof.recorder.log import RawLog
 from memprof.trace.files.spool import LIGHT_FOLDER, RING_PREFIX, RING_STREAMS, SpoolWriter
 
-#: Files of the ring that are kept: the one that is written, and the one before.
+#: Files of the ring that are kept: the current one and the one before.
 _KEPT = 2
 
 
 class LightLog(RawLog):
-    """Sends the streams of the ring to a file of their own, which `turn` exchanges; all others go to the main file.
+    """Writes the ring's streams to a file of their own, which `turn` rotates; all others go to the main file.
 
-    Texts are in the main file, so that the numbers of every file of the ring mean the same.
+    Texts are in the main file, so that numbers mean the same in every file of the ring.
 
     Attributes:
-        main_folder: Where the main file is.
+        main_folder: Folder of the main file.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -42,7 +42,7 @@ class LightLog(RawLog):
         self._ring: SpoolWriter | None = None
 
     def turn(self) -> None:
-        """Begins the next file of the ring, and removes the oldest.
+        """Starts the next file of the ring, and removes the oldest.
 
         Raises:
             OSError: It cannot be written.
@@ -66,7 +66,7 @@ class LightLog(RawLog):
             self._ring.write_record(stream, record)
 
     def flush(self) -> None:
-        """Hands all buffered rows to the operating system.
+        """Writes all buffered rows to the operating system.
 
         Raises:
             OSError: The spool cannot be written.
@@ -82,12 +82,12 @@ class LightLog(RawLog):
         self.flushed_ns = time.time_ns()
 
     def close(self, records: Iterable[tuple[str, Any]] = ()) -> None:
-        """Flushes, writes last records and closes both files."""
+        """Flushes, writes the final records and closes both files."""
         super().close(records)
         if self._ring is not None:
             self._ring.close()
 
 
 def _leave_it(_function: Any, _path: Any, error: Any) -> None:
-    """Leaves a file that cannot be removed where it is."""
+    """Leaves a file that cannot be removed."""
     raise_if_of_job(error[1])

@@ -1,4 +1,4 @@
-"""A whole run under way: counts at every module call and update, and stretches of it heard in full."""
+"""An open recording of a whole run: counts at every module call and update, and stretches with full events."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from memprof.recorder.steps.window import Window
 from memprof.trace.files.spool import BACKWARD, EVALUATION, FLAG_CALL_RECOMPUTE, FORWARD, OPTIMIZER, OTHER
 
 _FLUSH_NS = 1_000_000_000
-#: Steps of a stretch: the second one begins as most do, with the gradients of the one before.
+#: Steps of a stretch: the second one starts in the usual state, with the gradients of the step before.
 _STRETCH_STEPS = 2
-#: With a device's history, the ring of places is turned after so many.
+#: With a device's history, the ring of marks is rotated after this many.
 _MOST_MARKS = 200_000
 
 _cuda: Any = torch.cuda  # not annotated in torch
@@ -43,7 +43,7 @@ _graph_task = torch._C._current_graph_task_id
 
 
 class LightCall(NamedTuple):
-    """A module call under way: its number, module and phase, when it began, and the call around it."""
+    """An open module call: its number, module and phase, its start time, and the enclosing call."""
 
     number: int
     module: int
@@ -53,10 +53,10 @@ class LightCall(NamedTuple):
 
 
 class LightObservation:
-    """Follows one thread, the one that made it, from its first step to its end.
+    """Follows one thread, the one that created it, from its first step to its end.
 
     Attributes:
-        failed_at: Phase and module of the innermost call that an error left, None where none did.
+        failed_at: Phase and module of the innermost call that raised an error, None if none did.
     """
 
     def __init__(
@@ -68,8 +68,8 @@ class LightObservation:
             folder: Spool folder of this process.
             rounds: The job's optimizers.
             count: The CPU allocator's count.
-            is_late: Tensors were made before the allocator's table was switched on.
-            can_hear: That table is there, so that native events are complete.
+            is_late: Tensors were allocated before the allocator's table was enabled.
+            can_hear: That table is available, so native events are complete.
 
         Raises:
             OSError: The spool cannot be written.
@@ -94,7 +94,7 @@ class LightObservation:
         self._peaks = Peaks(log)
         self._calls: list[LightCall] = []
         self._call_count = 0
-        self._base = OTHER  # the phase without the name that the job may have for it
+        self._base = OTHER  # the phase without the job's own name for it
         self._phase, self._module = OTHER, -1
         self._is_evaluating = False
         self._step_start_ns = 0
@@ -102,26 +102,26 @@ class LightObservation:
         self._stretch_left = 0
         self._stretch_events = 0
         self._stated_holders = 0
-        # Marks since the session began, to place what was heard: moments, counters, and where the job was.
+        # Marks since the session began, to attribute events: times, sequence numbers, and the job's position.
         self._mark_ns: list[int] = []
         self._mark_sequence: list[int] = []
         self._mark_place: list[tuple[int, int]] = []
-        self._last_node = (-1, -1)  # the mark under which a node of backward ran last, and its module
+        self._last_node = (-1, -1)  # the mark during which a backward node ran last, and its module
         self._registry.scan()
 
     @property
     def step(self) -> int:
-        """The step under way."""
+        """The current step."""
         return self._peaks.step
 
     @property
     def is_outside(self) -> bool:
-        """Whether no module call is under way."""
+        """Whether no module call is open."""
         return not self._calls
 
     @property
     def has_calls(self) -> bool:
-        """Whether the step under way has called a model."""
+        """Whether the current step has called a model."""
         return self._call_count > self._step_first_call
 
     def is_mine(self) -> bool:
@@ -131,7 +131,7 @@ class LightObservation:
     # -- steps --------------------------------------------------------------------------------------------------
 
     def begin_step(self, step: int) -> None:
-        """Begins a step, and with it a stretch of listening where its turn has come."""
+        """Begins a step, and a stretch of events if one is due."""
         for remark in self._remarks.fresh():
             self._log.record(*remark)
         listen_to_allocator()
@@ -152,7 +152,7 @@ class LightObservation:
         self._mark()
 
     def end_step(self) -> None:
-        """Ends the step under way."""
+        """Ends the current step."""
         end_ns = _time_ns()
         self._sample()
         if self._events.is_running:
@@ -161,7 +161,7 @@ class LightObservation:
                 for optimizer in self._rounds.alive():
                     self._inventory.optimizer_state(optimizer)
             self._stretch_events += self._events.cut()
-            if self._events.is_running:  # else the job's profiler has taken over
+            if self._events.is_running:  # otherwise the job's profiler has taken over
                 self._peaks.how = HEARD_ALL
             self._budget.spend(since, self._stretch_events)
         self._write(end_ns, is_complete=True)
@@ -177,11 +177,11 @@ class LightObservation:
             self._log.flush()
 
     def close(self, reason: str, *, is_failed: bool) -> None:
-        """Ends the recording for good, where it is.
+        """Ends the recording for good, at the current position.
 
         Args:
             reason: Why it ends.
-            is_failed: The job ends with an error, inside the step under way although that may have done nothing yet.
+            is_failed: The job ends with an error, inside the current step even if that has done nothing yet.
         """
         if self._events.is_running and self.is_mine() and _graph_task() == -1:
             self._end_stretch()
@@ -198,7 +198,7 @@ class LightObservation:
         self._log.close([*self._remarks.fresh(), ("end", end)])
 
     def end_with(self, error: BaseException) -> None:
-        """Notes that the job ends with an out-of-memory error."""
+        """Records that the job ends with an out-of-memory error."""
         self._failures.end_with(error, self.step, -1, is_open=True)
 
     def give_up(self, fault: str) -> None:
@@ -212,15 +212,17 @@ class LightObservation:
             self._events.abandon()
 
     def step_aside(self) -> None:
-        """Makes way for the job's own profiler: there is one session in a process."""
+        """Yields to the job's own profiler: a process can have only one session."""
         if self._events.is_running:
             self._end_stretch()
-            self._log.record("notes", f"the job's own profiler started in step {self.step}: it was not listened to on")
+            self._log.record(
+                "notes", f"the job's own profiler started in step {self.step}: its remaining events are missing"
+            )
 
     # -- what the job does --------------------------------------------------------------------------------------
 
     def enter(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LightCall:
-        """Notes that a module is called."""
+        """Records the start of a module call."""
         number = self._registry.number(module)
         phase = self._phase_of(module, number)
         if not self._calls:
@@ -237,7 +239,7 @@ class LightObservation:
         return call
 
     def leave(self, call: LightCall, error: BaseException | None) -> None:
-        """Notes that a module call is over, and with it those inside that ended without saying so."""
+        """Records the end of a module call, and of nested calls whose end was not reported."""
         if call not in self._calls:
             return
         if error is not None and self.failed_at is None:
@@ -260,7 +262,7 @@ class LightObservation:
             self._log.flush()
 
     def begin_update(self, optimizer: Any) -> None:
-        """Notes that an optimizer is about to update; backward is over by then, or the update is part of it."""
+        """Records that an optimizer is about to update; backward is over by then, or the update is part of it."""
         if self._base == FORWARD:
             self._place(BACKWARD, -1)
         self._is_evaluating = False
@@ -270,24 +272,24 @@ class LightObservation:
                 self._inventory.gradients(optimizer)
 
     def change_name(self) -> None:
-        """Notes that the job begins or ends a phase that it names."""
+        """Records that a phase named by the job begins or ends."""
         if _graph_task() == -1:
             self._move(self._base, self._module)
 
     def end_update(self) -> None:
-        """Notes that an optimizer has updated."""
+        """Records that an optimizer has updated."""
         self._move(OTHER, -1)
 
     # -- inside -------------------------------------------------------------------------------------------------
 
     def _move(self, phase: int, module: int) -> None:
-        """Counts for the place that the job leaves, and notes the one it comes to."""
+        """Samples the count for the position that the job leaves, and marks the new one."""
         self._sample()
         self._place(phase, module)
         self._mark()
 
     def _place(self, phase: int, module: int) -> None:
-        """Notes where the job is, under its own name for what is beside training."""
+        """Sets the job's position, using the job's own phase name outside training."""
         self._base, self._phase, self._module = phase, phase, module
         if phase in (OTHER, EVALUATION) and (name := named_phase()) and (number := self._log.phase_number(name)) >= 0:
             self._phase = len(PHASES) + number
@@ -308,7 +310,7 @@ class LightObservation:
     def _sample(self) -> None:
         if self._device is None:
             self._peaks.see(self._count.read(), self._phase, self._module)
-        elif self._module == -1:  # asking a device's allocator takes 20 µs: not for every module
+        elif self._module == -1:  # reading a device's allocator takes 20 µs: too slow for every module
             told = self._device.read()
             self._peaks.see(told.allocated_bytes, self._phase, self._module)
             self._peaks.reserved_bytes = max(self._peaks.reserved_bytes, told.reserved_bytes)
@@ -326,16 +328,16 @@ class LightObservation:
             self._mark_place.append((self._phase, self._module))
 
     def _hear(self, moment_ns: int, total: int, node: int) -> None:
-        """Takes the count that an allocation told, for the place where it happened."""
+        """Attributes the count reported by an allocation to the position where it happened."""
         here = max(bisect_right(self._mark_ns, moment_ns) - 1, 0)
         phase, module = self._mark_place[here] if self._mark_place else (OTHER, -1)
-        if node != -1 and module == -1:  # else a module runs again inside backward
+        if node != -1 and module == -1:  # otherwise a module is recomputed inside backward
             phase = BACKWARD
             if node >= 0:
                 maker = bisect_right(self._mark_sequence, node) - 1
                 module = self._mark_place[maker][1] if maker >= 0 else -1
                 self._last_node = (here, module)
-        if module == -1 and self._last_node[0] == here:  # autograd's own work on what the node returned
+        if module == -1 and self._last_node[0] == here:  # autograd's own work on the node's results
             phase, module = BACKWARD, self._last_node[1]
         if total > 0:
             self._peaks.see(total, phase, module)
@@ -372,7 +374,7 @@ class LightObservation:
         self._last_node = (-1, -1)
 
     def _known_tensors(self) -> list[torch.Tensor]:
-        """Lists what models and optimizers hold; the rest of what is alive is known by its sum alone."""
+        """Lists the tensors held by models and optimizers; of all other live tensors only the total is known."""
         found: list[torch.Tensor] = []
         for root in self._registry.roots():
             for parameter in root.parameters():
@@ -392,7 +394,7 @@ class LightObservation:
             self._inventory.models()
 
     def _tensor_number(self, tensor: torch.Tensor) -> int:
-        sizes = torch.Size() if tensor.is_nested else tensor.shape  # rows of a nested tensor differ in their sizes
+        sizes = torch.Size() if tensor.is_nested else tensor.shape  # rows of a nested tensor have different sizes
         key = (tensor.dtype, sizes, tensor.device)
         number = self._tensors.get(key)
         if number is None:

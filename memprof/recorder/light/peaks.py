@@ -1,25 +1,25 @@
-"""Keeps the highest counts of a run: of the step under way, and of each phase and module so far."""
+"""Keeps the peaks of a run: of the current step, and of each phase and module so far."""
 
 from __future__ import annotations
 
 from memprof.recorder.log import RawLog
 from memprof.trace.files.spool import OTHER
 
-#: Where a step's highest count is from: positions in schema.PEAK_SOURCES.
+#: Source of a step's peak: positions in schema.PEAK_SOURCES.
 COUNTED, HEARD_ALL, TOLD = range(3)
 
 
 class Peaks:
-    """Highest counts, written when they are higher than what was written before.
+    """Peaks, written when they exceed the value written before.
 
     Attributes:
-        step: Number of the step under way.
-        high_bytes: Its highest count so far.
-        how: Where that is from.
+        step: Number of the current step.
+        high_bytes: Its peak so far.
+        how: Source of that peak.
     """
 
     def __init__(self, log: RawLog) -> None:
-        """Shares the recorder's log."""
+        """Stores the recorder's log."""
         self._log = log
         self._of_places: dict[tuple[int, int], int] = {}
         self._fresh: set[tuple[int, int]] = set()
@@ -39,7 +39,7 @@ class Peaks:
         self._high_phase, self._high_module = OTHER, -1
 
     def see(self, count: int, phase: int, module: int) -> None:
-        """Takes a count that was seen while the job was at a place."""
+        """Takes a count sampled while the job was at a given position."""
         if count > self.high_bytes:
             self.high_bytes, self._high_phase, self._high_module = count, phase, module
         if count > self._of_places.get((phase, module), 0):
@@ -49,7 +49,7 @@ class Peaks:
     def write(
         self, start_ns: int, end_ns: int, *, updates: int, is_complete: bool, phase_now: int, module_now: int
     ) -> None:
-        """Logs the step as it is by now; a later row of the same step takes this one's place."""
+        """Logs the current step so far; a later row of the same step replaces this one."""
         self._write_places()
         self._log.step_peaks.extend(
             (

@@ -1,4 +1,4 @@
-"""Records a whole run from inside its process, lightly: counts it, and listens to it now and then."""
+"""Records a whole run from inside its process at low overhead: counts throughout, events in short stretches."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ from memprof.recorder.steps.update_hooks import UpdateHooks
 
 
 class LightRecorder:
-    """Observes one process from its first model call to its end; the counterpart of `Recorder`.
+    """Records one process from its first model call to its end; the counterpart of `Recorder`.
 
-    What fails in here ends the recording and says why in it; the job goes on. Only what interrupts the job itself
-    (KeyboardInterrupt, SystemExit) passes through.
+    An internal failure ends the recording, which states the reason; the job continues. Only exceptions that interrupt
+    the job itself (KeyboardInterrupt, SystemExit) propagate.
 
     Attributes:
-        failure: Traceback of what ended the recording, or the sentence of its limit, "" while nothing has.
+        failure: Traceback of the fault that ended the recording, or the limit that was hit; "" while there is none.
     """
 
     def __init__(self, folder: Path, *, is_late: bool = False, plan: PlanHooks | None = None) -> None:
         """Prepares a recording.
 
         Args:
-            folder: Spool folder of this process; made when the recording begins.
-            is_late: Tensors were made before this recorder came.
+            folder: Spool folder of this process; created when the recording begins.
+            is_late: Tensors were allocated before this recorder was created.
             plan: As for `Recorder`.
         """
         self.failure = ""
@@ -69,7 +69,7 @@ class LightRecorder:
     # -- life ---------------------------------------------------------------------------------------------------
 
     def install(self) -> None:
-        """Puts the hooks in place; the job runs as before until it calls a model."""
+        """Installs the hooks; the job runs unchanged until it calls a model."""
         skip_compiling(
             LightRecorder._enter,
             LightRecorder._leave,
@@ -99,11 +99,11 @@ class LightRecorder:
         return self._is_over
 
     def begin(self) -> None:
-        """Begins now, without waiting for a model to be called."""
+        """Begins now, without waiting for a model call."""
         self._guarded(self._begin_if_due)
 
     def step(self) -> None:
-        """Ends a step, in jobs that tell their steps themselves; from then on optimizers do not."""
+        """Ends a step of a job that marks its own steps; from then on optimizers no longer end steps."""
         self._has_manual_steps = True
         if self._observation is None:
             self.begin()
@@ -111,11 +111,11 @@ class LightRecorder:
             self._guarded(self._end_step)
 
     def finish(self, reason: str, error: BaseException | None = None) -> None:
-        """Ends the recording where it is, and takes every hook away.
+        """Ends the recording immediately and removes every hook.
 
         Args:
             reason: Why it ends.
-            error: The error that ends the job, None where it ends in order.
+            error: The error that ends the job, None if it ends normally.
         """
         try:
             failed = find_out_of_memory(error)
@@ -135,7 +135,7 @@ class LightRecorder:
             self._fail(fault)
 
     def abandon(self) -> None:
-        """Takes everything away in a forked child, leaving the parent's recording alone."""
+        """Removes everything in a forked child, leaving the parent's recording alone."""
         if self._observation is not None:
             self._observation.abandon()
         self._is_over = True
@@ -192,7 +192,7 @@ class LightRecorder:
             self.finish("the recorded thread ended")
 
     def _make_way(self) -> None:
-        """Makes way for a session that the job begins in this thread, or has the observed thread do so."""
+        """Yields to a profiler session that the job begins in this thread, or has the observed thread yield."""
         observation = self._observation
         if observation is None or self._is_over:
             return
@@ -234,7 +234,7 @@ class LightRecorder:
             self._observation.end_update()
         ends = self._rounds.update(optimizer)
         if ends and (self._observation is None or self._observation.step == 0):
-            ends = not self._rounds.meet(live_objects(torch.optim.Optimizer))  # made since the recording began
+            ends = not self._rounds.meet(live_objects(torch.optim.Optimizer))  # created since recording began
         if not ends or self._has_manual_steps:
             return
         if self._observation is None:
@@ -242,7 +242,7 @@ class LightRecorder:
         elif torch._C._current_graph_task_id() == -1:
             self._end_step()
         else:
-            self._has_pending_end = True  # the engine holds the profiler's session inside backward
+            self._has_pending_end = True  # the engine holds the profiler's session during backward
 
     def _end_step(self) -> None:
         assert self._observation is not None
@@ -268,7 +268,7 @@ class LightRecorder:
             self._fail(error)
 
     def _is_observed(self) -> bool:
-        """Whether the recording is open, and this is the thread it observes."""
+        """Whether the recording is open and this is the observed thread."""
         return self._observation is not None and not self._is_over and self._observation.is_mine()
 
     def _remove(self) -> None:
@@ -279,7 +279,7 @@ class LightRecorder:
         unfollow(self._follow_name)
 
     def _fail(self, error: Exception) -> None:
-        """Gives up recording after a fault of its own; the job goes on, with an error of its own where it is one."""
+        """Stops recording after an internal fault; re-raises the error if it is the job's own."""
         if not self.failure:
             self._give_up(error)
         raise_if_of_job(error)
@@ -290,12 +290,12 @@ class LightRecorder:
         try:
             write_fault(self.failure, self._observation, self._folder)
             self._remove()
-        except Exception as second:  # noqa: BLE001 - a full disk fails twice; the job must not hear of it
+        except Exception as second:  # noqa: BLE001 - a full disk fails twice; the job must not be affected
             self.failure += f"\nand then: {second!r}"
 
 
 def _abandon(reference: weakref.ref[LightRecorder]) -> None:
-    """Keeps a forked child from writing into its parent's recording."""
+    """Keeps a forked child from writing to its parent's recording."""
     recorder = reference()
     if recorder is not None:
         recorder.abandon()

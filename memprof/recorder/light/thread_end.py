@@ -1,4 +1,4 @@
-"""Hears of the end of a thread, in that thread: no session of torch's profiler may outlive its own."""
+"""Detects the end of a thread, in that thread: no session of torch's profiler may outlive its thread."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 
 class ThreadEnd:
-    """Calls back when the thread that made it ends."""
+    """Calls back when the thread that created it ends."""
 
     def __init__(self, action: Callable[[], None]) -> None:
-        """Waits for the end of the present thread.
+        """Waits for the current thread to end.
 
         Args:
             action: Called in that thread; it must not raise.
@@ -20,7 +20,7 @@ class ThreadEnd:
 
 
 class _Last:
-    """Goes with the thread's own values."""
+    """Thread-local object, freed with its thread."""
 
     def __init__(self, action: Callable[[], None]) -> None:
         self._action = action

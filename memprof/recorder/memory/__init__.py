@@ -1,1 +1,1 @@
-"""What memory is for, who holds it, and requests that failed."""
+"""Categories and owners of memory, and failed allocations."""

@@ -1,4 +1,4 @@
-"""Writes what is known of failed requests for memory into the recording, and of the optimizers at that time."""
+"""Records failed allocations, and the state of the optimizers at that time."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from memprof.recorder.memory.out_of_memory import describe_failure, listen_to_al
 from memprof.recorder.steps.rounds import OptimizerRounds
 from memprof.trace.files.spool import SpoolWriter
 
-#: Room to write all this in a process that may take no more memory (``ulimit -v``): mapped and never touched, so that
-#: it takes no memory before it is given back.
+#: Reserve for writing all this in a process that can allocate no more (``ulimit -v``): mapped but never touched, so it
+#: uses no memory until it is released.
 _RESERVE_BYTES = 8 << 20
 
 
 class FailureLog:
     """The streams ``out_of_memory`` and ``optimizers`` of one recording.
 
-    An error that was noted is known again by its place in memory and its message: the error itself is not kept.
+    A recorded error is recognized by its address and message: the error itself is not kept.
     """
 
     def __init__(self, folder: Path, log: RawLog, registry: ModuleRegistry, rounds: OptimizerRounds) -> None:
-        """Shares the recorder's parts.
+        """Stores the recorder's shared components.
 
         Args:
             folder: Spool folder of this process.
-            log: Where records go.
-            registry: Knows modules.
-            rounds: Knows optimizers.
+            log: Destination of the records.
+            registry: Numbers modules.
+            rounds: The job's optimizers.
         """
         self._folder = folder
         self._log = log
@@ -47,46 +47,46 @@ class FailureLog:
         self._limit: HostLimit | None = None
 
     def prepare(self) -> None:
-        """Sets room aside for the time when there is none."""
+        """Maps the reserve, for use when no memory is left."""
         listen_to_allocator()
         if self._reserve is None:
             try:
                 self._reserve = mmap.mmap(-1, _RESERVE_BYTES)
             except OSError:
-                return  # none left already
+                return  # already no memory left
 
     def give_back(self) -> None:
-        """Measures what is left without that room, and gives it back."""
+        """Measures the free memory without the reserve, then releases it."""
         if self._reserve is not None:
             self._limit = nearest_limit()
             self._reserve.close()
             self._reserve = None
 
     def release(self) -> None:
-        """Gives the room back for good: the recording is over."""
+        """Releases the reserve for good: the recording is over."""
         self.give_back()
         self._limit = None
 
     def _take_limit(self) -> HostLimit | None:
-        """Returns what was left before the room was given back, where that was for this failure, or what is now."""
+        """Returns the limit measured before the reserve was released for this failure, else the current one."""
         self.give_back()
         limit, self._limit = self._limit or nearest_limit(), None
         return limit
 
     def note(self, error: BaseException) -> None:
-        """Writes that the operator logged last got no memory."""
+        """Records that the operator logged last ran out of memory."""
         self._last = (id(error), str(error))
         failure = describe_failure(error, self._take_limit())
         self._write_failure({"op": self._log.op_count - 1, "is_operator": True, **failure})
 
     def end_with(self, error: BaseException, step: int, last_op: int, *, is_open: bool) -> None:
-        """Writes that the job ends with an error, and the error itself unless an operator raised it.
+        """Records that the job ends with an error, and the error itself unless an operator raised it.
 
         Args:
             error: The error.
-            step: The step under way, -1 where it is not known any more.
-            last_op: Number of the last operator logged in it, -1 where none was, or the step was not recorded.
-            is_open: The recording is open; else the end is added to its file.
+            step: The current step, -1 if unknown.
+            last_op: Number of the last operator logged in it, -1 if there was none or the step was not recorded.
+            is_open: The recording is open; else the record is appended to its file.
         """
         if self._last != (id(error), str(error)):
             place = place_of_failure(error)
@@ -97,9 +97,9 @@ class FailureLog:
         self._write("fatal", self._count - 1, is_open=is_open)
 
     def note_optimizers(self) -> None:
-        """Writes what every optimizer of the job is by now, those included that have not updated yet."""
+        """Records the state of every optimizer of the job, including those that have not updated yet."""
         self._rounds.meet(live_objects(torch.optim.Optimizer))
-        with torch._C.DisableTorchFunction():  # else a mode of the job's, or a subclass, sees what is read here
+        with torch._C.DisableTorchFunction():  # otherwise a mode or subclass of the job's sees these reads
             records = [describe_optimizer(each, number, updates) for number, each, updates in self._rounds.numbered()]
         if records:
             self._log.record("optimizers", records)

@@ -1,4 +1,4 @@
-"""Says what memory is for: parameters, buffers, gradients, optimizer state, inputs, and what Python held before."""
+"""Categorizes memory: parameters, buffers, gradients, optimizer state, inputs, and tensors allocated before."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ def storage_span(tensor: torch.Tensor) -> tuple[int, int]:
     """Returns address and bytes of a tensor's storage; (0, 0) for tensors without one (sparse, meta, opaque, fake)."""
     try:
         storage = tensor.untyped_storage()
-        # A FakeTensor, met while compiling, says that it is elsewhere; its storage knows, and would warn when asked.
+        # A FakeTensor (during compilation) reports another device; its storage is "meta", and data_ptr would warn.
         return (0, 0) if storage.device.type == "meta" else (storage.data_ptr(), storage.nbytes())
     except (NotImplementedError, RuntimeError):
         return 0, 0
 
 
 def owned_span(tensor: torch.Tensor) -> tuple[int, int]:
-    """Returns the span of a storage that torch's allocator owns; (0, 0) for memory of numpy, shared or mapped files.
+    """Returns the span of a storage owned by torch's allocator; (0, 0) for memory of numpy, shared or mapped files.
 
-    Storages over foreign memory cannot be resized; that tells them apart.
+    Storages over foreign memory cannot be resized, which distinguishes them.
     """
     try:
         storage = tensor.untyped_storage()
@@ -43,7 +43,7 @@ def owned_span(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def tensors_in(value: Any, depth: int = _DEPTH) -> Iterator[torch.Tensor]:
-    """Yields the tensors in nested lists, tuples, dictionaries and plain objects' fields (batches, model outputs)."""
+    """Yields the tensors in nested lists, tuples, dictionaries and fields of plain objects (batches, model outputs)."""
     if isinstance(value, torch.Tensor):
         yield value
     elif depth and isinstance(value, _NESTED):
@@ -58,20 +58,20 @@ def tensors_in(value: Any, depth: int = _DEPTH) -> Iterator[torch.Tensor]:
 
 
 class Inventory:
-    """Writes facts about memory at chosen moments; a fact holds for the storage alive at its address then.
+    """Logs facts about memory at chosen times; a fact holds for the storage live at its address then.
 
     Attributes:
-        storage_span: Tells where a tensor's storage is, and its bytes.
-        owned_span: Tells the same of storages that torch's allocator owns.
+        storage_span: Returns the address and bytes of a tensor's storage.
+        owned_span: The same for storages owned by torch's allocator.
     """
 
     def __init__(self, log: RawLog, registry: ModuleRegistry, tensor_number: Callable[[torch.Tensor], int]) -> None:
-        """Shares the recorder's log and names.
+        """Stores the recorder's log and names.
 
         Args:
-            log: Where facts go.
+            log: Destination of the facts.
             registry: Names of modules and parameters.
-            tensor_number: Gives a tensor's shape and type their number.
+            tensor_number: Numbers a tensor's shape and type.
         """
         self._log = log
         self._registry = registry
@@ -79,7 +79,7 @@ class Inventory:
         self.storage_span, self.owned_span = storage_span, owned_span
 
     def models(self) -> None:
-        """States every model's parameters, buffers and gradients."""
+        """Logs every model's parameters, buffers and gradients."""
         for root in self._registry.roots():
             for module in root.modules():
                 number = self._registry.number(module)
@@ -93,13 +93,13 @@ class Inventory:
                         self._state(buffer, BUFFER, key, number)
 
     def model_gradients(self) -> None:
-        """States the gradients of every model's parameters."""
+        """Logs the gradients of every model's parameters."""
         for root in self._registry.roots():
             for parameter in root.parameters():
                 self._gradient(parameter, *self._registry.parameter(parameter))
 
     def optimizer_state(self, optimizer: torch.optim.Optimizer) -> None:
-        """States an optimizer's state and the parameters it updates."""
+        """Logs an optimizer's state and the parameters it updates."""
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 name, owner = self._registry.parameter(parameter)
@@ -109,22 +109,22 @@ class Inventory:
             self._state_values(state, name, owner)
 
     def gradients(self, optimizer: torch.optim.Optimizer) -> None:
-        """States the gradients an optimizer is about to use."""
+        """Logs the gradients an optimizer is about to use."""
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 name, owner = self._registry.parameter(parameter)
                 self._gradient(parameter, name, owner)
 
     def inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """States what a model is called with."""
+        """Logs a model's inputs."""
         for tensor in tensors_in([args, kwargs]):
             self._state(tensor, INPUT, "", -1)
 
     def held(self, remember: Callable[[torch.Tensor], None] | None) -> None:
-        """States every tensor Python holds, so that what was alive before the recording is known.
+        """Logs every tensor held by Python, to identify what was allocated before the recording.
 
         Args:
-            remember: Called with each tensor, where the event source does not hear of the end of older memory.
+            remember: Called with each tensor, if the event source does not report frees of older memory.
         """
         now = time.time_ns()
         seen: set[int] = set()
@@ -159,7 +159,7 @@ class Inventory:
                 self._state_values(value, name, owner, key)
 
     def _gradient(self, parameter: torch.Tensor, name: str, owner: int) -> None:
-        if parameter.is_leaf and parameter.grad is not None:  # asking a non-leaf for .grad prints a warning
+        if parameter.is_leaf and parameter.grad is not None:  # reading .grad of a non-leaf prints a warning
             self._state(parameter.grad, GRADIENT, name, owner)
 
 
@@ -172,5 +172,5 @@ def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     names, _ = flatten(tensor)
     for name in names:
         inner = getattr(tensor, name)
-        if isinstance(inner, torch.Tensor):  # a DTensor names its DeviceMesh, too
+        if isinstance(inner, torch.Tensor):  # a DTensor also lists its DeviceMesh
             yield from plain_tensors(inner)

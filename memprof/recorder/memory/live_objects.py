@@ -1,4 +1,4 @@
-"""Finds the objects of a type that are alive, while other threads of the job run."""
+"""Finds the live objects of a type while other threads of the job run."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch.optim import Optimizer
 
 
 def live_optimizers(*, is_late: bool) -> list[Any]:
-    """Lists the optimizers alive where a recording begins.
+    """Lists the optimizers alive when a recording begins.
 
     Args:
-        is_late: Whether the process was at work before, as in a notebook. Optimizers of earlier cells that nobody
-            holds any more, but for reference cycles, are collected first: a step would wait for their updates.
+        is_late: Whether the process ran before, as in a notebook. Optimizers of earlier cells that only reference
+            cycles keep alive are collected first: a step would wait for their updates.
     """
     if is_late and len(live_objects(Optimizer)) > 1:
         gc.collect()
@@ -22,13 +22,13 @@ def live_optimizers(*, is_late: bool) -> list[Any]:
 
 
 def live_objects(kind: type) -> list[Any]:
-    """Lists the objects of a type (or a subclass) that the garbage collector knows.
+    """Lists the objects of a type (or a subclass) tracked by the garbage collector.
 
-    Asks for the type, never for `__class__`: lazy proxies answer that by loading what they stand for.
+    Checks the type, never `__class__`: lazy proxies load the object they stand for when it is read.
 
-    Nothing in here is Python code, so that no other thread runs while all objects are held: some of them may be tuples
-    that are still being filled from a generator, and Python ends that with a SystemError where anybody else holds them.
+    Nothing in here is Python code, so that no other thread runs while all objects are referenced: some may be tuples
+    still being filled from a generator, for which Python raises SystemError if anything else references them.
     """
-    objects = chain.from_iterable(map(gc.get_objects, (None,)))  # asked for with the first
-    twice = chain.from_iterable(map(repeat, objects, repeat(2)))  # once to be kept, once to be looked at
+    objects = chain.from_iterable(map(gc.get_objects, (None,)))  # called on the first item
+    twice = chain.from_iterable(map(repeat, objects, repeat(2)))  # one to keep, one to test
     return list(compress(twice, map(issubclass, map(type, twice), repeat(kind))))

@@ -1,4 +1,4 @@
-"""Says what an optimizer is: its class, its settings, the shapes of its parameters and the bytes of its state."""
+"""Describes an optimizer: its class, its settings, the shapes of its parameters and the bytes of its state."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ def describe_optimizer(optimizer: Any, number: int, updates: int) -> dict[str, A
 
     Args:
         optimizer: The optimizer.
-        number: Its place among those of the job.
-        updates: How often it has updated.
+        number: Its index among those of the job.
+        updates: Number of its updates so far.
     """
     kind = type(optimizer)
-    # torch wraps `step`, and gives the wrapper the name of what it wraps: that of a class of torch's own where a
+    # torch wraps `step` and names the wrapper after the original: a method of one of torch's own classes if a
     # class of the job's inherits it unchanged.
     step = kind.step
     groups = [_describe_group(group) for group in optimizer.param_groups]
@@ -44,7 +44,7 @@ def _describe_group(group: dict[str, Any]) -> dict[str, Any]:
     shapes = Counter(
         (tuple(_own_part(parameter).shape), parameter.element_size())
         for parameter in group["params"]
-        # Of one whose shape is not known yet, nothing can be said.
+        # An uninitialized parameter has no known shape.
         if parameter.requires_grad and not isinstance(parameter, torch.nn.parameter.UninitializedParameter)
     )
     return {
@@ -55,7 +55,7 @@ def _describe_group(group: dict[str, Any]) -> dict[str, Any]:
 
 
 def _own_part(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns this rank's part of a sharded tensor (DTensor), and others as they are."""
+    """Returns this rank's part of a sharded tensor (DTensor); other tensors unchanged."""
     part: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
     return part
 

@@ -1,6 +1,6 @@
-"""Notes requests for memory that failed: how much was asked for, where, and what the allocator held.
+"""Describes failed allocations: requested size, location, and the allocator's state.
 
-An error is looked at and let go: kept, it would keep its frames and their tensors, and a job that tries again with a
+Errors are inspected, not kept: a kept error would keep its frames and their tensors, and a job that retries with a
 smaller batch needs their memory.
 """
 
@@ -20,8 +20,8 @@ from memprof.trace.files.private_file import write_private
 from memprof.trace.files.spool import BACKWARD, FORWARD, LOADING, OPTIMIZER, SAVING
 from memprof.trace.secrets.masking import mask_text
 
-#: What errors of no type of their own say: torch's CPU allocator on Linux, on Windows and macOS, files mapped by data
-#: loaders, Apple's devices, and CUDA outside torch's allocator (c10/core/impl/alloc_cpu.cpp, ATen/MapAllocator.cpp).
+#: Messages of errors without a type of their own: torch's CPU allocator on Linux, on Windows and macOS, files mapped by
+#: data loaders, Apple's devices, CUDA outside torch's allocator (c10/core/impl/alloc_cpu.cpp, ATen/MapAllocator.cpp).
 _PHRASES = (
     "can't allocate memory: you tried to allocate",
     "not enough memory: you tried to allocate",
@@ -34,7 +34,7 @@ _PHRASES = (
 _ASKED = re.compile(r"(?:allocate|mmap) (\d+(?:\.\d+)?) ?(bytes?|[KMGTP]i?B)\b")
 _UNITS = {"b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40, "p": 1 << 50}
 _DEVICE_NUMBER = re.compile(r"\bGPU (\d+)\b")
-#: Words an error begins with, and torch's name of the device.
+#: First word of an error message, and torch's name of the device.
 _DEVICES = {"CUDA": "cuda", "HIP": "cuda", "XPU": "xpu", "MPS": "mps", "CUBLAS": "cuda", "CUDNN": "cuda"}
 _OWN = str(Path(__file__).parent.parent)
 _cuda: Any = torch.cuda  # not annotated in torch
@@ -43,19 +43,19 @@ _OPTIMIZER_FOLDER = re.compile(r"torch[/\\]optim[/\\]")
 _BACKWARD_NAMES = ("_engine_run_backward", "backward")
 
 _has_observer = False
-#: What CUDA's allocator said of the request that failed last.
+#: What CUDA's allocator reported of the last failed request.
 _told: dict[str, int] = {}
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory could not be had."""
+    """Whether an error is an out-of-memory error."""
     if isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)):
         return True
     return isinstance(error, RuntimeError) and any(phrase in str(error) for phrase in _PHRASES)
 
 
 def find_out_of_memory(error: BaseException | None) -> BaseException | None:
-    """Finds such an error in one that ended the job: itself, what caused it, or what it was raised while handling."""
+    """Finds an out-of-memory error in the one that ended the job: itself, its cause, or its context."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         if is_out_of_memory(error):
@@ -66,11 +66,11 @@ def find_out_of_memory(error: BaseException | None) -> BaseException | None:
 
 
 def listen_to_allocator() -> None:
-    """Hears of CUDA's failed requests from its allocator, once CUDA is in use: it knows their size to the byte.
+    """Observes CUDA's failed requests in its allocator, once CUDA is in use: it reports their size to the byte.
 
-    torch takes an observer for good; it notes four numbers and does nothing else.
+    torch never detaches an observer; this one stores four numbers and does nothing else.
     """
-    global _has_observer  # noqa: PLW0603 - one observer a process
+    global _has_observer  # noqa: PLW0603 - one observer per process
     attach = getattr(torch._C, "_cuda_attach_out_of_memory_observer", None)
     if not _has_observer and attach is not None and _cuda.is_initialized():
         attach(_observe)
@@ -82,14 +82,14 @@ def _observe(device: int, asked: int, total: int, free: int) -> None:
 
 
 def describe_failure(error: BaseException, limit: HostLimit | None) -> dict[str, Any]:
-    """Returns what is known of a failed request: its size, its device, and the state of that.
+    """Returns a description of a failed request: its size, its device, and the device's state.
 
-    Sizes are None where nobody tells them. With CUDA the size asked for is that of the segment which the allocator
-    asked the driver for: the tensor's bytes, rounded up.
+    Sizes are None if unknown. With CUDA, the requested size is that of the segment that the allocator requested from
+    the driver: the tensor's bytes, rounded up.
 
     Args:
-        error: What was raised.
-        limit: The nearest limit on the process's memory, None where none is known.
+        error: The error raised.
+        limit: The nearest limit on the process's memory, None if none is known.
     """
     text = str(error)
     device = _device(error, text)
@@ -113,10 +113,10 @@ def describe_failure(error: BaseException, limit: HostLimit | None) -> dict[str,
 
 
 def place_of_failure(error: BaseException) -> dict[str, Any]:
-    """Returns where an error was raised, by its traceback: the frames, the phase they tell, the innermost module.
+    """Returns where an error was raised, from its traceback: the frames, their phase, the innermost module.
 
     For errors that no recorded operator raised. Frames are texts, innermost first; phase is a code of
-    ``trace.spool``, -1 where they tell none; module is the module itself, None outside any.
+    ``trace.spool``, -1 if they do not determine one; module is the module itself, None outside any.
     """
     frames: list[str] = []
     phase, module = -1, None
@@ -127,7 +127,7 @@ def place_of_failure(error: BaseException) -> dict[str, Any]:
             frames.append(f"{code.co_filename}:{trace.tb_lineno}:{code.co_name}")
             storing = storing_phase(code)
             if phase in (SAVING, LOADING):
-                pass  # what it calls, methods of modules among it, belongs to it
+                pass  # its callees, methods of modules included, belong to it
             elif storing >= 0:
                 phase, module = storing, None
             elif code.co_filename.endswith(_MODULE_FILE):
@@ -143,7 +143,7 @@ def place_of_failure(error: BaseException) -> dict[str, Any]:
 
 
 def write_unrecorded(path: Path, error: BaseException) -> None:
-    """Writes what is known of a failed request in a process that was not recorded, for the parent to tell.
+    """Writes a description of a failed request in an unrecorded process, for the parent to report.
 
     Raises:
         OSError: It cannot be written.
@@ -155,7 +155,7 @@ def write_unrecorded(path: Path, error: BaseException) -> None:
 
 
 def _asked_for(text: str) -> int | None:
-    """Reads the size out of a message: in bytes from torch's CPU allocator, rounded to two digits from others."""
+    """Parses the requested size from a message: in bytes from torch's CPU allocator, to two digits from others."""
     found = _ASKED.search(text)
     return None if found is None else round(float(found[1]) * _UNITS[found[2][0].lower()])
 
@@ -193,7 +193,7 @@ def _cuda_state(device: int) -> dict[str, Any]:
         )
         state["free_bytes"], state["total_bytes"] = _cuda.mem_get_info(device)
     except RuntimeError:
-        # A device that failed in earnest answers no questions; what is known so far stands.
+        # A device in an error state answers no queries; the values so far stand.
         state.setdefault("allocated_bytes", None)
     if _told.get("device") == device:
         state.update(requested_bytes=_told["asked"], free_bytes=_told["free"], total_bytes=_told["total"])

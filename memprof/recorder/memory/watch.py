@@ -1,6 +1,6 @@
-"""Follows storages by weak references: their birth when an operator returns them, their death when they go.
+"""Follows storages by weak references: allocated when an operator returns them, freed when they are collected.
 
-It stands in for the native events where those are missing, and follows, beside them, memory older than they are.
+It replaces native events if those are missing, and complements them for memory allocated before they started.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from memprof.trace.files.spool import HEARD
 
 
 class _Reference(weakref.ref[torch.UntypedStorage]):
-    """A weak reference that remembers which storage it was."""
+    """A weak reference that identifies its storage after it is gone."""
 
     __slots__ = ("key",)
     key: int
 
 
 class StorageWatch:
-    """Logs births and deaths of the storages it is shown.
+    """Logs allocations and frees of the storages passed to it.
 
-    It does not see memory that kernels take and give back within one operator.
+    It does not see memory that kernels allocate and free within one operator.
 
     Attributes:
         only: Type of the device whose storages are followed; "" for all.
-        owned_span: Tells where a tensor's storage is, and its bytes.
-        name: What the source of these events is called in the recording.
+        owned_span: Returns the address and bytes of a tensor's storage.
+        name: Name of this event source in the recording.
     """
 
     name = "dispatch"
     needs_outputs = True
 
     def __init__(self, log: RawLog) -> None:
-        """Shares the recorder's log."""
+        """Stores the recorder's log."""
         self._log = log
         self._alive: dict[int, tuple[_Reference, int, int, str]] = {}
         self.only = ""
@@ -52,11 +52,11 @@ class StorageWatch:
         return True
 
     def cut(self) -> None:
-        """Notes that all events up to now are logged; they are as they happen."""
+        """Logs a marker that all events so far are logged; each is logged as it happens."""
         self._log.events.extend((time.time_ns(), *HEARD))
 
     def stop(self) -> None:
-        """Stops logging; storages are followed on, so that those that live are known when it starts again."""
+        """Stops logging; storages are still followed, so that live ones are known when logging restarts."""
         if self.is_running:
             self.cut()
         self.is_running = False
@@ -67,7 +67,7 @@ class StorageWatch:
         self._alive.clear()
 
     def watch(self, tensor: torch.Tensor, moment_ns: int) -> None:
-        """Logs a tensor's storage as born at a moment unless it is known."""
+        """Logs a tensor's storage as allocated at a given time, unless it is known."""
         if self.only and tensor.device.type != self.only:
             return
         device = "" if tensor.device.type == "cpu" else device_name(tensor.device)
@@ -80,7 +80,7 @@ class StorageWatch:
         self._add(moment_ns, address, size, device)
 
     def resized(self, storage: torch.UntypedStorage) -> None:
-        """Logs that a storage it follows was given another size by no operator."""
+        """Logs that a followed storage was resized outside any operator."""
         known = self._alive.get(storage._cdata)
         if known is None or known[2] == storage.nbytes():
             return
@@ -93,17 +93,17 @@ class StorageWatch:
                     self._add(now_ns, address, change, device)
 
     def remember(self, tensor: torch.Tensor) -> None:
-        """Follows the storage of a tensor that is there already: its death is logged, its birth is not."""
+        """Follows the storage of an existing tensor: its free is logged, its allocation is not."""
         if not self.only or tensor.device.type == self.only:
             device = "" if tensor.device.type == "cpu" else device_name(tensor.device)
             self._follow(tensor, *self.owned_span(tensor), device)
 
     def _follow(self, tensor: torch.Tensor, address: int, size: int, device: str) -> tuple[int, int] | None:
-        """Follows a tensor's storage; returns its address and size as known before, None where it is new."""
+        """Follows a tensor's storage; returns its previous address and size, None if it is new."""
         if not address:
             return address, size
         storage = tensor.untyped_storage()
-        key = storage._cdata  # unique among storages alive
+        key = storage._cdata  # unique among live storages
         known = self._alive.get(key)
         if known is not None:
             reference = known[0]

@@ -1,4 +1,4 @@
-"""Variables of torch's C++ core library, its log level among them, where the library has them."""
+"""Accesses variables of torch's C++ core library, such as its log level, if the library exports them."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ _ERRORS = 2
 
 @cache
 def core_library() -> Any:
-    """Returns torch's core library as ctypes opens it, None where it is not found."""
+    """Returns torch's core library, opened with ctypes; None if it is not found."""
     return open_library(_LIBRARIES)
 
 
 def core_flag(name: str, kind: Any) -> Any:
-    """Returns a variable of the core library, None where it has none of that name."""
+    """Returns a variable of the core library, None if it exports none of that name."""
     return find_variable(core_library(), name, kind)
 
 
 def log_level() -> Any:
-    """Returns the variable that holds the log level, None where torch logs in another way."""
+    """Returns the variable that holds the log level, None if torch logs in another way."""
     return core_flag("FLAGS_caffe2_log_level", ctypes.c_int)
 
 
 @contextmanager
 def errors_only() -> Iterator[None]:
-    """Keeps torch's core from writing warnings on stderr meanwhile."""
+    """Suppresses warnings of torch's core on stderr for the duration."""
     level = log_level()
     if level is None:
         yield

@@ -1,11 +1,12 @@
-"""Reads and sets what Kineto, the library behind torch's profiler, keeps for the whole process.
+"""Reads and sets the process-wide state of Kineto, the library behind torch's profiler.
 
-Kineto has one trace at a time, whichever thread began it; torch's Python API shows sessions of the calling thread
-alone, and none that only warms up. Kineto's own state (`ActivityProfilerProxy::isActive`) is read through ctypes. So
+Kineto has one trace at a time, whichever thread began it; torch's Python API shows only sessions of the calling
+thread, and none that is warming up. Kineto's own state (`ActivityProfilerProxy::isActive`) is read through ctypes, as
 are its log level and the thread of its configuration loader: nothing in a job needs that thread, and a forked child
-that ends in order waits for it for ever, since threads do not cross a fork.
+that exits normally waits for it forever, since threads do not cross a fork.
 
-Semi-private, therefore tested for: each entry is used only where the library has it and its objects look as known.
+Semi-private, therefore feature-tested: each entry is used only if the library exports it and its objects look as
+expected.
 """
 
 from __future__ import annotations
@@ -28,26 +29,26 @@ _SEVERITY = "_ZN9libkineto6Logger14severityLevel_E"
 _SUPPRESS = "suppressLibkinetoLogMessages"
 _LOADER = "_ZN9libkineto12ConfigLoader8instanceEv"
 _STOP_THREAD = "_ZN9libkineto12ConfigLoader10stopThreadEv"
-#: Words from the start of the library's interface to its profiler, from the start of a table of virtual functions to
-#: what objects point to, and from the start of the profiler to its controller, which is made with the first session.
+#: Word offsets: from the start of the library's interface to its profiler, from the start of a virtual function table
+#: to the address that objects point to, and from the profiler to its controller, created with the first session.
 _PROFILER, _TABLE_START, _CONTROLLER = 1, 2, 3
 _WORD = ctypes.sizeof(ctypes.c_void_p)
-#: Above all that Kineto reports.
+#: Above every level that Kineto reports.
 _SILENT = 9
-#: Who sets one of these has Kineto take requests while the job runs, which its thread looks for.
+#: If one of these is set, Kineto accepts requests while the job runs, which its thread polls for.
 _REQUESTS = ("KINETO_USE_DAEMON", "KINETO_CONFIG")
 _LEVEL = "KINETO_LOG_LEVEL"
 _LEADING_NUMBER = re.compile(r"\s*[+-]?\d+")
 
 
 class Kineto:
-    """The library as it is loaded in this process."""
+    """The library as loaded in this process."""
 
     def __init__(self, library: Any) -> None:
-        """Finds its entries; any of them may be missing in a torch that is built in another way.
+        """Finds its entries; any of them may be missing in a torch built differently.
 
         Args:
-            library: The library as ctypes opens it; None where there is none.
+            library: The library, opened with ctypes; None if there is none.
         """
         self._api = _function(library, _API, ctypes.c_void_p)
         self._is_active = _function(library, _IS_ACTIVE, ctypes.c_bool, ctypes.c_void_p)
@@ -60,27 +61,27 @@ class Kineto:
 
     @property
     def can_tell(self) -> bool:
-        """Whether the library tells of traces under way."""
+        """Whether the library reports active traces."""
         return bool(self._api and self._is_active and self._proxy_table)
 
     @property
     def is_initialized(self) -> bool:
-        """Whether a session of this process has set the library up; False where that cannot be told."""
+        """Whether a session of this process has initialized the library; False if unknown."""
         return self._profiler() is not None
 
     def is_active(self) -> bool:
-        """Whether a trace is warming up or under way, begun by whichever thread; False where that cannot be told."""
+        """Whether a trace of any thread is warming up or running; False if unknown."""
         profiler = self._profiler()
         return profiler is not None and bool(self._is_active(profiler))
 
     def stop_thread(self) -> None:
-        """Ends the thread of the configuration loader, unless the job's environment has Kineto take requests."""
+        """Stops the thread of the configuration loader, unless the job's environment makes Kineto accept requests."""
         if self._loader and self._stop_thread and not any(os.environ.get(name) for name in _REQUESTS):
             self._stop_thread(self._loader())
 
     @contextmanager
     def silence(self) -> Iterator[None]:
-        """Keeps Kineto from reporting on stderr meanwhile; afterwards its log level is what it would be."""
+        """Suppresses Kineto's reports on stderr for the duration, then restores its log level."""
         if self._severity is None:
             os.environ.setdefault(_LEVEL, str(_SILENT))
             yield
@@ -89,7 +90,7 @@ class Kineto:
         is_first = not self.is_initialized
         try:
             self._severity.value = _SILENT
-            if is_first:  # setting itself up, the library takes its level from the environment
+            if is_first:  # on initialization, the library reads its level from the environment
                 os.environ[_LEVEL] = str(_SILENT)
             yield
         finally:
@@ -98,7 +99,7 @@ class Kineto:
                 self._set_level_as_given(given)
 
     def _set_level_as_given(self, given: str | None) -> None:
-        """Does what the library and torch do with the environment's level when they set the library up."""
+        """Sets the level from the environment, as the library and torch do when they initialize the library."""
         if given is not None:
             os.environ[_LEVEL] = given
             digits = _LEADING_NUMBER.match(given)
@@ -120,7 +121,7 @@ class Kineto:
 
 @cache
 def kineto() -> Kineto:
-    """Returns the library that this process has loaded with torch."""
+    """Returns the library that torch has loaded in this process."""
     return Kineto(open_library(_LIBRARIES))
 
 

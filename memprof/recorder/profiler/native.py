@@ -1,13 +1,13 @@
-"""Hears of every allocation from torch's own allocators, temporaries inside kernels included.
+"""Records every allocation from torch's own allocators, temporaries inside kernels included.
 
 The allocator reports to torch's C++ profiler while one runs with memory events only. A flag of the allocator,
-`FLAGS_caffe2_report_cpu_memory_usage`, makes it keep its table of live blocks from the start of the process and
+`FLAGS_caffe2_report_cpu_memory_usage`, makes it maintain its table of live blocks from the start of the process and
 for all threads: frees of older memory are then reported too, without the warning it prints otherwise.
 
-CUDA's and XPU's caching allocators report to the same profiler: blocks as they set them aside, and their own counts
-of allocated and reserved bytes. Backward on a device runs in threads of its own, to which the session travels.
+CUDA's and XPU's caching allocators report to the same profiler: blocks as they allocate them, and their own counts
+of allocated and reserved bytes. Backward on a device runs in its own threads, to which the session is propagated.
 
-Semi-private, therefore tested for: `NativeEvents.is_available()`.
+Semi-private, therefore feature-tested: `NativeEvents.is_available()`.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ _ALLOCATION = "Allocation"
 
 
 class AllocatorTable:
-    """The CPU allocator's table of live blocks: switched on at start, so that later frees have a size.
+    """The CPU allocator's table of live blocks: enabled at start, so that later frees have a size.
 
-    Several may ask for it in one process: it stays on until the last of them has switched it off.
+    It is reference-counted within a process: it stays enabled until its last user switches it off.
     """
 
     _users = 0
 
     def __init__(self) -> None:
-        """Finds the allocator's flags; they may be missing in a torch built in another way."""
+        """Finds the allocator's flags; they may be missing in a torch built differently."""
         self._report = core_flag("FLAGS_caffe2_report_cpu_memory_usage", ctypes.c_bool)
         self._log_level = log_level()
         self._found_log_level: int | None = None
@@ -51,16 +51,16 @@ class AllocatorTable:
 
     @staticmethod
     def is_kept() -> bool:
-        """Whether anybody has it kept in this process."""
+        """Whether the table has any user in this process."""
         return AllocatorTable._users > 0
 
     def switch_on(self, *, is_late: bool) -> None:
-        """Makes the allocator keep its table.
+        """Enables the allocator's table.
 
         Args:
-            is_late: Memory was taken before: freeing it makes the allocator warn on stderr that it does not know
-                the block. Its log level is raised to errors until `switch_off`, so that the job's stderr stays as
-                it would be.
+            is_late: Memory was allocated before: freeing it makes the allocator warn on stderr about an unknown
+                block. Its log level is raised to errors until `switch_off`, so that the job's stderr stays
+                unchanged.
         """
         if not self._is_on:
             AllocatorTable._users += 1
@@ -72,7 +72,7 @@ class AllocatorTable:
             self._log_level.value = max(self._log_level.value, 2)
 
     def switch_off(self) -> None:
-        """Puts the allocator's flags back, unless that was done: another recorder may have switched them on since."""
+        """Restores the allocator's flags, unless already done: another recorder may have enabled them since."""
         if not self._is_on:
             return
         self._is_on = False
@@ -89,11 +89,11 @@ class NativeEvents:
 
     name = "native"
     needs_outputs = False
-    #: Told of the allocations of every session that ends: others cannot hear for themselves while it runs.
+    #: Called with the allocations of every session that ends: no other session can run meanwhile.
     listeners: ClassVar[list[Callable[[list[Any]], None]]] = []
 
     def __init__(self, log: RawLog) -> None:
-        """Shares the recorder's log."""
+        """Stores the recorder's log."""
         self._log = log
         self._session = ProfilerSession()
 
@@ -114,7 +114,7 @@ class NativeEvents:
 
     @classmethod
     def initialize(cls) -> None:
-        """Makes torch's profiler set itself up in this thread, which has imported torch; it complains of any other."""
+        """Initializes torch's profiler in this thread, which has imported torch; in any other thread it warns."""
         session = ProfilerSession()
         if cls.is_available():
             session.start(_profiler.RecordScope.LITE_INTERPRETER, profile_memory=False)
@@ -122,29 +122,29 @@ class NativeEvents:
 
     @property
     def is_running(self) -> bool:
-        """Whether it listens."""
+        """Whether a session is running."""
         return self._session.is_running
 
     def start(self) -> bool:
-        """Starts hearing; returns False when the job's own profiler warms up or runs, which must not be disturbed.
+        """Starts recording; returns False, leaving it alone, if the job's own profiler is warming up or running.
 
         Raises:
-            OSError: The job may open no more files, and torch's profiler reads one at every start.
+            OSError: The job has no file descriptor left, and torch's profiler reads a file at every start.
         """
         if not can_open_files():
-            raise OSError(errno.EMFILE, "torch's profiler cannot start: the job may open no more files")
-        # A scope that no training job enters: a session must never end inside a scope that it has seen begin, since
+            raise OSError(errno.EMFILE, "torch's profiler cannot start: no file descriptor left (ulimit -n)")
+        # A scope that no training job enters: a session must never end inside a scope whose begin it recorded, since
         # leaving that scope then writes to the session's freed memory. Every optimizer hook runs inside one.
         return self._session.start(_profiler.RecordScope.LITE_INTERPRETER, profile_memory=True)
 
     def cut(self) -> None:
-        """Logs what was heard so far and goes on. Never call inside backward: the engine holds the session then."""
+        """Logs the events so far and continues. Never call inside backward: the engine holds the session then."""
         if self.is_running:
             self.stop()
             self.start()
 
     def stop(self) -> None:
-        """Logs what was heard and stops; nothing is logged where the job's profiler has taken over."""
+        """Logs the events and stops; nothing is logged if the job's profiler has taken over."""
         result = self._session.stop()
         if result is None:
             return
@@ -176,7 +176,7 @@ class NativeEvents:
 
 
 def allocations(result: Any) -> list[Any]:
-    """Lists the memory events of a profiler result, of all devices, in the order they happened."""
+    """Lists the memory events of a profiler result, of all devices, in order of time."""
     found: list[Any] = []
     pending = list(reversed(result.experimental_event_tree()))
     while pending:
@@ -188,5 +188,5 @@ def allocations(result: Any) -> list[Any]:
 
 
 def device_name(device: torch.device) -> str:
-    """Returns a device's name with its number, as tensors on it say it."""
+    """Returns a device's name with its index, as tensors on it report it."""
     return f"{device.type}:{device.index or 0}"

@@ -1,4 +1,4 @@
-"""Notices when the job begins a session of torch's profiler, just before it does, and makes way for it."""
+"""Intercepts the start of a session of torch's profiler by the job, and stops memprof's own first."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from torch._C import _autograd
 
 from memprof.recorder.profiler import sessions
 
-#: The entries of torch through which a session begins, and whether it is then a trace of Kineto's. Such a trace is
-#: prepared before it is enabled; sessions of NVTX, ITT and the legacy profiler are of their thread alone.
+#: Torch's entry points that begin a session, and whether that is a Kineto trace. Such a trace is prepared before it is
+#: enabled; sessions of NVTX, ITT and the legacy profiler belong to their thread only.
 _ENTRIES = {"_prepare_profiler": True, "_enable_profiler": False, "_enable_profiler_legacy": False}
-#: Modules that hold them under these names; the last is imported by few jobs.
+#: Modules that export them under these names; few jobs import the last one.
 _HOLDERS = ("torch._C._autograd", "torch.autograd", "torch.autograd.profiler", "torch.autograd.profiler_legacy")
 
 
 class ProfilerGuard:
     """Calls back before the job begins each session, while installed; then memprof's own session ends.
 
-    Several may be installed at a time.
+    Several may be installed at once.
     """
 
     _installed: list[ProfilerGuard] = []  # noqa: RUF012 - one list for all guards
@@ -30,12 +30,12 @@ class ProfilerGuard:
         """Prepares a guard.
 
         Args:
-            before_start: Called in the job's thread, to stop what it has running in that thread. It must not raise.
+            before_start: Called in the job's thread, to stop what its owner runs in that thread. It must not raise.
         """
         self._before_start = before_start
 
     def install(self) -> None:
-        """Puts the guard around torch's entries."""
+        """Wraps torch's entry points."""
         if self not in self._installed:
             self._installed.append(self)
         for holder in _HOLDERS:
@@ -46,7 +46,7 @@ class ProfilerGuard:
                     setattr(sys.modules[holder], name, _guarded(entry, is_kineto=is_kineto))
 
     def remove(self) -> None:
-        """Puts torch's entries back with the last guard."""
+        """Restores torch's entry points with the last guard."""
         if self in self._installed:
             self._installed.remove(self)
         if not self._installed:
@@ -56,7 +56,7 @@ class ProfilerGuard:
 
     @classmethod
     def make_way(cls, *, is_kineto: bool) -> None:
-        """Ends what memprof has running, before a session of the job's begins in this thread."""
+        """Ends memprof's own sessions before a session of the job's begins in this thread."""
         for guard in list(cls._installed):
             if guard._before_start is not None:
                 guard._before_start()
@@ -64,11 +64,11 @@ class ProfilerGuard:
 
 
 def _guarded(entry: Any, *, is_kineto: bool) -> Any:
-    """Returns what takes an entry's place.
+    """Returns the replacement of an entry point.
 
-    A type whose objects are made by making way and set up by the entry itself: so nothing of memprof's is on the stack
-    while the entry runs, nor in the traceback of what it raises. An object is dropped at once, since the entry returns
-    nothing that anybody would keep.
+    The replacement is a type: creating an object ends memprof's sessions, and initializing it runs the entry itself. So
+    nothing of memprof's is on the stack while the entry runs, nor in the traceback of an error it raises. The object is
+    freed immediately, since the caller keeps no result of the entry.
     """
 
     def make(kind: type, /, *args: Any, **kwargs: Any) -> Any:

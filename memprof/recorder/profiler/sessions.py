@@ -1,12 +1,11 @@
-"""Runs memprof's own sessions of torch's C++ profiler so that the job's always come first.
+"""Runs memprof's own sessions of torch's C++ profiler, giving precedence to the job's.
 
-There is one trace at a time in a process, whichever thread it is of: beginning one cancels the other, even one that
-only warms up, and ending a cancelled one is a segmentation fault. So memprof begins none while the job has one, and
+A process has one trace at a time, whichever thread owns it: beginning one cancels the other, even one that is only
+warming up, and ending a cancelled one is a segmentation fault. So memprof begins none while the job has one, and
 ends its own before the job's begins.
 
-A session can be ended only in its own thread, and outside of backward, whose engine keeps it and puts it back. Where
-the job begins one meanwhile, memprof's is cancelled, and its remains are taken from its thread once no trace is under
-way.
+A session can be ended only in its own thread, and outside backward, whose engine saves and restores it. If the job
+begins one meanwhile, memprof's is cancelled, and its remains are removed from its thread once no trace is running.
 """
 
 from __future__ import annotations
@@ -25,29 +24,29 @@ from memprof.recorder.faults import raise_if_of_job
 from memprof.recorder.profiler.core_library import errors_only
 from memprof.recorder.profiler.kineto import kineto
 
-# As torch has them: the guard puts its own in their place, for the job.
+# Torch's originals: the guard replaces them for the job.
 _prepare, _enable, _disable = _autograd._prepare_profiler, _autograd._enable_profiler, _autograd._disable_profiler
 _is_enabled = _autograd._profiler_enabled
 _graph_task = torch._C._current_graph_task_id
 _get_ident = threading.get_ident
 
-#: Reentrant: ending a session may free an object whose end begins another.
+#: Reentrant: ending a session may free an object whose destructor begins another.
 _lock = threading.RLock()
 _running: ProfilerSession | None = None
-#: Threads that still hold a session of memprof's that is over, and whether torch still calls it, since backward has put
-#: that back, too.
+#: Threads that still hold a session of memprof's that is over, and whether torch still calls its callbacks because
+#: backward has restored them.
 _leftovers: dict[int, bool] = {}
-#: Sessions that the job is about to begin: memprof's has ended, and Kineto does not tell of theirs yet.
+#: Sessions that the job is about to begin: memprof's has ended, and Kineto does not report theirs yet.
 _beginning = 0
-#: Whether the job has begun a session, where Kineto does not tell of it: then it may have one at any time.
+#: Whether the job has begun a session that Kineto does not report: it may then have one at any time.
 _has_job_begun = False
 
 
 class ProfilerSession:
-    """One session at a time, of the thread that starts it; it may be started again.
+    """A session of the thread that starts it; it may be restarted.
 
     Attributes:
-        is_running: Whether it was started and not stopped; it may be cancelled meanwhile.
+        is_running: Whether it was started and not stopped; it may have been cancelled since.
     """
 
     def __init__(self) -> None:
@@ -60,22 +59,22 @@ class ProfilerSession:
         self._is_abandoned = False
 
     def start(self, scope: Any, *, profile_memory: bool, with_device: bool = False) -> bool:
-        """Starts, unless the job has a session of its own, or one that warms up, or no file can be opened.
+        """Starts, unless the job's own session is running or warming up, or no file can be opened.
 
         Args:
             scope: Which of torch's scopes to record.
             profile_memory: Record allocations.
-            with_device: Time what runs on the CUDA device, too.
+            with_device: Also time the work on the CUDA device.
 
         Returns:
             Whether it was started.
         """
-        global _running  # noqa: PLW0603 - Kineto has one trace in a process
+        global _running  # noqa: PLW0603 - Kineto has one trace per process
         with _lock:
             if not may_start() or not can_open_files():
                 return False
             is_first = not kineto().is_initialized
-            # Before it begins: a signal handler of the job may raise at any point, and what has begun must be ended.
+            # Set before it begins: a signal handler of the job may raise at any point; a begun session must be ended.
             self._thread, self._task, self._scope = _get_ident(), _graph_task(), scope
             self.is_running, self._is_lost, self._is_abandoned = True, False, False
             _running = self
@@ -88,7 +87,7 @@ class ProfilerSession:
         """Stops, in the session's thread.
 
         Returns:
-            torch's result; None where the job's profiler has taken over, and what was recorded is lost.
+            torch's result; None if the job's profiler has taken over and the events are lost.
         """
         global _running
         if not self.is_running:
@@ -103,22 +102,22 @@ class ProfilerSession:
                 with kineto().silence():
                     result = _disable()
             else:
-                _cancel()  # a signal handler of the job raised between the parts of its beginning or end
+                _cancel()  # a signal handler of the job raised during its start or stop
             _running, self.is_running = None, False
-            if _graph_task() not in (-1, self._task):  # the engine puts it back when backward ends
+            if _graph_task() not in (-1, self._task):  # the engine restores it when backward ends
                 _leftovers[self._thread] = self._scope != _profiler.RecordScope.LITE_INTERPRETER
             return result
 
     def abandon(self) -> None:
         """Stops without a result, in the session's thread; inside backward, as soon as that is over.
 
-        There the session may have seen a node begin, and leaving that node writes to the session's memory.
+        Inside backward the session may have recorded the begin of a node, and leaving the node writes to its memory.
         """
         self._is_abandoned = True
         clear_leftovers()
 
     def _yield_to_job(self, thread: int) -> None:
-        """Makes way for a session that the job begins in a thread."""
+        """Yields to a session that the job begins in a thread."""
         global _running  # noqa: PLW0603 - as in start
         if thread == self._thread:
             self.stop()
@@ -130,12 +129,12 @@ class ProfilerSession:
 
 
 def may_start() -> bool:
-    """Whether a session may start in this thread: the job has none, and none of memprof's runs."""
+    """Whether a session may start in this thread: neither the job nor memprof has one running."""
     return not is_job_profiling() and _running is None
 
 
 def can_open_files() -> bool:
-    """Whether Kineto could read the process's name, as it does for each session: else it complains on stderr."""
+    """Whether Kineto could read the process's name, as it does for each session: otherwise it warns on stderr."""
     if sys.platform != "linux":
         return True
     try:
@@ -147,16 +146,16 @@ def can_open_files() -> bool:
 
 
 def is_job_profiling() -> bool:
-    """Whether the job's profiler warms up or runs, as far as that can be told in this thread."""
+    """Whether the job's profiler is warming up or running, as far as this thread can determine."""
     clear_leftovers()
     return _running is None and bool(_beginning or _has_job_begun or _is_enabled() or kineto().is_active())
 
 
 def make_way(*, is_kineto: bool) -> None:
-    """Ends what memprof has, before the job begins a session in this thread; `way_is_taken` follows.
+    """Ends memprof's session before the job begins one in this thread; `way_is_taken` must follow.
 
     Args:
-        is_kineto: It will be a trace of Kineto's, of which there is one in the process; others are of their thread.
+        is_kineto: The job's will be a Kineto trace, of which a process has one; others belong to their thread.
     """
     global _beginning, _has_job_begun  # noqa: PLW0603 - as in start
     with _lock:
@@ -171,17 +170,17 @@ def make_way(*, is_kineto: bool) -> None:
 
 
 def way_is_taken() -> None:
-    """Follows `make_way` once the job has begun its session, or has failed to."""
+    """Completes `make_way` once the job has begun its session, or has failed to."""
     global _beginning  # noqa: PLW0603 - as in start
     with _lock:
         _beginning -= 1
 
 
 def clear_leftovers() -> None:
-    """Takes a cancelled session from this thread, if it holds one, and nothing is under way that it would disturb.
+    """Removes a cancelled session from this thread, if it holds one and nothing running would be disturbed.
 
-    One that was abandoned inside backward ends here, too: where it outlived the process's C++ objects, its end would
-    be a segmentation fault.
+    A session abandoned inside backward ends here, too: if it outlived the process's C++ objects, ending it would be a
+    segmentation fault.
     """
     if _graph_task() != -1:
         return
@@ -198,7 +197,7 @@ def clear_leftovers() -> None:
 
 @contextmanager
 def short_session() -> Iterator[ProfilerSession]:
-    """Holds off the job's sessions in other threads, for as long as one operator runs inside a session."""
+    """Blocks the job's sessions in other threads while one operator runs inside a session."""
     with _lock:
         session = ProfilerSession()
         try:
@@ -208,8 +207,8 @@ def short_session() -> Iterator[ProfilerSession]:
 
 
 def begin_anew_after_fork() -> None:
-    """Forgets in a forked child what other threads of its parent were about: they are not there."""
-    global _lock, _running, _beginning  # noqa: PLW0603 - one lock and one trace a process
+    """Resets, in a forked child, the state of the parent's other threads: they do not exist there."""
+    global _lock, _running, _beginning  # noqa: PLW0603 - one lock and one trace per process
     _lock, _beginning = threading.RLock(), 0
     for thread in _leftovers.keys() - {_get_ident()}:
         del _leftovers[thread]
@@ -229,7 +228,7 @@ def _begin(scope: Any, *, profile_memory: bool, with_device: bool = False) -> No
 
 
 def _cancel() -> None:
-    """Ends the trace of another thread: one that begins and ends here takes its place."""
+    """Ends the trace of another thread by replacing it with one that begins and ends here."""
     if not _is_enabled():
         with errors_only():
             _begin(_profiler.RecordScope.LITE_INTERPRETER, profile_memory=False)
@@ -238,15 +237,15 @@ def _cancel() -> None:
 
 
 def _retire() -> None:
-    """Ends what is left of a session: torch ends it together with Kineto's trace, which must be there again for that.
+    """Ends what is left of a session: torch ends it together with a Kineto trace, which must exist again for that.
 
-    Inside backward it comes back once more.
+    Inside backward it is restored once more.
     """
     with errors_only(), kineto().silence():
         _prepare(_config(profile_memory=False), {_profiler.ProfilerActivity.CPU})
         _disable()
     if _leftovers[_get_ident()]:
-        # Torch would have it record into the job's next session. There is no entry to take out one alone.
+        # Torch would make it record into the job's next session. A single callback cannot be removed.
         _autograd._clear_callbacks()  # type: ignore[attr-defined]  # torch's own stub lacks it
     if _graph_task() == -1:
         del _leftovers[_get_ident()]

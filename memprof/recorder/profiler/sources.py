@@ -1,4 +1,4 @@
-"""Everything that tells of memory while operators are recorded, switched on and off together."""
+"""All sources of memory events while operators are recorded, enabled and disabled together."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from memprof.recorder.profiler.native import NativeEvents
 
 
 class MemorySources:
-    """Native events where this torch has them, else weak references; on a device its allocator's history beside them.
+    """Native events if this torch has them, else weak references; on a device also its allocator's history.
 
-    Storages on a device whose allocator reports nothing are followed by weak references in any case.
+    Storages on a device whose allocator reports nothing are always followed by weak references.
 
     Attributes:
-        is_open: Whether they listen.
-        native: The native events, of which the job's own profiler must not hear.
+        is_open: Whether the sources are recording.
+        native: The native events, which the job's own profiler must not receive.
     """
 
     def __init__(self, log: RawLog, *, can_hear: bool) -> None:
-        """Listens to nothing yet.
+        """Starts with all sources off.
 
         Args:
-            log: Where everything goes.
+            log: Destination of all rows.
             can_hear: Whether native events would be complete.
         """
         self.is_open = False
@@ -48,58 +48,58 @@ class MemorySources:
 
     @property
     def on_output(self) -> Callable[[torch.Tensor, int], None] | None:
-        """What must be shown every output of an operator and the moment; None where nothing asks for it."""
+        """Callback for every output of an operator, with its time; None if no source needs it."""
         return self._storages.watch if not self._is_native or self._storages.only else None
 
     @property
     def remember(self) -> Callable[[torch.Tensor], None] | None:
-        """What must be shown every tensor that is there already; None where the sources hear of its end."""
+        """Callback for every existing tensor; None if the sources report its free themselves."""
         return None if self._is_native and not self._storages.only else self._storages.remember
 
     def follow_only(self, name: str, owned_span: Callable[[torch.Tensor], tuple[int, int]]) -> None:
-        """Follows storages by weak references alone, for no allocator is asked for memory.
+        """Follows storages by weak references only, since no allocator is used.
 
         Args:
             name: Name of this source.
-            owned_span: Tells where a tensor's storage would be, and its bytes.
+            owned_span: Returns the address a tensor's storage would have, and its bytes.
         """
         self._can_hear = False
         self._storages.name, self._storages.owned_span = name, owned_span
 
     def hear_of(self, name: str, device: Any) -> None:
-        """Hears of one device alone, which tells everything itself; nothing else is followed.
+        """Records a single device that reports all its events itself; nothing else is followed.
 
         Args:
             name: Name of this source.
-            device: Takes the place of the allocator's history and of the driver's samples, with their methods.
+            device: Replaces the allocator's history and the driver's samples; has their methods.
         """
         self.follow_only(name, lambda _tensor: (0, 0))
         self._history = self._devices = device
 
     def start(self) -> None:
-        """Starts to listen."""
+        """Starts all sources."""
         self._is_native = self._can_hear and self.native.start()
         self._storages.only = unheard_device() if self._is_native else ""
         self._storages.start()
         name = self.native.name if self._is_native else self._storages.name
         self._log.record("epochs", {"op": self._log.op_count, "time_ns": time.time_ns(), "source": name})
-        self._history.start()  # what is in use then belongs to this epoch
+        self._history.start()  # blocks in use then belong to this epoch
         self._devices.sample()
         self.is_open = True
 
     def follow(self, tensor: torch.Tensor) -> None:
-        """Follows the end of a tensor that is there already, whatever the source."""
+        """Follows an existing tensor until it is freed, whatever the source."""
         self._storages.remember(tensor)
 
     def resized(self, storage: torch.UntypedStorage) -> None:
-        """Is told that a storage was given another size by no operator, which native events would have told."""
+        """Handles a storage resized outside any operator, which native events would have reported."""
         self._storages.resized(storage)
 
     def cut(self) -> None:
-        """Logs what was heard so far, and goes on. Never call inside backward."""
+        """Logs the events so far, and continues. Never call inside backward."""
         if self.is_open:
             (self.native if self._is_native else self._storages).cut()
-            # CUDA may be in use since the first batch only.
+            # CUDA may have come into use with the first batch.
             if self._history.is_running:
                 self._history.cut()
             else:
@@ -107,7 +107,7 @@ class MemorySources:
             self._devices.sample()
 
     def stop(self) -> None:
-        """Logs what was heard, and stops."""
+        """Logs the events, and stops."""
         if self.is_open:
             self.is_open = False
             (self.native if self._is_native else self._storages).stop()
@@ -122,5 +122,5 @@ class MemorySources:
         self._history.abandon()
 
     def forget(self) -> None:
-        """Follows no storage any more: the recording is over."""
+        """Stops following storages: the recording is over."""
         self._storages.abandon()

@@ -1,11 +1,11 @@
 """Measures how fast a CUDA device is, at the end of the job that used it.
 
-A process of its own would have to wait for the device's memory, and would not see the device as the job did. So it is
-measured inside the job, as the last thing before its process ends: memprof's exit handler is registered before any of
-the job's, and therefore runs after them. By then no loss, no random number and no peak is read any more. No random
-numbers are drawn, and no more memory is taken than is free.
+A separate process would have to wait for the device's memory, and would not see the device as the job did. So the
+measurement runs inside the job, last before its process ends: memprof's exit handler is registered before any of
+the job's, and therefore runs after them. By then no loss, random number or peak is read any more. No random
+numbers are drawn, and no more memory is allocated than is free.
 
-Not measured: written against CUDA's documentation and tested against a stand-in, for want of a device.
+Not validated on hardware: written against CUDA's documentation and tested against a stand-in, for want of a device.
 """
 
 from __future__ import annotations
@@ -18,49 +18,49 @@ import torch
 
 from memprof.trace.files.private_file import write_private
 
-#: What is written in the process's folder of the spool; ``trace.assemble`` reads it.
+#: File in the process's folder of the spool; ``trace.assemble`` reads it.
 FILE_NAME = "speed.json"
-#: Bytes copied at a time, on the device and over the link.
+#: Bytes per copy, on the device and over the link.
 _DEVICE_BYTES, _HOST_BYTES = 256 * 2**20, 32 * 2**20
-#: Of the memory that is free, no more than this share is taken.
+#: Limit on the memory used, as a share of the free memory.
 _SHARE = 1 / 4
 #: Rows and columns of the matrices: enough for the full rate of the largest devices.
 _ROWS = 4096
-#: Each is run once to load its kernel, and so often more; the fastest run counts.
+#: Timed runs of each, after one to load its kernel; the fastest counts.
 _RUNS = 5
 
 
 def write_device_speed(folder: Path, torch: Any = torch) -> None:
-    """Measures the CUDA device that this process used, if it did, and writes it to its folder of the spool.
+    """Measures the CUDA device that this process used, if any, and writes the result to its folder of the spool.
 
     Args:
-        folder: The process's folder; nothing is measured where it has recorded nothing.
-        torch: The module, or what stands for it.
+        folder: The process's folder; nothing is measured if it recorded nothing.
+        torch: The module, or a stand-in.
     """
-    # Asked first: finding out whether there is a device costs time, and may set it up.
+    # Checked first: probing for a device takes time, and may initialize it.
     if not torch.cuda.is_initialized() or not folder.is_dir():
         return
     try:
         speed = measure_cuda(torch)
-    except Exception as error:  # noqa: BLE001 - the job has ended in order: a device in trouble must not change that
+    except Exception as error:  # noqa: BLE001 - the job has ended normally: a device error must not change that
         speed = {"how": f"not measured: {type(error).__name__}: {error}".splitlines()[0]}
     try:
         write_private(folder / FILE_NAME, json.dumps(speed))
     except OSError:
-        return  # a full disk: the recording itself is there, and says nothing of the speed
+        return  # a full disk: the recording itself is complete, without the speed
 
 
 def measure_cuda(torch: Any) -> dict[str, Any]:
     """Measures the current device: memory, both directions of the link, and products in fp32 and bf16.
 
-    fp32 products run as the job has set them: with TF32 where it allows it.
+    fp32 products run with the job's settings: with TF32 if it allows that.
 
     Returns:
-        The fields of ``memprof.trace.manifest.Speed``; those for which too little memory is free are missing.
+        The fields of ``memprof.trace.manifest.Speed``, without those that need more memory than is free.
     """
     torch.cuda.synchronize()
     free, _ = torch.cuda.mem_get_info()
-    # What the allocator has kept for later is free too.
+    # The allocator's cached memory is free too.
     free += torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
     room = int(free * _SHARE)
     speed: dict[str, Any] = {}
@@ -94,7 +94,7 @@ def _product(torch: Any, ones: Any, out: Any) -> Any:
 
 
 def _fastest_us(torch: Any, run: Any) -> float:
-    """Returns the fastest of some runs by the device's own clock, in microseconds."""
+    """Returns the fastest of several runs by the device's own clock, in microseconds."""
     run()
     fastest = float("inf")
     for _ in range(_RUNS):
@@ -103,5 +103,5 @@ def _fastest_us(torch: Any, run: Any) -> float:
         run()
         end.record()
         end.synchronize()
-        fastest = min(fastest, begin.elapsed_time(end) * 1e3)  # events tell milliseconds
+        fastest = min(fastest, begin.elapsed_time(end) * 1e3)  # events report milliseconds
     return max(fastest, 1e-3)

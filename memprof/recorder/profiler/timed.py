@@ -1,4 +1,4 @@
-"""Measures what each operator costs in a step without the dispatch mode, with torch's C++ profiler."""
+"""Measures the time of each operator in a step without the dispatch mode, with torch's C++ profiler."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ _cuda: Any = torch.cuda  # not annotated in torch
 
 
 class OperatorTimes:
-    """Times every operator of the thread that started it, and on a device the work that they start there."""
+    """Times every operator of the thread that started it, and the work each starts on a device."""
 
     def __init__(self, log: RawLog) -> None:
-        """Shares the recorder's log."""
+        """Stores the recorder's log."""
         self._log = log
         self._has_device = False
         self._session = ProfilerSession()
 
     @property
     def is_running(self) -> bool:
-        """Whether it times."""
+        """Whether a session is running."""
         return self._session.is_running
 
     def start(self) -> bool:
-        """Starts timing; returns False when the job's own profiler warms up or runs."""
+        """Starts timing; returns False if the job's own profiler is warming up or running."""
         self._has_device = has_device_activities()
-        wait_for_device()  # else work of the step before is counted
+        wait_for_device()  # otherwise work of the previous step is counted
         return self._session.start(_profiler.RecordScope.FUNCTION, profile_memory=False, with_device=self._has_device)
 
     def stop(self) -> None:
         """Stops, and logs the times, parents before children."""
         if not self.is_running:
             return
-        wait_for_device()  # Kineto hears of work when it ends
+        wait_for_device()  # Kineto records work when it ends
         result = self._session.stop()
         if result is None:
             return
@@ -52,7 +52,7 @@ class OperatorTimes:
             event, depth = pending.pop()
             times.extend((intern("names", event.name), event.start_time_ns, event.duration_time_ns, depth))
             if on_device and event.correlation_id in on_device:
-                # Once: what is inside it on the same operator's account has the same number.
+                # Once: nested calls of the same operator share its correlation id.
                 kernels.extend((first + row, on_device.pop(event.correlation_id)))
             row += 1
             pending.extend((child, depth + 1) for child in reversed(event.children))
@@ -70,6 +70,6 @@ def has_device_activities() -> bool:
 
 
 def wait_for_device() -> None:
-    """Waits until the CUDA device has done what it was given, where one is in use."""
+    """Waits until the CUDA device has finished its queued work, if one is in use."""
     if _cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
         torch.cuda.synchronize()

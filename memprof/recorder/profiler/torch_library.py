@@ -1,4 +1,4 @@
-"""Opens the libraries that torch is made of, and finds their variables."""
+"""Opens torch's shared libraries and finds their variables."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 
 def open_library(names: Sequence[str]) -> Any:
-    """Returns the first of torch's libraries with one of these names as ctypes opens it, None where there is none."""
+    """Returns the first of torch's libraries with one of these names, opened with ctypes; None if there is none."""
     folder = Path(torch.__file__).parent / "lib"
     for name in names:
         if (folder / name).exists():
@@ -23,12 +23,12 @@ def open_library(names: Sequence[str]) -> Any:
 
 
 def find_variable(library: Any, name: str, kind: Any) -> Any:
-    """Returns a variable of a library, None where it has none of that name.
+    """Returns a variable of a library, None if it exports none of that name.
 
     Args:
-        library: The library; None where there is none.
+        library: The library; None if there is none.
         name: The variable's symbol.
-        kind: Its type, one of ctypes.
+        kind: Its ctypes type.
     """
     try:
         return None if library is None else kind.in_dll(library, name)

@@ -1,1 +1,1 @@
-"""Where steps begin and end, and which of them are recorded."""
+"""Step boundaries, and which steps are recorded."""

@@ -1,4 +1,4 @@
-"""Goes on after the window: looks at what models are called with, and has steps with larger inputs recorded."""
+"""Continues after the window: checks the inputs of models, and records steps with larger ones."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from memprof.recorder.steps.window import Watch
 
 _cuda: Any = torch.cuda  # not annotated in torch
 
-#: More operators than these of one step are not recorded after the window: it is an evaluation without an end.
+#: After the window, at most this many operators of a step are recorded: more is an endless evaluation.
 _MOST_OPS = 200_000
 
 
 class AfterWindow:
-    """Rests after the window, where it sees the calls of whole models alone, and records again where one is larger.
+    """Rests after the window, observing only calls of root models, and records again if an input is larger.
 
-    Between recorded steps nothing of memprof runs but a look at each call of a model and a count of updates.
+    Between recorded steps memprof only checks each call of a model and counts updates.
     """
 
     def __init__(self, calls: ModuleCallObserver, guard: ProfilerGuard, table: AllocatorTable) -> None:
-        """Takes what is in place while steps are recorded.
+        """Stores the hooks in place while steps are recorded.
 
         Args:
-            calls: Observes module calls; those of models alone between recorded steps.
-            guard: Makes way for the job's profiler.
+            calls: Observes module calls; only those of root models between recorded steps.
+            guard: Yields to the job's profiler.
             table: The allocator's table of live blocks.
         """
         self._calls = calls
@@ -44,16 +44,16 @@ class AfterWindow:
         self._parts: list[int] = []
 
     def look(self, observation: Observation, module: torch.nn.Module, args: tuple[Any, ...], kwargs: Any) -> bool:
-        """Notes what a model is called with, and begins to record where that is larger than all that was recorded.
+        """Notes a model's inputs, and starts recording if they are larger than all recorded before.
 
         Args:
             observation: The recording.
-            module: What is called; only models count, outside backward.
-            args: What it is called with.
-            kwargs: And by name.
+            module: The module called; only root models outside backward count.
+            args: Its positional arguments.
+            kwargs: Its keyword arguments.
 
         Returns:
-            Whether enough is recorded of the step under way, which is to be ended here in the recording.
+            Whether enough of the current step is recorded, so that its recording should end here.
         """
         root = observation.look_at(module)
         if root < 0:
@@ -71,31 +71,31 @@ class AfterWindow:
         return move is Move.END or observation.step_ops > _MOST_OPS
 
     def begins_step(self, observation: Observation, module: torch.nn.Module) -> bool:
-        """Whether a call begins a step after the window of a job that has no optimizer to tell."""
+        """Whether a call after the window begins a step, in a job without an optimizer to mark steps."""
         root = observation.look_at(module) if observation.watch is Watch.RESTING else -1
         return root >= 0 and self._larger.begins_step(root)
 
     def end_part(self, observation: Observation, step: int) -> None:
-        """Ends the part of a step that is recorded, before the step is over in the job."""
+        """Ends the recorded part of a step before the job's step is over."""
         observation.end_step(step, is_whole=False)
         self._parts.append(step)
         self._larger.end_evaluation()
         self.rest(observation)
 
     def end_step(self, observation: Observation, step: int, *, is_recorded: bool) -> None:
-        """Notes that a step is over in the job.
+        """Notes the end of a step of the job.
 
         Args:
             observation: The recording.
             step: The step's number.
-            is_recorded: It was recorded, and its end, too.
+            is_recorded: It was recorded to its end.
         """
         self._larger.end_step(step, is_recorded=is_recorded, is_over=observation.has_ended)
         if is_recorded and observation.has_ended:
             self._again.append(step)
 
     def begin_step(self, observation: Observation) -> None:
-        """Begins a step after the window; where one before it was larger and could not be recorded, this one is."""
+        """Begins a step after the window; it is recorded if an earlier one was larger and could not be."""
         if observation.watch is not Watch.RESTING:
             self.rest(observation)
         if self._larger.wants_step and _may_record():
@@ -103,14 +103,14 @@ class AfterWindow:
             self._record_again(observation)
 
     def rest(self, observation: Observation) -> None:
-        """Records nothing, and looks at models alone, from here on."""
+        """Stops recording, and observes only calls of root models from here on."""
         observation.rest()
         self._calls.install_for(observation.root_ids)
         self._guard.remove()
         self._table.switch_off()
 
     def write_notes(self, observation: Observation, step: int) -> None:
-        """Writes at the end which steps were recorded after the window, and which was larger and was not."""
+        """Writes at the end which steps were recorded after the window, and which larger one was not."""
         if observation.has_ended:
             for steps, how in (
                 (self._again, "recorded after the window for their inputs, from the first call of a model on"),
@@ -124,7 +124,7 @@ class AfterWindow:
                 observation.note(sentence)
 
     def _record_again(self, observation: Observation) -> None:
-        self._table.switch_on(is_late=True)  # what was taken meanwhile is followed by weak references
+        self._table.switch_on(is_late=True)  # memory allocated meanwhile is followed by weak references
         self._guard.install()
         self._calls.install()
         observation.record_again()
@@ -135,7 +135,7 @@ def _listed(steps: list[int]) -> str:
 
 
 def _may_record() -> bool:
-    """Whether a recording may begin here without being in the way of the job, or being in part of it only."""
+    """Whether recording may begin here without disturbing the job, and without missing part of it."""
     if torch._C._current_graph_task_id() != -1 or not kineto().can_tell or is_job_profiling() or not can_open_files():
         return False
     return not (_cuda.is_initialized() and torch.cuda.is_current_stream_capturing())

@@ -1,25 +1,25 @@
-"""Keeps account of the steps that were not recorded because the job's own profiler warmed up or ran in them."""
+"""Tracks the steps not recorded because the job's own profiler was warming up or running in them."""
 
 from __future__ import annotations
 
 from memprof.recorder.steps.window import Watch, Window
 
-#: The window is moved behind so many of them; a job that profiles itself throughout is recorded no further.
+#: Largest shift of the window behind such steps; a job that profiles itself throughout is recorded no further.
 _MOST_MOVED = 100
 
 
 class StepsAside:
-    """Which steps were passed over, and how far the window has moved for it.
+    """The skipped steps, and how far the window has moved because of them.
 
     Attributes:
         is_due: The job's profiler has begun, and was not yet found to be over.
-        has_begun: The step under way has called a model, or an optimizer.
-        is_lost: The job's profiler ran in the step under way.
-        moved: Steps by which the window is later.
+        has_begun: The current step has called a model or an optimizer.
+        is_lost: The job's profiler ran in the current step.
+        moved: Steps by which the window is delayed.
     """
 
     def __init__(self) -> None:
-        """Nothing was passed over yet."""
+        """Starts with no step skipped."""
         self.is_due = False
         self.has_begun = False
         self.is_lost = False
@@ -27,7 +27,7 @@ class StepsAside:
         self._passed: list[int] = []
 
     def pass_over(self, step: int, window: Window) -> None:
-        """Notes that a step was not recorded; one of the window is made up for by a later one.
+        """Notes that a step was not recorded; a step of the window is replaced by a later one.
 
         Args:
             step: Its number, from 0.
@@ -38,7 +38,7 @@ class StepsAside:
             self.moved += 1
 
     def notes(self) -> list[str]:
-        """Returns a sentence for the reader of the recording, where steps were passed over."""
+        """Returns a note for the reader of the recording, if steps were skipped."""
         if not self._passed:
             return []
         first, last, count = self._passed[0], self._passed[-1], len(self._passed)

@@ -1,4 +1,4 @@
-"""What a batch consists of: tensors in tuples, lists, mappings, dataclasses, and batched graphs."""
+"""Structure of a batch: tensors in tuples, lists, mappings, dataclasses, and batched graphs."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch.nn.utils.rnn import PackedSequence
 
-#: What is not a sequence of samples although it is a sequence.
+#: Sequence types that are not sequences of samples.
 WHOLE = (str, bytes, torch.Size)
-#: Types that can be looked at without running code of the job's.
+#: Types that can be inspected without running code of the job's.
 _PLAIN = (str, bytes, int, float, bool, complex, torch.Size, torch.dtype, torch.device, type(None))
 
 
@@ -22,18 +22,18 @@ def is_record(value: Any) -> bool:
 
 
 def fields_of(value: Any) -> dict[str, Any]:
-    """Returns those fields of a dataclass that have been set."""
+    """Returns the fields of a dataclass instance that have been set."""
     return {each.name: getattr(value, each.name) for each in dataclasses.fields(value) if hasattr(value, each.name)}
 
 
 def is_graphs(value: Any) -> bool:
-    """Whether a value is a batch of graphs as torch_geometric makes them: one graph of parts without common edges."""
-    kind = type(value)  # what an instance has might be computed
+    """Whether a value is a batch of graphs as built by torch_geometric: one graph of parts without common edges."""
+    kind = type(value)  # an instance attribute might be computed
     return all(hasattr(kind, name) for name in ("num_graphs", "to_data_list", "from_data_list"))
 
 
 def entries_of(value: Any) -> Iterable[Any]:
-    """Returns what a container of tensors holds; nothing where it is none."""
+    """Returns the entries of a container of tensors; nothing for any other value."""
     if isinstance(value, Mapping):
         return value.values()
     if isinstance(value, (list, tuple)):
@@ -44,17 +44,17 @@ def entries_of(value: Any) -> Iterable[Any]:
 
 
 def first_tensor(value: Any) -> torch.Tensor | None:
-    """Returns a tensor by which a batch is known again: a list or tuple itself cannot be remembered weakly."""
+    """Returns a tensor that identifies a batch: a list or tuple itself cannot be weakly referenced."""
     if isinstance(value, torch.Tensor):
         return value
     return next((found for entry in entries_of(value) if (found := first_tensor(entry)) is not None), None)
 
 
 def batch_size(batch: Any, expected_size: int | None = None) -> int | None:
-    """Returns how many samples a batch has, None where nothing tells.
+    """Returns the number of samples in a batch, None if undetermined.
 
-    It is the first size of its tensors, of most of them where they differ. Where a loader says what to expect, a
-    list of so many samples that cannot be stacked (images of any size) is a batch, too; and what is larger than
+    It is the first size of the tensors, or of most of them if they differ. If the loader's batch size is known, a
+    list of that many samples that cannot be stacked (images of any size) is also a batch, and anything larger than
     expected is not.
     """
     if is_graphs(batch):
@@ -75,9 +75,9 @@ def batch_size(batch: Any, expected_size: int | None = None) -> int | None:
 
 
 def collect(value: Any, tensors: list[torch.Tensor], lengths: list[int]) -> bool:
-    """Lists the tensors and the lengths of sequences in a batch; False where it holds what cannot be split."""
+    """Collects the tensors and the sequence lengths in a batch; returns False if part of it cannot be split."""
     if isinstance(value, PackedSequence):
-        return False  # its samples lie interleaved
+        return False  # its samples are interleaved
     if is_graphs(value):
         lengths.append(value.num_graphs)
         return True
@@ -96,7 +96,7 @@ def collect(value: Any, tensors: list[torch.Tensor], lengths: list[int]) -> bool
 
 
 def is_plain(value: Any) -> bool:
-    """Whether a batch consists of types that can be looked at without running code of the job's."""
+    """Whether a batch consists of types that can be inspected without running code of the job's."""
     if isinstance(value, UserDict):
         return is_plain(value.data)
     if type(value) is dict:

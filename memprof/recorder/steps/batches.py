@@ -1,4 +1,4 @@
-"""Looks at the batches that DataLoaders hand out: whether they could be split is not to be seen from operators."""
+"""Inspects the batches that DataLoaders yield: operators do not show whether a batch can be split."""
 
 from __future__ import annotations
 
@@ -13,52 +13,52 @@ from memprof.recorder.calls.recompiled import recompiled
 from memprof.recorder.steps.batch_structure import batch_size, is_plain
 
 _SEE = "__memprof_batch__"
-#: Batches that are looked at before it is taken that all are like them.
+#: Batches inspected before the others are assumed to be alike.
 _ENOUGH = 4
 
 
 class BatchObserver:
-    """Looks at the first batches that are handed out while gradients are recorded.
+    """Inspects the first batches yielded while gradients are recorded.
 
     Attributes:
-        undivided: Why none of them can be split into micro-batches, a clause; "" where one can, or none was seen, or
-            they consist of types whose code would run if they were looked at.
+        undivided: Why none of them can be split into micro-batches, a clause; "" if one can, or none was seen, or
+            inspecting their types would run code of the job's.
     """
 
     def __init__(self) -> None:
-        """Prepares; nothing is watched yet."""
+        """Starts without observing anything."""
         self.undivided = ""
         self._left = _ENOUGH
         self._function: FunctionType | None = None
         self._original: Any = None
 
     def install(self) -> None:
-        """Begins to look, where torch's iterator is as it came."""
+        """Starts inspecting, if torch's iterator is unmodified."""
         module = sys.modules.get("torch.utils.data.dataloader")
         function = None if module is None else vars(module._BaseDataLoaderIter).get("__next__")
         if not isinstance(function, FunctionType) or function.__closure__:
-            return  # a policy or the job has put its own in place
+            return  # replaced by a policy or the job
         try:
             code = recompiled(function, _see_results)
         except RuntimeError:
-            return  # another torch: what can be split is then found out by the run
+            return  # another torch: the run will show what can be split
         function.__globals__[_SEE] = self._see
         self._function, self._original = function, function.__code__
         function.__code__ = code
 
     def remove(self) -> None:
-        """Puts torch's own code back."""
+        """Restores torch's own code."""
         if self._function is not None:
             self._function.__code__ = self._original
             self._function = None
 
     def _see(self, iterator: Any, batch: Any) -> Any:
-        """Returns a batch, looked at."""
+        """Returns a batch after inspecting it."""
         if self._left > 0 and torch.is_grad_enabled():
             self._left -= 1
             try:
                 self.undivided = _why_whole(batch, _expected_size(iterator))
-            except Exception:  # noqa: BLE001 - nothing in here may reach the job: what can be split is not known
+            except Exception:  # noqa: BLE001 - nothing in here may reach the job: whether it can be split stays unknown
                 self.undivided = ""
             if not self.undivided or not self._left:
                 self.remove()
@@ -74,14 +74,14 @@ def _see_results(definition: ast.FunctionDef) -> None:
 
 
 def _expected_size(iterator: Any) -> int | None:
-    """Returns the batch size a loader was made with, None where a sampler of the job's own makes batches."""
+    """Returns a loader's batch size, None if a sampler of the job's own makes batches."""
     sampler = vars(iterator).get("_index_sampler")
     size = sampler.batch_size if type(sampler) is torch.utils.data.BatchSampler else None
     return size if isinstance(size, int) else None
 
 
 def _why_whole(batch: Any, expected: int | None) -> str:
-    """Says why a batch cannot be split; "" where it can, or that cannot be seen."""
+    """Returns why a batch cannot be split; "" if it can, or this is unknown."""
     with torch._C.DisableTorchFunction():
         if not is_plain(batch) or batch_size(batch, expected) is not None:
             return ""

@@ -1,4 +1,4 @@
-"""Finds the steps after the window whose inputs are larger than those of every step recorded."""
+"""Finds the steps after the window whose inputs are larger than those of every recorded step."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from memprof.recorder.calls.sliding import leaves_operators
 from memprof.recorder.memory.inventory import plain_tensors, tensors_in
 from memprof.trace.files.spool import MISSED_STEP
 
-#: Of the steps after the window, so many are recorded at most.
+#: Maximum number of steps recorded after the window.
 _MOST_STEPS = 16
-#: Once half of them are, only steps that are larger by this share are: lengths may rise all along.
+#: Once half of those are used, a step must be larger by this share: lengths may rise throughout.
 _SHARE = 0.1
-#: Steps recorded in a row for one whose size was known only after it had begun to train.
+#: Steps recorded in a row for one whose size was known only after its training had begun.
 _IN_A_ROW = 4
 
 
-#: What most models are called with: of these, none has to be looked into.
+#: Usual argument types of models; they need no traversal.
 _PLAIN = frozenset({torch.Tensor, type(None), bool, int, float, str})
 
 
 class Move(Enum):
-    """What a call of a model asks of the recording."""
+    """What the recording must do at a call of a model."""
 
     NONE = "none"
-    BEGIN = "begin"  # the step is to be recorded from here on
-    END = "end"  # the evaluation that is recorded has no larger batch here: that is enough of it
+    BEGIN = "begin"  # record the step from here on
+    END = "end"  # the recorded evaluation has no larger batch here: stop recording it
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class _Missed:
 
     Attributes:
         step: Its number.
-        call: The model and whether it trained; None where the step's calls together were larger.
+        call: The model and whether it trained; None if the total of the step's calls was larger.
         elements: Elements of the inputs.
     """
 
@@ -48,13 +48,13 @@ class _Missed:
 
 
 class LargerSteps:
-    """Compares the inputs of models, call by call: training and evaluation apart, and training steps as a whole.
+    """Compares the inputs of models call by call, training and evaluation separately, and training steps as a whole.
 
     Sizes are numbers of elements; no tensor is kept.
     """
 
     def __init__(self) -> None:
-        """Has seen no step yet."""
+        """Starts with no step seen."""
         self._recorded: dict[tuple[int, bool], int] = {}
         self._recorded_total = 0
         self._largest: dict[tuple[int, bool], int] = {}
@@ -67,14 +67,14 @@ class LargerSteps:
         self._missed: _Missed | None = None
 
     def see(self, root: int, elements: int, *, trains: bool, is_recording: bool) -> Move:
-        """Notes that a model is called.
+        """Notes a model call.
 
-        A step can be recorded from its first call of a model with gradients on, or from a call before that: by then
-        it has computed nothing that backward will need.
+        A step can be recorded from its first call of a model with gradients on, or from an earlier call: until then
+        it has computed nothing that backward needs.
 
         Args:
             root: The model's number.
-            elements: Elements of what it is called with.
+            elements: Elements of its inputs.
             trains: Gradients are on.
             is_recording: The step is being recorded.
         """
@@ -85,7 +85,7 @@ class LargerSteps:
         if trains:
             self._total += elements
             self._trained = root if self._trained < 0 else self._trained
-            self._evaluated = None  # what is recorded belongs to this step: it is, to the end
+            self._evaluated = None  # the recording belongs to this step, and continues to its end
         elif is_recording and call == self._evaluated and elements <= before:
             return Move.END
         if may_begin and self._is_worth(elements, before):
@@ -94,17 +94,17 @@ class LargerSteps:
         return Move.NONE
 
     def begins_step(self, root: int) -> bool:
-        """Whether a call begins another step, in a job without an optimizer: of the model that was called to train."""
+        """Whether a call begins another step in a job without an optimizer: a call of the model that was trained."""
         return root == self._trained
 
     def begin(self, root: int, *, trains: bool) -> None:
-        """Notes that the step is recorded from the call on that asked for it."""
+        """Notes that the step is recorded from the call that requested it."""
         self._left -= 1
         self._largest = {(root, trains): self._largest[root, trains]}
 
     @property
     def wants_step(self) -> bool:
-        """Whether the step that begins now is to be recorded: one before it was larger, and was not."""
+        """Whether to record the step that begins now, because an earlier larger one was not recorded."""
         return self._in_a_row > 0 and self._left > 0
 
     def begin_step(self) -> None:
@@ -113,16 +113,16 @@ class LargerSteps:
         self._left -= 1
 
     def end_evaluation(self) -> None:
-        """Notes that the part of the step under way that was recorded is over, and the step goes on."""
+        """Notes that the recorded part of the current step is over while the step continues."""
         self._merge()
         self._is_spent, self._evaluated = True, None
 
     def end_step(self, step: int, *, is_recorded: bool, is_over: bool) -> None:
-        """Notes that a step is over.
+        """Notes the end of a step.
 
         Args:
             step: Its number.
-            is_recorded: It was recorded, to its end.
+            is_recorded: It was recorded to its end.
             is_over: The window is over.
         """
         if is_recorded:
@@ -142,7 +142,7 @@ class LargerSteps:
         self._trained, self._is_spent, self._evaluated = -1, False, None
 
     def sentence(self) -> str:
-        """Returns what the reader must know of larger steps that are not in the recording; "" where there are none."""
+        """Returns a note on larger steps missing from the recording; "" if there are none."""
         missed = self._missed
         if missed is None or not self._is_larger(missed):
             return ""
@@ -180,9 +180,9 @@ class LargerSteps:
 
 
 def elements_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    """Returns the elements of all tensors that a model is called with, without asking an operator.
+    """Returns the number of elements of all tensors passed to a model, without calling an operator.
 
-    Tensors with rules of their own would ask one; of those that hold plain tensors, these are counted.
+    Tensors with dispatch rules would call one; if they hold plain tensors, those are counted instead.
     """
     elements = 0
     values = (*args, *kwargs.values()) if kwargs else args

@@ -1,4 +1,4 @@
-"""Knows where in a training step the job is: phase, micro-batch, module call."""
+"""Tracks the job's position in a training step: phase, micro-batch, module call."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from memprof.trace.files.spool import BACKWARD, EVALUATION, FORWARD, OPTIMIZER, 
 
 @dataclass
 class OpenCall:
-    """A module call under way.
+    """An open module call.
 
     Attributes:
         number: Number of the call.
         module: Number of the module.
-        parent: Number of the call around it, -1 at the outermost.
-        first_op: Number the next operator had on entry.
-        enter_ns: When it began.
+        parent: Number of the enclosing call, -1 for the outermost.
+        first_op: Number of the next operator on entry.
+        enter_ns: Its start time.
         stack: Number of the Python stack that made the call.
         is_recompute: The call repeats a forward inside backward.
     """
@@ -34,11 +34,11 @@ class OpenCall:
 
 @dataclass
 class Progress:
-    """The job's place in its step, kept by the observers.
+    """The job's position in its step, maintained by the observers.
 
-    A phase lasts: once a model has been called, what follows is forward until backward begins, so that the loss
-    computed outside any module belongs to it. In the same way, what follows the call of a trained model without
-    gradients is evaluation, for as long as gradients are off.
+    A phase persists: once a model has been called, what follows is forward until backward begins, so that the loss
+    computed outside any module belongs to it. Likewise, what follows the call of a trained model without gradients is
+    evaluation, for as long as gradients are off.
     """
 
     base: int = OTHER
@@ -55,7 +55,7 @@ class Progress:
     calls: list[OpenCall] = field(default_factory=list)
 
     def begin_step(self) -> None:
-        """Starts counting micro-batches anew; nodes made since the last operator seen are not the next one's."""
+        """Restarts the micro-batch count; nodes created since the last operator seen do not belong to the next one."""
         self.micro_batch = 0
         self.backward_rounds = 0
         self.was_backward = False
@@ -64,10 +64,10 @@ class Progress:
         self.sequence = torch._C._autograd._get_sequence_nr()
 
     def begin_model_call(self, trains: bool | None = None) -> None:
-        """Notes that a model, with gradients on, is called outside backward.
+        """Notes that a model is called outside backward with gradients on.
 
         Args:
-            trains: Whether a model that the job trains is in training mode; None where it is no such model.
+            trains: Whether a model that the job trains is in training mode; None for other models.
         """
         self.leave_backward()
         self.is_evaluating = False
@@ -78,7 +78,7 @@ class Progress:
         self.base = FORWARD
 
     def begin_evaluation(self) -> None:
-        """Notes that a model that the job trains is called outside backward, with gradients off."""
+        """Notes that a model that the job trains is called outside backward with gradients off."""
         self.leave_backward()
         self.is_evaluating = True
 
@@ -93,7 +93,7 @@ class Progress:
             self.base = OTHER
 
     def begin_optimizer(self) -> None:
-        """Notes that an optimizer's step begins."""
+        """Notes the start of an optimizer's step."""
         if self.optimizer_depth == 0:
             self._end_evaluation()
             self.optimizer_in_backward = torch._C._current_graph_task_id() != -1
@@ -104,19 +104,19 @@ class Progress:
         self.optimizer_depth += 1
 
     def end_optimizer(self) -> None:
-        """Notes that an optimizer's step is over."""
+        """Notes the end of an optimizer's step."""
         self.optimizer_depth = max(0, self.optimizer_depth - 1)
         if self.optimizer_depth == 0 and not self.optimizer_in_backward:
             self.leave_backward()
             self.base = OTHER
 
     def phase(self, is_backward: bool, makes_node: bool) -> int:
-        """Returns the phase of an operator, the innermost of what is under way.
+        """Returns the phase of an operator: the innermost open one.
 
         Args:
             is_backward: A backward node is running it.
-            makes_node: Autograd made a node for it: a forward operator, whoever called it. A closure that an optimizer
-                calls runs forward from there until backward, as far as gradients are on.
+            makes_node: Autograd made a node for it: a forward operator, whoever called it. A closure called by an
+                optimizer runs forward from there until backward, while gradients are on.
         """
         if self.optimizer_depth:
             if is_backward:
@@ -139,7 +139,7 @@ class Progress:
         if self.was_backward:
             self.leave_backward()
         if self.is_evaluating and (self.calls or not torch.is_grad_enabled()):
-            return EVALUATION  # inside the call whatever its gradients: autocast casts weights with gradients on
+            return EVALUATION  # inside the call regardless of gradients: autocast casts weights with gradients on
         if makes_node:
             self.base = FORWARD
         if self.is_evaluating:

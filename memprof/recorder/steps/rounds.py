@@ -6,19 +6,19 @@ import weakref
 from collections.abc import Iterable
 from typing import Any
 
-#: An optimizer that has not stepped while another stepped this often is no part of the round.
+#: An optimizer that has not stepped while another stepped this often is dropped from the round.
 PATIENCE = 16
 
 
 class OptimizerRounds:
-    """A step is one round trip: every optimizer of the job has updated at least once.
+    """A step is one round: every optimizer of the job has updated at least once.
 
     So it is every update in a job with one optimizer, every second in a GAN, every sixth in a Wasserstein GAN with
-    five critic updates a generator update. An optimizer that never steps is dropped from the round after a while.
+    five critic updates per generator update. An optimizer that never steps is dropped from the round after a while.
     """
 
     def __init__(self) -> None:
-        """Knows no optimizer yet."""
+        """Starts with no optimizer."""
         self._known: dict[int, weakref.ref[Any]] = {}
         self._idle: set[int] = set()
         self._updates: dict[int, int] = {}
@@ -28,15 +28,15 @@ class OptimizerRounds:
 
     @property
     def has_optimizers(self) -> bool:
-        """Whether the job has made an optimizer that is still alive."""
+        """Whether the job has created an optimizer that is still alive."""
         return any(reference() is not None for reference in self._known.values())
 
     def alive(self) -> list[Any]:
-        """Lists the optimizers still alive."""
+        """Lists the live optimizers."""
         return [optimizer for reference in self._known.values() if (optimizer := reference()) is not None]
 
     def numbered(self) -> list[tuple[int, Any, int]]:
-        """Lists the optimizers still alive: number in the order met, optimizer, updates of it seen so far."""
+        """Lists the live optimizers: number in the order seen, optimizer, updates seen so far."""
         known = enumerate(self._known.items())
         return [
             (number, optimizer, self._totals.get(key, 0))
@@ -55,7 +55,7 @@ class OptimizerRounds:
         return len(self._waited_for() | self._updates.keys())
 
     def add(self, optimizer: Any) -> None:
-        """Learns of an optimizer, unless it is one that wraps another and never reports an update itself.
+        """Adds an optimizer, unless it wraps another one and never reports an update itself.
 
         torch marks the `step` of every class whose optimizers report; wrappers (accelerate's, opacus') subclass
         Optimizer without its `__init__`, so theirs is not marked.
@@ -67,7 +67,7 @@ class OptimizerRounds:
         self._idle.discard(id(optimizer))
 
     def meet(self, optimizers: Iterable[Any]) -> bool:
-        """Learns of optimizers that were found; returns whether any was new."""
+        """Adds optimizers found in the process; returns whether any was new."""
         new = [optimizer for optimizer in optimizers if not self._knows(optimizer)]
         for optimizer in new:
             self.add(optimizer)
@@ -79,7 +79,7 @@ class OptimizerRounds:
         if not self._knows(optimizer):
             self.add(optimizer)
             if self._has_ended and not self._was_called:
-                # Made one by one as they update (Pyro): the step ended with the first of them, and this belongs to it.
+                # Created one by one as they update (Pyro): the first update ended the step, and this one is part of it.
                 self._totals[key] = 1
                 return False
         self._idle.discard(key)
@@ -98,7 +98,7 @@ class OptimizerRounds:
         self._updates.clear()
 
     def note_call(self) -> None:
-        """Notes that a model is called."""
+        """Notes a model call."""
         self._was_called = True
 
     def _knows(self, optimizer: Any) -> bool:

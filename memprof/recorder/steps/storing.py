@@ -1,4 +1,4 @@
-"""Tells by Python frames whether a job saves or loads a checkpoint. None of torch's functions is replaced for it."""
+"""Detects from Python frames whether a job saves or loads a checkpoint, without replacing any torch function."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from types import CodeType, FrameType
 
 from memprof.trace.files.spool import LOADING, SAVING
 
-#: Functions of checkpointing, by the end of their file's name; a name that ends in * stands for all that begin so.
+#: Checkpoint functions by the end of their file's name; a trailing * matches any function name with that prefix.
 _FUNCTIONS: dict[str, dict[str, int]] = {
     "torch/serialization.py": {"save": SAVING, "load": LOADING},
     "torch/jit/_serialization.py": {"save": SAVING, "load": LOADING},
@@ -16,11 +16,11 @@ _FUNCTIONS: dict[str, dict[str, int]] = {
     "torch/distributed/checkpoint/state_dict_loader.py": {"*": LOADING},
     "torch/distributed/checkpoint/state_dict.py": {"get_*": SAVING, "set_*": LOADING},
     "safetensors/torch.py": {"save*": SAVING, "load*": LOADING},
-    "memprof/recorder/dry/files.py": {"save": SAVING, "load": LOADING},  # in the place of torch.save and torch.load
+    "memprof/recorder/dry/files.py": {"save": SAVING, "load": LOADING},  # replaces torch.save and torch.load
 }
 _FILES = {name.rpartition("/")[2] for name in _FUNCTIONS}
 
-#: The function of a tensor that `copy.deepcopy` calls.
+#: The tensor method that `copy.deepcopy` calls.
 COPYING = "__deepcopy__"
 _COPY_FILE = "copy.py"
 _BETWEEN = ("torch", "memprof")
@@ -28,7 +28,7 @@ _TENSOR_FILES = ("torch/_tensor.py", "torch/nn/parameter.py")
 
 
 def storing_phase(code: CodeType) -> int:
-    """Returns the phase that a function stands for: SAVING or LOADING of ``trace.spool``, -1 for all others."""
+    """Returns the phase of a function: SAVING or LOADING of ``trace.spool``, -1 for all others."""
     file = code.co_filename.replace("\\", "/")
     if file.rpartition("/")[2] not in _FILES:
         return -1
@@ -40,14 +40,14 @@ def storing_phase(code: CodeType) -> int:
 
 
 def copies_state_dict(frame: FrameType | None) -> bool:
-    """Tells whether a stack is that of ``copy.deepcopy(model.state_dict())``, by the way `copy` takes to its tensors.
+    """Whether a stack is that of ``copy.deepcopy(model.state_dict())``, judging by how `copy` reaches its tensors.
 
     An ordered dict is rebuilt by ``_reconstruct``, which copies its values itself; a module's tensors are in plain
-    dicts, which have a function of their own.
+    dicts, which have their own function.
     """
     while frame is not None and not _is_of(frame, COPYING, _TENSOR_FILES):
         frame = frame.f_back
-    # A tensor subclass gets there through torch's overrides, and in a dry run through memprof's.
+    # A tensor subclass goes through torch's overrides, and in a dry run through memprof's.
     while frame is not None and not _is_copying(frame) and any(each in frame.f_code.co_filename for each in _BETWEEN):
         frame = frame.f_back
     names = []

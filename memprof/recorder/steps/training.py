@@ -1,4 +1,4 @@
-"""Which models a job trains. Only a trained model's call with gradients off counts as evaluation."""
+"""Determines which models a job trains. Only a trained model's call with gradients off counts as evaluation."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from memprof.recorder.steps.rounds import OptimizerRounds
 
 
 class TrainedModels:
-    """The models that an optimizer of the job updates; where there is none, those called with gradients on.
+    """The models updated by an optimizer of the job; without an optimizer, those called with gradients on.
 
-    Frozen teachers, encoders and target networks are in no optimizer. Answers are kept for a step.
+    Frozen teachers, encoders and target networks are in no optimizer. Results are cached for one step.
     """
 
     def __init__(self, rounds: OptimizerRounds) -> None:
-        """Knows the job's optimizers."""
+        """Stores the job's optimizers."""
         self._rounds = rounds
         self._updated: set[int] | None = None
         self._answers: dict[int, bool] = {}
@@ -25,7 +25,7 @@ class TrainedModels:
         self._differentiated: dict[int, weakref.ref[torch.Tensor]] = {}
 
     def begin_step(self) -> None:
-        """Forgets the answers: models may be frozen, and optimizers made, between two steps."""
+        """Clears the cache: models may be frozen, and optimizers created, between two steps."""
         self._updated = None
         self._answers.clear()
 
@@ -34,9 +34,9 @@ class TrainedModels:
 
         Args:
             progress: The progress.
-            module: The model that is called.
+            module: The model called.
             number: Its number in the registry.
-            is_in_function: Gradients may be off because an autograd function of the job's calls it.
+            is_in_function: Gradients may be off because a custom autograd function of the job's calls it.
         """
         if torch.is_grad_enabled():
             self._note_call(module, number)
@@ -54,7 +54,7 @@ class TrainedModels:
             self._answers.clear()
 
     def is_trained(self, module: torch.nn.Module, number: int) -> bool:
-        """Tells whether a job trains a model, or a part of it.
+        """Whether a job trains a model or a part of it.
 
         Args:
             module: The model.

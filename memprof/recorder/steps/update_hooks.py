@@ -1,4 +1,4 @@
-"""Hooks before and after every optimizer update, which may be taken away from inside themselves."""
+"""Hooks before and after every optimizer update, which can be removed from inside a hook."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-#: Told of the optimizer, and of the arguments of its step.
+#: Called with the optimizer and the arguments of its step.
 Hook = Callable[[Any, Any, Any], None]
 
 
 class UpdateHooks:
     """A hook before and one after every update of every optimizer.
 
-    torch walks through its table of hooks while it calls them, and a table that changes meanwhile ends the job with
-    "OrderedDict mutated during iteration", unless the walk has reached the last one. So what is taken away from inside
-    a hook that is not the last one does nothing from then on, and leaves the table with the next update, when a hook
-    of the optimizer's own is called before torch begins to walk.
+    torch iterates over its table of hooks while calling them, and changing the table meanwhile ends the job with
+    "OrderedDict mutated during iteration", unless the iteration has reached the last hook. So hooks removed from inside
+    one that is not the last do nothing from then on, and leave the table at the next update, when a hook of the
+    optimizer's own is called before torch begins to iterate.
     """
 
     def __init__(self, before: Hook | None, after: Hook) -> None:
-        """Takes what to call; nothing is called before `install`.
+        """Stores the callbacks; nothing is called before `install`.
 
         Args:
             before: Called before an update; None for nothing.
@@ -31,20 +31,20 @@ class UpdateHooks:
         self._before, self._after = before, after
         self._pre: Any = None
         self._post: Any = None
-        self._updating: Any = None  # the optimizer whose hooks torch is walking through
+        self._updating: Any = None  # the optimizer whose hooks torch is iterating over
         self._is_in_pre = False
 
     def install(self) -> None:
-        """Puts the hooks in place, behind all others."""
+        """Installs the hooks, behind all others."""
         self._pre = None if self._before is None else register_optimizer_step_pre_hook(self._call_before)
         self._post = register_optimizer_step_post_hook(self._call_after)
 
     def remove(self) -> None:
-        """Takes the hooks away: they are not called any more."""
+        """Removes the hooks: they are no longer called."""
         handles = [handle for handle in (self._pre, self._post) if handle is not None]
         walked = self._pre if self._is_in_pre else self._post
         self._pre = self._post = None
-        self._before, self._after = None, _do_nothing  # whoever is called by them may go
+        self._before, self._after = None, _do_nothing  # their owner may be freed
         for handle in handles:
             if self._updating is not None and handle is walked and not _is_last(handle):
                 _at_next_update(self._updating, handle.remove)
@@ -52,9 +52,9 @@ class UpdateHooks:
                 handle.remove()
 
     def is_last(self) -> bool:
-        """Whether nothing else is called after this update, so that hooks may come and go.
+        """Whether no other hook is called after this update, so that hooks may be added and removed.
 
-        Where something is, the hook after updates is moved behind it with the next one.
+        Otherwise the hook after updates is moved to the end at the next one.
         """
         if _is_last(self._post):
             return True
@@ -95,13 +95,13 @@ def _is_last(handle: Any) -> bool:
 
 
 def _at_next_update(optimizer: torch.optim.Optimizer, action: Callable[[], None]) -> None:
-    """Does something after the optimizer's next update, before torch walks through the hooks of all optimizers."""
+    """Runs an action after the optimizer's next update, before torch iterates over the global hooks."""
 
     def act(*_: Any) -> None:
         if not done:
             done.append(True)
             action()
-            if _is_last(handle):  # otherwise it stays in the optimizer's own table, and does nothing
+            if _is_last(handle):  # otherwise it stays in the optimizer's own table as a no-op
                 handle.remove()
 
     done: list[bool] = []

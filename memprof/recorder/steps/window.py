@@ -9,29 +9,29 @@ from enum import Enum
 class Watch(Enum):
     """How a step is observed."""
 
-    WARM_UP = "warm_up"  # as recorded, before the window: all there is when a job dies or ends early
-    SKIPPED = "skipped"  # allocation events only, so that what is alive stays known
+    WARM_UP = "warm_up"  # as recorded, but before the window: the only data if a job dies or ends early
+    SKIPPED = "skipped"  # allocation events only, to keep track of live memory
     RECORDED = "recorded"  # operators and allocations
     TIMED = "timed"  # operator times, without the dispatch mode
-    PLAIN = "plain"  # nothing but the clock
-    RESTING = "resting"  # after the window: the sizes of what models are called with, until they are larger
-    CLOSED = "closed"  # after everything
+    PLAIN = "plain"  # only the clock
+    RESTING = "resting"  # after the window: the sizes of model inputs, until one is larger
+    CLOSED = "closed"  # after all recording
 
 
-#: After the window, steps are looked at for as long as this, and then no more.
+#: After the window, input sizes are checked for this many steps.
 _MOST_RESTING = 100_000
 
 
 @dataclass(frozen=True)
 class Window:
-    """Which steps are recorded: `skip` steps pass, `steps` are recorded, then one is timed and one left alone.
+    """Which steps are recorded: `skip` steps pass, `steps` are recorded, then one is timed and one runs unobserved.
 
     Attributes:
-        skip: Steps to let pass first; optimizer state and workspaces appear in them.
+        skip: Steps to skip first; optimizer state and workspaces are allocated in them.
         steps: Steps to record.
         stop: End the job after the window.
         is_dry: Nothing is timed after it: the job is a dry run.
-        goes_on: Steps after it that have larger inputs than all recorded ones are recorded as well.
+        goes_on: Later steps with larger inputs than all recorded ones are recorded as well.
     """
 
     skip: int = 2
@@ -41,16 +41,16 @@ class Window:
     goes_on: bool = False
 
     def __post_init__(self) -> None:
-        """Checks the numbers.
+        """Validates the numbers.
 
         Raises:
-            ValueError: They make no window.
+            ValueError: They form no valid window.
         """
         if self.skip < 0 or self.steps < 1:
-            raise ValueError(f"a window needs skip >= 0 and steps >= 1, not skip={self.skip} and steps={self.steps}")
+            raise ValueError(f"invalid window: skip={self.skip}, steps={self.steps}; skip must be >= 0 and steps >= 1")
 
     def watch(self, step: int) -> Watch:
-        """Returns how step number `step` (0 first) is observed."""
+        """Returns how step number `step` (from 0) is observed."""
         if step < self.skip:
             return Watch.WARM_UP if step < self.steps else Watch.SKIPPED
         after = step - self.skip - self.steps

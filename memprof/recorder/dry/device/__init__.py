@@ -1,1 +1,1 @@
-"""A device that is not there: the job sees CUDA, and what torch would do on it is dry-run."""
+"""A virtual device: the job sees CUDA, and torch's work on it is dry-run."""

@@ -1,4 +1,4 @@
-"""Scaled dot product attention as CUDA dispatches it: which kernel, what it saves, what it pads.
+"""Scaled dot product attention as CUDA dispatches it: kernel choice, saved tensors, padding.
 
 Source: aten/src/ATen/native/transformers/attention.cpp and cuda/sdp_utils.cpp of torch 2.6 to 2.13.
 """
@@ -16,23 +16,23 @@ from memprof.recorder.dry.device.face import is_on_device
 _aten = torch.ops.aten
 _HALF = (torch.float16, torch.bfloat16)
 _NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
-#: Widest heads of the flash and cuDNN kernels.
+#: Maximum head width of the flash and cuDNN kernels.
 _FLASH_WIDTH = 256
-#: The flash kernel's heads are multiples of this; narrower ones are padded.
+#: Head width of the flash kernel is a multiple of this; narrower heads are padded.
 _FLASH_STEP = 8
-#: Rows of a mask are laid out in multiples of this for the efficient kernel.
+#: Row length of a mask for the efficient kernel is a multiple of this.
 _MASK_STEP = 8
 
 
 class Attention:
-    """Stands in for `torch.nn.functional.scaled_dot_product_attention` on the device."""
+    """Replaces `torch.nn.functional.scaled_dot_product_attention` on the device."""
 
     def __init__(self, architecture: Architecture) -> None:
-        """Chooses as torch does on an architecture."""
+        """Chooses kernels as torch does on an architecture."""
         self._architecture = architecture
 
     def __call__(self, _func: Any, args: Any, kwargs: Any) -> Any:
-        """Computes attention; NotImplemented where torch's own composite does as on CUDA (its plain form)."""
+        """Computes attention; NotImplemented if torch's own composite matches CUDA (the math kernel)."""
         named = dict(zip(_NAMES, args, strict=False)) | kwargs
         query, key, value = (_cast(named[name]) for name in ("query", "key", "value"))
         if not is_on_device(query):
@@ -57,7 +57,7 @@ class Attention:
         )[0]
 
     def _choose(self, query: Any, key: Any, value: Any, mask: Any, *, is_causal: bool, shares_heads: bool) -> str:
-        """Returns the first kernel that takes the arguments: ``cudnn``, ``flash``, ``efficient`` or ``math``."""
+        """Returns the first kernel that supports the arguments: ``cudnn``, ``flash``, ``efficient`` or ``math``."""
         takes = {
             "cudnn": self._takes_cudnn,
             "flash": self._takes_flash,
@@ -91,7 +91,7 @@ class Attention:
             query.dtype is torch.bfloat16 and not self._architecture.has_bf16_attention
         ):
             return False
-        # Of fp32 on architectures without TF32 no alignment is asked.
+        # fp32 on architectures without TF32 has no alignment requirement.
         has_tf32 = self._architecture.has_bf16_attention
         step = 8 if query.dtype in _HALF else 4 if has_tf32 else 1
         return query.shape[-1] % step == 0 and value.shape[-1] % step == 0 and not shares
@@ -108,7 +108,7 @@ def _flash(query: Any, key: Any, value: Any, dropout: float, is_causal: bool, sc
 
 
 def _bias(mask: Any, query: Any, key: Any) -> Any:
-    """Returns a mask as the kernels take it: added, as wide as a multiple of eight asks, for every head."""
+    """Returns a mask as the kernels require it: additive, width a multiple of eight, expanded to every head."""
     if mask.dtype is torch.bool:
         hidden = torch.zeros_like(mask, dtype=query.dtype)
         mask = hidden.masked_fill_(mask.logical_not(), float("-inf"))
@@ -122,7 +122,7 @@ def _bias(mask: Any, query: Any, key: Any) -> Any:
 
 
 def _cast(tensor: Any) -> Any:
-    """Returns a tensor in the type that autocasting runs attention in."""
+    """Returns a tensor in autocast's type for attention."""
     if torch.is_autocast_enabled("cuda") and is_on_device(tensor) and tensor.dtype is torch.float32:
         return tensor.to(torch.get_autocast_dtype("cuda"))
     return tensor
@@ -137,7 +137,7 @@ def _wants_gradient(mask: Any) -> bool:
 
 
 def _is_enabled(kernel: str) -> bool:
-    """Whether the job left a kernel switched on (`torch.nn.attention.sdpa_kernel`, `torch.backends.cuda`)."""
+    """Whether the job left a kernel enabled (`torch.nn.attention.sdpa_kernel`, `torch.backends.cuda`)."""
     switches = torch.backends.cuda
     enabled = {
         "cudnn": switches.cudnn_sdp_enabled,

@@ -1,8 +1,8 @@
-"""Autocasting on a device that is not there: the types that torch runs operators of CUDA in.
+"""Autocasting on a virtual device: the types in which torch runs CUDA operators.
 
-torch's own kernels for this leave tensors alone that do not lie on the device in C++, whose other face these have
-(`device.face`); so they are said again here, at the same dispatch key. Lists and rules: aten/src/ATen/autocast_mode.h
-and autocast_mode.cpp, torch 2.13; operators that this torch does not have are left out.
+torch's own autocast kernels ignore tensors that C++ does not see on the device, such as these (`device.face`); so
+the rules are registered again here, at the same dispatch key. Lists and rules: aten/src/ATen/autocast_mode.h
+and autocast_mode.cpp, torch 2.13; operators missing from this torch are omitted.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from memprof.recorder.dry.device.face import is_on_device
 
 _KEY = "AutocastCUDA"
 _LISTS = (list, tuple)
-#: Run in the type of the context.
+#: Run in autocast's type.
 _LOWER = """
 _convolution _convolution.deprecated conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d.input
 conv_transpose3d.input convolution prelu addmm addmv addr matmul einsum mm mv linalg_vecdot linear addbmm baddbmm bmm
@@ -36,30 +36,30 @@ _upsample_nearest_exact1d upsample_nearest2d _upsample_nearest_exact2d upsample_
 upsample_linear1d upsample_bilinear2d _upsample_bilinear2d_aa upsample_trilinear3d upsample_bicubic2d
 _upsample_bicubic2d_aa
 """
-#: Return fp32, where the job does not say another type.
+#: Return fp32, unless the job specifies another type.
 _FULL_RESULT = """
 prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm linalg_matrix_norm
 linalg_matrix_norm.str_ord sum sum.dim_IntList norm.Scalar norm.ScalarOpt_dim
 """
-#: Run in the widest type of their arguments.
+#: Run in the widest type among their arguments.
 _WIDEST = "addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add cat stack"
 _SHORT = (torch.float16, torch.bfloat16)
 
 
 class Casts:
-    """Copies of parameters in the context's type, kept until it is left, as torch keeps them."""
+    """Copies of parameters in autocast's type, cached until the context exits, as in torch."""
 
     def __init__(self) -> None:
-        """Keeps nothing yet."""
+        """Starts with an empty cache."""
         self._kept: dict[int, tuple[weakref.ref[torch.Tensor], torch.Tensor]] = {}
 
     def install(self) -> None:
-        """Puts the rules into torch, for good."""
+        """Registers the rules with torch, for good."""
         library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
-        self._library = library  # the rules go with it
+        self._library = library  # the rules are unregistered with it
         rules = ((_LOWER, self._lower), (_FULL, _full), (_FULL_RESULT, _full_result), (_WIDEST, _widest))
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch says that its own kernels are set aside, on the job's stderr
+            warnings.simplefilter("ignore")  # torch warns on the job's stderr that its own kernels are overridden
             for names, rule in rules:
                 for operator in filter(None, map(_find, names.split())):
                     library.impl(operator, _kernel(operator, rule), _KEY, allow_override=True)
@@ -73,7 +73,7 @@ class Casts:
         torch_module.clear_autocast_cache = clear_both
 
     def lower(self, value: Any) -> Any:
-        """Returns a tensor in the context's type, or what it is where that does not concern it."""
+        """Returns a tensor in autocast's type; other values unchanged."""
         dtype = torch.get_autocast_dtype("cuda")
         if not _is_eligible(value) or value.dtype is dtype:
             return value
@@ -146,7 +146,7 @@ def _is_eligible(value: Any) -> bool:
 
 
 def _each(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Returns a value in which every tensor was changed, those in lists too."""
+    """Returns a value with a function applied to every tensor in it, including those in lists."""
     if isinstance(value, torch.Tensor):
         return change(value)
     if type(value) in _LISTS:

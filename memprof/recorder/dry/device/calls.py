@@ -1,4 +1,4 @@
-"""Translates what the job's Python asks of torch, where the answer hangs on the device."""
+"""Translates the job's calls of torch whose result depends on the device."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from memprof.recorder.dry.device.face import FACE, down, is_cuda, is_on_device
 from memprof.recorder.dry.device.recurrent import RECURRENT
 
 _Tensor: Any = torch.Tensor
-#: What functions of torch's call that the mode is off in.
+#: Internal calls of torch functions, inside which the mode is off.
 _NESTED: tuple[tuple[Any, str], ...] = (
     (torch.nn.functional, "scaled_dot_product_attention"),
     (torch._C._nn, "scaled_dot_product_attention"),
 )
-#: What takes a device and makes no tensor.
+#: Functions that take a device and create no tensor.
 _OF_NAMES = {torch.device, torch.set_default_device, torch.get_default_device}
-#: torch makes these on the processor and moves them by ways that no operator shows.
+#: torch creates these on the processor and moves them without an operator.
 _FILLED = (torch.tensor, torch.as_tensor, torch.asarray, torch.scalar_tensor)
 
 
 class DeviceCalls(TorchFunctionMode):
-    """The lowest function mode of a dry run on a device: it sees calls as torch would get them."""
+    """The lowest function mode of a dry run on a device: it sees calls as torch would receive them."""
 
     def __init__(self, architecture: Architecture, dry: Any) -> None:
-        """Prepares to translate.
+        """Prepares the translation.
 
         Args:
-            architecture: What torch does on the device.
-            dry: The mode that operators are dry-run in.
+            architecture: Torch's behaviour on the device.
+            dry: The mode in which operators are dry-run.
         """
         super().__init__()
         self._dry = dry
@@ -55,13 +55,13 @@ class DeviceCalls(TorchFunctionMode):
         }
 
     def install(self) -> None:
-        """Sees every call from now on, those that torch makes inside its own functions and inside backward too."""
+        """Intercepts every call from now on, including those inside torch's own functions and inside backward."""
         self.__enter__()  # type: ignore[no-untyped-call]  # torch's is not annotated
         autograd: Any = torch.autograd
         run = autograd._engine_run_backward
 
         def run_backward(*args: Any, **kwargs: Any) -> Any:
-            with self:  # a function mode is off inside what it answers, and `Tensor.backward` is such a function
+            with self:  # a function mode is off inside the calls it handles, and `Tensor.backward` is one
                 return run(*args, **kwargs)
 
         autograd._engine_run_backward = autograd.graph._engine_run_backward = run_backward
@@ -70,7 +70,7 @@ class DeviceCalls(TorchFunctionMode):
         def make_wrapper(*args: Any, **kwargs: Any) -> Any:
             return make(*args, **{name: down(value) for name, value in kwargs.items()})
 
-        _Tensor._make_wrapper_subclass = staticmethod(make_wrapper)  # which no function mode is told of
+        _Tensor._make_wrapper_subclass = staticmethod(make_wrapper)  # not visible to function modes
         for owner, name in _NESTED:
             original = getattr(owner, name, None)
             if original is not None:
@@ -87,7 +87,7 @@ class DeviceCalls(TorchFunctionMode):
         return stand_in
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Answers one call."""
+        """Handles one call."""
         kwargs = kwargs or {}
         replaced = self._replaced.get(func)
         if replaced is not None:
@@ -101,11 +101,11 @@ class DeviceCalls(TorchFunctionMode):
         args = tuple(down(value) for value in args)
         if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
             return func(*args, **kwargs)
-        with self._dry:  # in a data loader, where everything else is done for real
+        with self._dry:  # in a data loader, where everything else runs for real
             return func(*args, **kwargs)
 
     def _type(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Names the type of a tensor on the device as CUDA does."""
+        """Returns the type name of a tensor on the device, as CUDA does."""
         if len(args) > 1 or kwargs or not is_on_device(args[0]):
             return NotImplemented
         return func(args[0]).replace(FACE.type, "cuda")
@@ -135,7 +135,7 @@ def _nothing(_func: Any, _args: Any, _kwargs: Any) -> Any:
 
 
 def _filled(func: Any, args: Any, kwargs: Any) -> Any:
-    """Makes a tensor of given values on the processor, and moves it as an operator."""
+    """Creates a tensor of given values on the processor, and moves it with an operator."""
     device = kwargs.get("device")
     if not is_cuda(device):
         return NotImplemented
@@ -162,7 +162,7 @@ def _set(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _as_tensors(index: Any) -> Any:
-    """Returns an index in which lists of numbers are tensors, as C++ would make them on the tensor's device."""
+    """Returns an index whose lists of numbers are tensors, as C++ would create them on the tensor's device."""
     if isinstance(index, list):
         is_data = not any(isinstance(item, (slice, type(None), _Tensor)) for item in index)
         return torch.tensor(index) if is_data else index

@@ -1,4 +1,4 @@
-"""Answers `torch.cuda` and `torch.accelerator` for the device of a dry run; counts come from its allocator."""
+"""Implements `torch.cuda` and `torch.accelerator` for the device of a dry run; counters come from its allocator."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ from memprof.recorder.dry.device.face import CUDA
 from memprof.recorder.dry.device.memory import VirtualMemory
 
 _KINDS = {"allocated_bytes": "allocated", "active_bytes": "active", "reserved_bytes": "reserved"}
-#: Version of cuDNN that a job is told of; torch's choice of attention kernels hangs on it (architectures.toml).
+#: Version of cuDNN reported to a job; torch's choice of attention kernels depends on it (architectures.toml).
 _CUDNN_VERSION = 91_501
 
 
 class VirtualStream:
-    """A stream on which nothing runs."""
+    """A stream that runs nothing."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
-        """Takes what CUDA's takes."""
+        """Accepts the arguments of CUDA's."""
         self.device, self.cuda_stream, self.stream_id, self.device_index = CUDA, 0, 0, 0
 
     def synchronize(self) -> None:
-        """Has nothing to wait for."""
+        """Returns at once."""
 
     def wait_stream(self, stream: Any) -> None:
-        """Has nothing to wait for."""
+        """Returns at once."""
 
     def wait_event(self, event: Any) -> None:
-        """Has nothing to wait for."""
+        """Returns at once."""
 
     def query(self) -> bool:
-        """Everything is done."""
+        """Returns True: all work is done."""
         return True
 
     def is_capturing(self) -> bool:
-        """No graph is captured."""
+        """Returns False: no graph is captured."""
         return False
 
     def record_event(self, event: Any = None) -> Any:
@@ -51,46 +51,46 @@ class VirtualStream:
         return event
 
     def __enter__(self) -> VirtualStream:
-        """Is the current stream already."""
+        """Does nothing: this already is the current stream."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stays the current stream."""
+        """Does nothing: this stays the current stream."""
 
 
 class VirtualEvent:
-    """An event, recorded when the job's Python came by."""
+    """An event, recorded when the job's Python reaches it."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
-        """Takes what CUDA's takes."""
+        """Accepts the arguments of CUDA's."""
         self._recorded_s = 0.0
 
     def record(self, stream: Any = None) -> None:
-        """Notes the moment."""
+        """Stores the current time."""
         self._recorded_s = time.perf_counter()
 
     def synchronize(self) -> None:
-        """Has nothing to wait for."""
+        """Returns at once."""
 
     def wait(self, stream: Any = None) -> None:
-        """Has nothing to wait for."""
+        """Returns at once."""
 
     def query(self) -> bool:
-        """Everything is done."""
+        """Returns True: all work is done."""
         return True
 
     def elapsed_time(self, other: VirtualEvent) -> float:
-        """Returns the milliseconds between two moments of the dry run, which are no device's time."""
+        """Returns the milliseconds between two times of the dry run, which are not device times."""
         return max((other._recorded_s - self._recorded_s) * 1e3, 1e-3)
 
 
 def install(card: Card, memory: VirtualMemory, count_left_out: Callable[[str], None]) -> None:
-    """Puts the answers into torch.
+    """Patches torch with this implementation.
 
     Args:
-        card: What the device is.
+        card: Properties of the device.
         memory: Its memory.
-        count_left_out: Told of what a dry run does not do.
+        count_left_out: Called for each action that a dry run omits.
     """
     _put(torch.cuda, _about_device(card) | _about_memory(card, memory) | _about_time() | _about_numbers())
     _put(torch.cuda.memory, _about_memory(card, memory) | _about_history(count_left_out))
@@ -98,18 +98,18 @@ def install(card: Card, memory: VirtualMemory, count_left_out: Callable[[str], N
     _put(torch.cuda.random, _about_numbers())
     _put(torch.cuda.amp.common, {"amp_definitely_not_available": lambda: False})
     _put(torch.cuda.nvtx, dict.fromkeys(("range_push", "range_pop", "mark", "range_start", "range_end"), _nothing))
-    importlib.import_module("torch.utils.flop_counter")  # which complains of what a CUDA build would have beside it
+    importlib.import_module("torch.utils.flop_counter")  # warns about components that a CUDA build would include
     _put(torch.version, {"cuda": torch.version.cuda or "13.0"})
     cudnn = {"is_available": _yes, "version": lambda: _CUDNN_VERSION, "is_acceptable": lambda tensor: tensor.is_cuda}
     _put(torch.backends.cudnn, cudnn)
-    _put(torch, {"_use_cudnn_rnn_flatten_weight": _no})  # weights stay apart: their bytes are the same
+    _put(torch, {"_use_cudnn_rnn_flatten_weight": _no})  # weights stay separate: their bytes are the same
     accelerator = getattr(torch, "accelerator", None)
     if accelerator is not None:
         _put(accelerator, _about_accelerator(card, memory))
     generator: Any = torch.Generator
 
     class Generator(generator):  # type: ignore[misc]  # a class of C++'s
-        """A generator for the device, whose numbers nobody draws."""
+        """A generator for the device; its numbers are never drawn."""
 
         def __new__(cls, device: Any = "cpu") -> Any:
             return generator.__new__(cls, "cpu")
@@ -136,7 +136,7 @@ def _nothing(*_: Any, **__: Any) -> None:
 
 def _no_graphs(*_: Any, **__: Any) -> Any:
     raise RuntimeError(
-        "CUDA graphs cannot be dry-run: there is no device that captures them. Dry-run the job without them; graphs "
+        "CUDA graphs cannot be dry-run: no device captures them. Dry-run the job without them; graphs "
         "keep what they use in a pool of their own."
     )
 
@@ -241,7 +241,7 @@ def _about_memory(card: Card, memory: VirtualMemory) -> dict[str, Any]:
 
 def _about_history(count_left_out: Callable[[str], None]) -> dict[str, Any]:
     def leave_out(*_: Any, **__: Any) -> None:
-        count_left_out("the job's own history of the allocator was left out")
+        count_left_out("the job's own history of the allocator was omitted")
 
     return {"_record_memory_history": leave_out, "_dump_snapshot": leave_out}
 

@@ -1,6 +1,6 @@
-"""What kernels on CUDA take for themselves beside what they return, by torch's and its libraries' sources.
+"""Temporary memory of CUDA kernels beyond their results, from the sources of torch and its libraries.
 
-Sizes that a library chooses at run time (cuDNN's workspaces) are estimates, and said to be.
+Sizes that a library chooses at run time (cuDNN's workspaces) are estimates, and marked as such.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ _aten = torch.ops.aten
 _FP32 = 4
 _INT64 = 8
 _HALF = (torch.float16, torch.bfloat16)
-#: torch shares cuBLAS's workspace with cuBLASLt from this version on (TORCH_CUBLASLT_UNIFIED_WORKSPACE).
+#: Since this version torch shares cuBLAS's workspace with cuBLASLt (TORCH_CUBLASLT_UNIFIED_WORKSPACE).
 _UNIFIED = (2, 8)
-#: Elements that one block of a foreach kernel works on (aten/src/ATen/native/cuda/MultiTensorApply.cuh).
+#: Elements per block of a foreach kernel (aten/src/ATen/native/cuda/MultiTensorApply.cuh).
 _CHUNK = 65_536
-#: Gradients of an embedding of no more rows are added without sorting them (cuda/Embedding.cu).
+#: Gradients of an embedding of at most this many indices are added without sorting (cuda/Embedding.cu).
 _UNSORTED_ROWS = 3_072
 _PRODUCTS = {_aten.mm, _aten.addmm, _aten.bmm, _aten.baddbmm, _aten._addmm_activation, _aten.dot, _aten.mv, _aten.addmv}
 
 
 class DeviceKernels:
-    """Takes from the device's memory what kernels take there."""
+    """Allocates the temporary memory of kernels from the device's memory."""
 
     def __init__(self, architecture: Architecture, memory: VirtualMemory) -> None:
-        """Has run nothing yet.
+        """Starts with no kernel run.
 
         Args:
-            architecture: What torch does on the device.
+            architecture: Torch's behaviour on the device.
             memory: The device's memory.
         """
         self._architecture = architecture
@@ -45,7 +45,7 @@ class DeviceKernels:
         self._estimated: set[str] = set()
 
     def run(self, func: Any, args: Any, result: Any) -> None:
-        """Takes and gives back what an operator's kernel needs for itself; keeps what its library keeps."""
+        """Allocates and frees an operator's temporary memory; keeps a library's workspace."""
         packet = getattr(func, "overloadpacket", None)
         if packet in _PRODUCTS:
             self._use_cublas(packet, args)
@@ -57,14 +57,14 @@ class DeviceKernels:
                 self._estimated.add(str(packet))
 
     def notes(self) -> list[str]:
-        """Says which sizes are estimates."""
+        """Returns notes on which sizes are estimates."""
         if not self._estimated:
             return []
         names = ", ".join(sorted(self._estimated))
         return [f"workspaces that a library chooses at run time are estimates: those of {names}"]
 
     def _use_cublas(self, packet: Any, args: Any) -> None:
-        """Each thread has a handle, and each handle a workspace that it keeps: forward's, and backward's."""
+        """Allocates cuBLAS workspaces: each thread's handle keeps its own for good (one forward, one backward)."""
         is_backward = torch._C._current_graph_task_id() != -1
         if is_backward not in self._handles:
             self._handles.add(is_backward)
@@ -78,7 +78,7 @@ def _padded(count: int, step: int) -> int:
 
 
 def _flash_backward(args: Any, _result: Any) -> list[int]:
-    """Queries' gradients are added up in fp32, in rows of 128 and heads of 32 (flash_attn/flash_api.cpp, mha_bwd)."""
+    """Gradients of queries, accumulated in fp32, in rows of 128 and heads of 32 (flash_attn/flash_api.cpp, mha_bwd)."""
     query, key = args[1], args[2]
     batch, heads, length, width = query.shape
     rows, wide = _padded(length, 128), _padded(width, 32)
@@ -89,7 +89,7 @@ def _flash_backward(args: Any, _result: Any) -> list[int]:
 
 
 def _efficient_backward(args: Any, _result: Any) -> list[int]:
-    """The gradients' products with the result, and of half types the queries' gradients in fp32 (kernel_backward.h)."""
+    """Gradient-result products and, for half types, fp32 gradients of queries (kernel_backward.h)."""
     query = args[1]
     batch, heads, length, width = query.shape
     sizes = [batch * heads * length * _FP32]
@@ -99,7 +99,7 @@ def _efficient_backward(args: Any, _result: Any) -> list[int]:
 
 
 def _embedding_backward(args: Any, result: Any) -> list[int]:
-    """Rows are sorted, and added up in parts of ten (cuda/EmbeddingBackwardKernel.cu); ids are taken to be random."""
+    """Rows are sorted and summed in parts of ten (cuda/EmbeddingBackwardKernel.cu); ids are assumed to be random."""
     gradient, indices, rows = args[0], args[1], args[2]
     count = indices.numel()
     if count <= _UNSORTED_ROWS:
@@ -110,7 +110,7 @@ def _embedding_backward(args: Any, result: Any) -> list[int]:
 
 
 def _index_put(args: Any, _result: Any) -> list[int]:
-    """Places are sorted where values are added (cuda/Indexing.cu)."""
+    """Indices are sorted if values are accumulated (cuda/Indexing.cu)."""
     is_added = len(args) > 3 and bool(args[3])
     if not is_added:
         return []
@@ -119,7 +119,7 @@ def _index_put(args: Any, _result: Any) -> list[int]:
 
 
 def _group_norm(args: Any, _result: Any) -> list[int]:
-    """Factors of each sample and channel (cuda/group_norm_kernel.cu)."""
+    """Factors per sample and channel (cuda/group_norm_kernel.cu)."""
     tensor = args[0]
     return [tensor.shape[0] * tensor.shape[1] * _FP32] * 2
 
@@ -129,14 +129,14 @@ def _group_norm_backward(args: Any, _result: Any) -> list[int]:
 
 
 def _foreach_norm(args: Any, _result: Any) -> list[int]:
-    """One partial norm a chunk, as many for each tensor as the largest has (cuda/ForeachReduceOp.cu)."""
+    """One partial norm per chunk; every tensor has as many as the largest (cuda/ForeachReduceOp.cu)."""
     tensors = args[0]
     most = max((-(-tensor.numel() // _CHUNK) for tensor in tensors), default=0)
     return [len(tensors) * most * _FP32]
 
 
 def _convolution(args: Any, result: Any) -> list[int]:
-    """Tensor cores want channels last: cuDNN copies what is not into its workspace, and the result back."""
+    """Tensor cores need channels last: cuDNN copies other layouts to its workspace, and the result back."""
     tensor, weight = args[0], args[1]
     return [_rearranged([tensor, weight, result])]
 

@@ -1,9 +1,9 @@
-"""Lets tensors of a dry run be on a CUDA device in a torch that may have none.
+"""Places tensors of a dry run on a CUDA device, in a torch that may have none.
 
-To Python they are on ``cuda:0``. To torch's C++ side, which asks a CUDA device for guards and streams, and its
-autograd engine for a thread, they have another face: a device that needs none of these. Python's calls are
-translated on their way down (`Face.down`), and what C++ makes for itself on its way up (`Face.up`). The dispatch keys
-stay CUDA's, so that autocasting and whatever goes by keys does as on CUDA.
+To Python they are on ``cuda:0``. Torch's C++ side, which needs guards and streams from a CUDA device and a thread from
+its autograd engine, sees another device that needs none of these. Python's calls are translated on the way down
+(`down`), and what C++ creates itself on the way up (`up`). The dispatch keys stay CUDA's, so that autocasting and
+everything else based on keys behaves as on CUDA.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-#: The device that C++ sees: of those its autograd engine runs in the calling thread, the one that jobs do not use, and
-#: for which composite operators choose the fused kernels that they choose for CUDA, too (dropout).
+#: The device that C++ sees. Of those that the autograd engine runs in the calling thread, this one is unused by jobs,
+#: and composite operators choose the same fused kernels for it as for CUDA (dropout).
 FACE = torch.device("lazy:0")
 CUDA = torch.device("cuda:0")
 _NAMES = ("cuda", "lazy")
@@ -22,21 +22,21 @@ _PRIM_DEVICE = torch.ops.prim.device.default
 
 
 class WrongDeviceError(RuntimeError):
-    """The job asks for a device beyond the one there is; said as CUDA says it."""
+    """The job uses a device index beyond the only device; worded like CUDA's error."""
 
 
 def is_cuda(value: Any) -> bool:
-    """Whether a value names the CUDA device, in any way that torch takes."""
+    """Whether a value names the CUDA device, in any form that torch accepts."""
     if isinstance(value, torch.device):
         return value.type in _NAMES
     return isinstance(value, str) and value.partition(":")[0] in _NAMES
 
 
 def down(value: Any) -> Any:
-    """Returns the device that C++ is told in place of a value that names the CUDA device; other values as they are.
+    """Returns the device passed to C++ in place of a value that names the CUDA device; other values unchanged.
 
     Raises:
-        WrongDeviceError: It is a second one.
+        WrongDeviceError: It names a second device.
     """
     if not is_cuda(value):
         return value
@@ -47,25 +47,25 @@ def down(value: Any) -> Any:
 
 
 def up(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Returns an operator's keyword arguments with the device that Python knows."""
+    """Returns an operator's keyword arguments with the device as Python sees it."""
     device = kwargs.get("device")
     return kwargs if device is None or device.type != FACE.type else {**kwargs, "device": CUDA}
 
 
 def is_on_device(tensor: Any) -> bool:
-    """Whether a tensor is one of the dry run's on the device."""
+    """Whether a tensor is a fake tensor on the device."""
     return isinstance(tensor, FakeTensor) and tensor.fake_device.type == "cuda"
 
 
 def answer_device(tensor: Any) -> torch.device:
-    """Answers C++ where a tensor without memory is."""
+    """Returns the device that C++ sees for a fake tensor."""
     if tensor.fake_mode.in_kernel_invocation:
         return torch.device("meta")
     return FACE if tensor.fake_device.type == "cuda" else tensor.fake_device
 
 
 def install() -> None:
-    """Gives tensors without memory their face; outside a mode, too."""
+    """Makes fake tensors report both devices, also outside a mode."""
     fake: Any = FakeTensor
     dispatch = fake.__torch_dispatch__.__func__
 
@@ -80,6 +80,6 @@ def install() -> None:
 
     def give(tensor: Any, other: Any) -> None:
         data.__set__(tensor, other)
-        tensor.fake_device = other.fake_device  # which torch notes beside the data
+        tensor.fake_device = other.fake_device  # stored by torch separately from the data
 
     fake.data = property(data.__get__, give)

@@ -1,4 +1,4 @@
-"""Losses that return a number in the memory of all its terms, which are reduced in place.
+"""Losses that return a scalar in the memory of all its terms, which are reduced in place.
 
 Source: aten/src/ATen/native/BinaryOps.cpp and Loss.cpp (the structured kernels of mse_loss and smooth_l1_loss resize
 their output and do not shrink its storage), cuda/Loss.cu (binary_cross_entropy_out_cuda); torch 2.13.
@@ -36,7 +36,7 @@ def _reduced(tensor: Any, target: Any, reduction: int) -> torch.Tensor:
     return terms if reduction == _NO_REDUCTION else terms.as_strided((), ())
 
 
-#: Shapes of what they return.
+#: Shapes of their results.
 LOSSES: dict[Any, Callable[..., Any]] = {
     _aten.mse_loss.default: _squared,
     _aten.smooth_l1_loss.default: _smooth,

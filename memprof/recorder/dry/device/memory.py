@@ -1,4 +1,4 @@
-"""The memory of a device that is not there: a caching allocator that gives addresses and no memory."""
+"""The memory of a virtual device: a caching allocator that hands out addresses without memory."""
 
 from __future__ import annotations
 
@@ -18,35 +18,35 @@ from memprof.trace.schema import ACTIONS
 _ALLOC, _REQUESTED, _COMPLETED, _SEGMENT_ALLOC, _SEGMENT_FREE = (
     ACTIONS.index(name) for name in ("alloc", "free_requested", "free_completed", "segment_alloc", "segment_free")
 )
-#: Counts that torch.cuda.memory_stats() tells of each kind of bytes.
+#: Counters of torch.cuda.memory_stats() for each kind of bytes.
 _KINDS = ("allocated_bytes", "active_bytes", "reserved_bytes", "requested_bytes")
 
 
 class _Reference(weakref.ref[torch.UntypedStorage]):
-    """A weak reference that remembers which storage it was."""
+    """A weak reference that identifies its storage after it is gone."""
 
     __slots__ = ("key",)
     key: int
 
 
 class VirtualMemory:
-    """Blocks for the storages of a dry run, as CUDA's caching allocator would give them.
+    """Blocks for the storages of a dry run, as CUDA's caching allocator would assign them.
 
     Attributes:
         device: Its name in recordings, such as ``cuda:0``.
-        allocator: The allocator. Where its device is full it gives back what is cached, and then has no end: a dry run
-            tells what would be needed.
+        allocator: The allocator. When its device is full it frees its cache, and is unlimited from then on: a dry run
+            reports what would be needed.
         current: Bytes of each kind (allocated, active, reserved, requested) now.
-        peak: The most there were since the last reset.
-        was_used: Whether anything was ever put there.
-        is_overfull: Whether more was needed than the device has.
+        peak: Their peaks since the last reset.
+        was_used: Whether anything was ever allocated.
+        is_overfull: Whether more was needed than the device's capacity.
     """
 
     def __init__(self, settings: Settings, device: str = "cuda:0") -> None:
         """Starts with nothing reserved.
 
         Args:
-            settings: What the allocator is told.
+            settings: Settings of the allocator.
             device: The device's name.
         """
         self.device = device
@@ -63,7 +63,7 @@ class VirtualMemory:
         self._number = -1
 
     def hold(self, tensor: torch.Tensor) -> None:
-        """Gives a tensor's storage a block, unless it has one of its size; it is taken back when the storage goes."""
+        """Assigns a block to a tensor's storage, unless it has one of that size; it is freed with the storage."""
         storage = tensor.untyped_storage()
         key, size = storage._cdata, storage.nbytes()
         known = self._blocks.get(key)
@@ -77,7 +77,7 @@ class VirtualMemory:
             self._blocks[key] = (reference, self.take(size))
 
     def resized(self, storage: torch.UntypedStorage) -> None:
-        """Exchanges the block of a storage that was given another size by no operator; 0 bytes have none."""
+        """Replaces the block of a storage resized outside any operator; one of 0 bytes has none."""
         key, size = storage._cdata, storage.nbytes()
         known = self._blocks.pop(key, None)
         if known is not None:
@@ -91,29 +91,29 @@ class VirtualMemory:
             self._emptied[key] = reference
 
     def keep(self, size: int) -> None:
-        """Takes a block for good, such as a library's workspace."""
+        """Allocates a block for good, such as a library's workspace."""
         self._kept.append(self.take(size))
 
     def pass_through(self, sizes: list[int]) -> None:
-        """Takes blocks all at once and gives them back, as a kernel does with what it needs for itself."""
+        """Allocates all blocks, then frees them, like a kernel's temporary memory."""
         for block in [self.take(size) for size in sizes if size]:
             self.give(block)
 
     def take(self, size: int) -> Block:
-        """Takes a block of at least so many bytes."""
+        """Allocates a block of at least `size` bytes."""
         block = self.allocator.allocate(size)
-        if block is None:  # the job would end here; the dry run goes on, to tell what it would need
+        if block is None:  # a real job would end here; the dry run continues, to report what would be needed
             self.is_overfull = True
             self.allocator.settings = replace(self.allocator.settings, capacity_bytes=None, limit_bytes=None)
             block = self.allocator.allocate(size)
-            assert block is not None  # the device has no end any more
+            assert block is not None  # the device is unlimited by now
         self._log_segments()
         self._change(block, 1)
         self._write(_ALLOC, block.address, size, block.size)
         return block
 
     def give(self, block: Block) -> None:
-        """Gives a block back."""
+        """Frees a block."""
         address, requested, size = block.address, block.requested, block.size
         self._change(block, -1)
         self.allocator.request_free(block)
@@ -122,24 +122,24 @@ class VirtualMemory:
         self._write(_COMPLETED, address, requested, 0)
 
     def span(self, storage: torch.UntypedStorage) -> tuple[int, int]:
-        """Returns a storage's address and its bytes; (0, 0) where it has no block."""
+        """Returns a storage's address and bytes; (0, 0) if it has no block."""
         known = self._blocks.get(storage._cdata)
         return (known[1].address, known[1].requested) if known is not None else (0, 0)
 
     def empty_cache(self) -> None:
-        """Gives back every segment that is wholly free."""
+        """Releases every segment that is completely free."""
         self.allocator.release_cached()
         self._log_segments()
         self.current["reserved_bytes"] = self.allocator.reserved
 
     def reset_peak(self) -> None:
-        """Forgets the highest counts so far, as the job asks."""
+        """Resets the peaks, at the job's request."""
         self.peak = dict(self.current)
 
     def log_to(self, log: RawLog | None) -> None:
-        """Has everything from now on logged; to nowhere where `log` is None.
+        """Logs everything from now on; stops logging if `log` is None.
 
-        What is in use already is stated first.
+        Blocks in use are logged first.
         """
         self._log = log
         self._logged_segments = len(self.allocator.log)
@@ -151,7 +151,7 @@ class VirtualMemory:
             log.device_alive.extend((now, self._number, block.address, block.size, block.requested, 0, 0))
 
     def segment_records(self) -> list[dict[str, Any]]:
-        """Returns the segments as they are, in the words of torch's snapshots."""
+        """Returns the current segments, in the format of torch's snapshots."""
         return [
             {
                 "device": 0,

@@ -1,6 +1,6 @@
-"""Recurrent layers as cuDNN runs them: all layers in one call, and what it keeps of them for backward.
+"""Recurrent layers as cuDNN runs them: all layers in one call, and the reserve saved for backward.
 
-cuDNN does not say what it keeps (`cudnnGetRNNTempSpaceSizes` answers for a device): these sizes count what the
+cuDNN does not document its reserve (`cudnnGetRNNTempSpaceSizes` requires a device): these sizes count what the
 formulas of backward need, each step's gates, cell and output, and are estimates.
 """
 
@@ -14,7 +14,7 @@ import torch
 from memprof.recorder.dry.device.face import FACE, is_on_device
 
 _aten = torch.ops.aten
-#: Mode of cuDNN's, and what is kept of each step in units of the hidden size, by layer type (cudnn.h, cudnnRNNMode_t).
+#: cuDNN's mode, and saved values per step in units of the hidden size, by layer type (cudnn.h, cudnnRNNMode_t).
 _MODES: dict[Any, tuple[int, int]] = {
     torch.rnn_relu: (0, 2),
     torch.rnn_tanh: (1, 2),
@@ -27,7 +27,7 @@ _GATES = {0: 1, 1: 1, 2: 4, 3: 3}
 
 
 def _call(func: Any, args: Any, kwargs: Any) -> Any:
-    """Stands in for `torch.lstm` and the like."""
+    """Replaces `torch.lstm` and the like."""
     if kwargs or not is_on_device(args[0]):
         return NotImplemented
     mode = _MODES[func][0]
@@ -48,7 +48,7 @@ def _call(func: Any, args: Any, kwargs: Any) -> Any:
     return found[:3] if mode == _LSTM else found[:2]
 
 
-#: What stands in for which function.
+#: Replacement of each function.
 RECURRENT: dict[Any, Callable[..., Any]] = dict.fromkeys(_MODES, _call)
 
 
@@ -92,7 +92,7 @@ def _backward(data: Any, weights: Any, _stride: int, _buffer: Any, hidden: Any, 
     )
 
 
-#: Shapes of what cuDNN's operators return; torch knows them of forward alone, without what is kept.
+#: Shapes of the results of cuDNN's operators; torch has only those of forward, without the reserve.
 SHAPES: dict[Any, Callable[..., Any]] = {
     _aten._cudnn_rnn.default: _forward,
     _aten._cudnn_rnn_backward.default: _backward,
@@ -100,7 +100,7 @@ SHAPES: dict[Any, Callable[..., Any]] = {
 
 
 def gates_bytes(args: Any) -> int:
-    """Returns what cuDNN needs at once of the gates of a layer, for each step.
+    """Returns the bytes that cuDNN needs at once for the gates of a layer, for each step.
 
     Args:
         args: Arguments of ``_cudnn_rnn``.

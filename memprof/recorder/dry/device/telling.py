@@ -1,4 +1,4 @@
-"""Tells a recording of a device that is not there what recordings of real devices say of theirs."""
+"""Reports a virtual device to a recording in the format of real devices."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from memprof.recorder.log import RawLog
 
 
 class Telling:
-    """Takes the place of the allocator's history and of the driver's samples (`recorder.sources`)."""
+    """Replaces the allocator's history and the driver's samples (`recorder.sources`)."""
 
     def __init__(self, log: RawLog, memory: VirtualMemory, card: Card) -> None:
-        """Tells nothing yet.
+        """Stores the components; logs nothing yet.
 
         Args:
-            log: Where to.
+            log: Destination of the rows.
             memory: The device's memory.
-            card: What the device is.
+            card: Properties of the device.
         """
         self.is_running = False
         self._log = log
@@ -27,7 +27,7 @@ class Telling:
         self._is_described = False
 
     def start(self) -> bool:
-        """States what is in use, and has everything from now on logged."""
+        """Logs the blocks in use, and everything from now on."""
         if not self.is_running:
             self._memory.log_to(self._log)
             self.is_running = True
@@ -37,7 +37,7 @@ class Telling:
         """Does nothing: everything is logged as it happens."""
 
     def stop(self) -> None:
-        """Logs the segments as they are, and stops."""
+        """Logs the current segments, and stops."""
         if self.is_running:
             now = time.time_ns()
             self._log.record("segments", {"time_ns": now, "segments": self._memory.segment_records()})
@@ -49,7 +49,7 @@ class Telling:
         self._memory.log_to(None)
 
     def sample(self) -> None:
-        """Logs how full the whole device would be; the first time, what it is."""
+        """Logs the memory use of the whole device, and describes it the first time."""
         log, card, memory = self._log, self._card, self._memory
         if not self._is_described:
             self._is_described = True

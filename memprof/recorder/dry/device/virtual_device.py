@@ -1,4 +1,4 @@
-"""The device of a dry run: what the job is shown, what its kernels take, and what a recording is told."""
+"""The device of a dry run: its view for the job, its kernels' memory, and its report to a recording."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _LISTS = (list, tuple)
 
 
 class VirtualDevice:
-    """A CUDA device that is not there.
+    """A CUDA device that does not exist.
 
     Attributes:
-        card: What it is.
+        card: Its properties.
         memory: Its memory.
     """
 
@@ -42,7 +42,7 @@ class VirtualDevice:
         """Changes nothing yet.
 
         Args:
-            card: What it is.
+            card: Properties of the device.
             options: Options of its allocator, as in ``PYTORCH_ALLOC_CONF``.
         """
         self.card = card
@@ -54,7 +54,7 @@ class VirtualDevice:
         self._calls: DeviceCalls | None = None
 
     def install(self, mode: TorchDispatchMode, count_left_out: Callable[[str], None]) -> None:
-        """Shows the job the device from now on."""
+        """Makes the device visible to the job from now on."""
         face.install()
         cuda.install(self.card, self.memory, count_left_out)
         self._casts.install()
@@ -63,7 +63,7 @@ class VirtualDevice:
         self._calls.install()
 
     def leave(self) -> None:
-        """Shows a forked child no device: it loads data."""
+        """Hides the device in a forked child: it loads data."""
         stack = [torch._C._pop_torch_function_stack() for _ in range(torch._C._len_torch_function_stack())]
         for mode in reversed(stack):
             if mode is not self._calls:
@@ -71,28 +71,28 @@ class VirtualDevice:
 
     @staticmethod
     def answer(tensor: Any) -> torch.device:
-        """Answers torch's C++ side where a tensor is."""
+        """Returns a tensor's device for torch's C++ side."""
         return face.answer_device(tensor)
 
     @staticmethod
     def placed(kwargs: dict[str, Any]) -> tuple[dict[str, Any], bool]:
-        """Returns an operator's keyword arguments as Python knows them, and whether they name the device."""
+        """Returns an operator's keyword arguments as Python sees them, and whether they name the device."""
         device = kwargs.get("device")
         is_placed = device is not None and face.is_cuda(device)
         return (face.up(kwargs) if is_placed else kwargs), is_placed
 
     def shape_of(self, func: Any) -> Callable[..., Any] | None:
-        """Returns what tells the shapes that an operator returns, where torch does not know them."""
+        """Returns the shape function of an operator, if torch has none."""
         return RECURRENT_SHAPES.get(func) or LOSSES.get(func)
 
     def after(self, func: Any, args: Any, result: Any) -> None:
-        """Gives an operator's results their blocks, and its kernel what it needs for itself."""
+        """Assigns blocks to an operator's results, and temporary memory to its kernel."""
         reads = any(face.is_on_device(value) for value in _flat(args))
         if self._hold(result, reads=reads) or reads:
             self._kernels.run(func, args, result)
 
     def span(self, tensor: torch.Tensor) -> tuple[int, int]:
-        """Returns a tensor's address on the device and its own bytes; elsewhere a number that no other storage has."""
+        """Returns a tensor's address on the device and its own bytes; elsewhere a number unique among storages."""
         if face.is_on_device(tensor):
             return self._storage_span(tensor)[0], tensor.nbytes
         return dry_storage_span(tensor)[0], tensor.nbytes
@@ -102,21 +102,21 @@ class VirtualDevice:
         return self._storage_span(tensor) if face.is_on_device(tensor) else dry_storage_span(tensor)
 
     def owned_span(self, tensor: torch.Tensor) -> tuple[int, int]:
-        """Returns the same of storages on the device; (0, 0) elsewhere."""
+        """The same for storages on the device; (0, 0) elsewhere."""
         return self._storage_span(tensor) if face.is_on_device(tensor) else (0, 0)
 
     def telling(self, log: RawLog) -> Telling:
-        """Returns what tells a recording of the device."""
+        """Returns the component that reports the device to a recording."""
         return Telling(log, self.memory, self.card)
 
     def notes(self) -> list[str]:
-        """Says what a reader of the trace must know of the device."""
+        """Returns notes on the device for the reader of the trace."""
         if not self.memory.was_used:
-            return [f"the job put nothing on the device that it was shown ({self.card.machine.name})"]
+            return [f"the job allocated nothing on the virtual device ({self.card.machine.name})"]
         notes = [self.card.note(), *self._kernels.notes()]
         if not self.memory.is_overfull and self.memory.allocator.retries:
             times = self.memory.allocator.retries
-            notes.append(f"the device was full {times:,} times: the allocator gave back what it kept, which takes time")
+            notes.append(f"the device was full {times:,} times: the allocator released its cache, which takes time")
         return notes
 
     def _storage_span(self, tensor: torch.Tensor) -> tuple[int, int]:
@@ -126,18 +126,18 @@ class VirtualDevice:
             return 0, 0  # sparse and opaque tensors
 
     def _hold(self, result: Any, *, reads: bool) -> bool:
-        """Gives results on the device their blocks; returns whether there are any.
+        """Assigns blocks to results on the device; returns whether there are any.
 
         Args:
-            result: What an operator returned.
-            reads: Whether it was given a tensor on the device.
+            result: An operator's result.
+            reads: Whether an input of the operator is on the device.
         """
         is_here = False
         for tensor in (result,) if isinstance(result, torch.Tensor) else _flat(result):
             if not isinstance(tensor, FakeTensor):
                 continue
             if reads and tensor.fake_device.type == "meta":
-                tensor.fake_device = CUDA  # seeds, of which torch cannot say where they will be
+                tensor.fake_device = CUDA  # seeds, whose device torch cannot infer
             if tensor.fake_device.type == "cuda" and tensor.layout is torch.strided:
                 is_here = True
                 self.memory.hold(tensor)
