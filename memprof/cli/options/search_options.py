@@ -1,4 +1,4 @@
-"""The options by which a search for plans is asked for, for every verb that makes one."""
+"""The options of a plan search, for every verb that runs one."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-#: A peak to read a budget against before any was recorded, so that a mistake in it is told before the job runs.
+#: A placeholder peak to validate a budget with before anything is recorded, so that errors surface before the job runs.
 _SOME_PEAK_BYTES = 1 << 40
 
 
 def search_options(command: F) -> F:
-    """Gives a command ``--budget``, ``--machine``, ``--allow``, ``--forbid``, ``--max-slowdown`` and ``--time-limit``.
+    """Adds ``--budget``, ``--machine``, ``--allow``, ``--forbid``, ``--max-slowdown`` and ``--time-limit``.
 
-    The command takes them as ``**asked`` and hands that to ``wish_of``.
+    The command takes them as ``**asked`` and passes them to ``read_search_request``.
     """
     options = (
         click.option(
@@ -53,14 +53,14 @@ def read_search_request(
     max_slowdown: str | None,
     time_limit: float,
 ) -> Callable[..., SearchRequest]:
-    """Reads what is asked for, and finds the mistakes in it.
+    """Validates the search options.
 
     Returns:
-        Makes the search request, of the peak that was recorded, in bytes, and what else a request holds.
+        A function that makes the search request from the recorded peak in bytes and further fields of a request.
 
     Raises:
-        UsageError: Something makes no sense.
-        PolicyError: A policy is named that there is not.
+        UsageError: An option is invalid.
+        PolicyError: Unknown policy.
     """
     from memprof.machines.budget import parse_budget
     from memprof.machines.catalogue import find_machine
@@ -87,12 +87,12 @@ def read_search_request(
 
 
 def _names(given: tuple[str, ...]) -> tuple[str, ...]:
-    """Reads names that may stand behind one flag with commas between."""
+    """Splits names that are given behind one flag, separated by commas."""
     return tuple(name.strip() for text in given for name in text.split(",") if name.strip())
 
 
 def _share(text: str | None) -> float | None:
-    """Reads ``15%`` or ``0.15``."""
+    """Parses a fraction: ``15%`` or ``0.15``."""
     if text is None:
         return None
     number = text.strip().removesuffix("%")

@@ -1,4 +1,4 @@
-"""Lays out the pages of `memprof report --allocator` and `--static`."""
+"""The pages of `memprof report --allocator` and `--static`."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ def show_page(
     Args:
         kind: ``allocator`` or ``static``.
         trace: The trace.
-        name: The trace as the user named it.
+        name: The trace's path as the user gave it.
         rank: The rank; None for the one with the highest peak.
-        step_number: The step; None for the fullest one.
-        top: Rows of the longest table; None for what suits.
+        step_number: The step; None for the one with the highest peak.
+        top: Maximum rows of the longest table; None for the default.
         is_json: Print JSON instead.
     """
     page = Page.for_stdout()
@@ -78,7 +78,7 @@ def show_page(
 
 
 def _show_end(page: Page, kind: str, trace: Trace, *, is_json: bool) -> None:
-    """Prints what a snapshot without a history tells of its segments; a plan needs a history."""
+    """Prints the final segments of a snapshot without a history; a static plan requires a history."""
     if kind == "static":
         raise InconclusiveError(f"{trace.path} {NO_HISTORY}, so there is no step to plan.")
     report = describe_end(trace.table(Segments))
@@ -109,13 +109,13 @@ def _show_end(page: Page, kind: str, trace: Trace, *, is_json: bool) -> None:
 
 
 def fill_allocator_page(page: Page, report: AllocatorReport, trace: str, top: int | None) -> None:
-    """Writes what the caching allocator makes of a step.
+    """Adds the caching allocator's behaviour in a step to a page.
 
     Args:
         page: The page.
-        report: What there is to say.
-        trace: The trace as the user named it.
-        top: Rows of the table of segments; None for what suits.
+        report: The allocator report.
+        trace: The trace's path as the user gave it.
+        top: Maximum rows of the segment table; None for the default.
     """
     unused = report.reserved_peak - report.at_growth.allocated
     verb = "would reserve" if report.device == "cpu" else "reserves"
@@ -144,13 +144,13 @@ def fill_allocator_page(page: Page, report: AllocatorReport, trace: str, top: in
 
 
 def fill_static_page(page: Page, report: StaticReport, trace: str, top: int | None) -> None:
-    """Writes what a step needs when it is planned ahead.
+    """Adds the statically planned memory of a step to a page.
 
     Args:
         page: The page.
-        report: What there is to say.
-        trace: The trace as the user named it.
-        top: Rows of the table of operators; None for what suits.
+        report: The static report.
+        trace: The trace's path as the user gave it.
+        top: Maximum rows of the operator table; None for the default.
     """
     page.add(Text(_static_verdict(report), style="bold"))
     if report.device == "cpu":
@@ -285,7 +285,7 @@ def _static_verdict(report: StaticReport) -> str:
 
 
 def _words(pin: Pin) -> str:
-    """Says what a block is for: ``activation aten.addmm.default in layers.3``."""
+    """Describes a block's contents: ``activation aten.addmm.default in layers.3``."""
     category = "" if pin.category == "unknown" else pin.category.replace("_", " ")
     what = " ".join(text for text in (category, pin.name) if text)
     return printable(f"{what} in {pin.module}" if pin.module and pin.module not in pin.name else what)

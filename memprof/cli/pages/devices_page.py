@@ -1,4 +1,4 @@
-"""`memprof suggest --devices`: how many devices a job needs, and what each of them holds."""
+"""`memprof suggest --devices`: how many devices a job needs, and the peak of each."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ def show_devices(
     *,
     is_json: bool,
 ) -> int:
-    """Predicts one rank of 2 to 1,024, and prints the table.
+    """Predicts the peak of one rank for 2 to 1,024 ranks, and prints the table.
 
     Args:
         basis: The recorded step.
-        trace: What the recording is called.
-        search_request: Makes the search request of the recorded peak.
-        machine: The device, for what it sends to others.
-        written: Where to write the plan that fits, or None.
+        trace: Name of the recording.
+        search_request: Makes the search request from the recorded peak.
+        machine: The device, for its interconnect bandwidth.
+        written: Path for the plan that fits, or None.
         is_json: Print JSON instead.
 
     Returns:
-        The exit code: 4 where no number of devices is enough.
+        The exit code: 4 if no number of devices suffices.
     """
     step = basis.step
     peak = int(live_bytes(step).during.max(initial=0))

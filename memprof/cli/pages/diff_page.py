@@ -1,4 +1,4 @@
-"""Lays out the page of `memprof diff`."""
+"""The page of `memprof diff`."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from memprof.units import format_bytes, format_bytes_change
 
 
 def fill_diff(page: Page, found: Diff, rows: int, *, explains: bool, names: tuple[str, str]) -> None:
-    """Writes a diff on a page.
+    """Adds a diff to a page.
 
     Args:
         page: The page.
         found: The diff.
-        rows: Rows of a table at most.
-        explains: Say in words what changed.
-        names: What the two sides are called.
+        rows: Maximum rows per table.
+        explains: Explain the changes in words.
+        names: Names of the two sides.
     """
     page.add(Text(printable(headline(found)), style="bold"))
     for level, verdict in found.verdicts:

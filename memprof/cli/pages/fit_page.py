@@ -1,4 +1,4 @@
-"""Lays out what `memprof fit` found, as a page and as JSON."""
+"""The result of `memprof fit`, as a page and as JSON."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from memprof.units import format_bytes, format_bytes_of, format_us
 
 
 def fill_fit(page: Page, found: FitResult, job: str) -> None:
-    """Writes what came of a fit on a page.
+    """Adds the result of a fit to a page.
 
     Args:
         page: The page.
-        found: What came of it.
-        job: The job's words, for the next command.
+        found: The result.
+        job: The job's command line, for the next command.
     """
     page.add(Text(printable(_verdict(found)), style="bold"))
     for warning in found.warnings:
@@ -46,11 +46,11 @@ def fill_fit(page: Page, found: FitResult, job: str) -> None:
 
 
 def fit_to_json(found: FitResult, job: str) -> Json:
-    """Returns what came of a fit ready for ``json.dump``.
+    """Returns the result of a fit as JSON containers.
 
     Args:
-        found: What came of it.
-        job: The job's words, for the next command.
+        found: The result.
+        job: The job's command line, for the next command.
     """
     best, outputs = found.best, found.request.outputs
     return {
@@ -132,7 +132,7 @@ def _attempt_table(found: FitResult) -> Table:
 
 
 def _dry_cells(one: Attempt) -> tuple[str, str]:
-    """Returns a dry run's peak, and by how much it is off the prediction."""
+    """Returns a dry run's peak, and the prediction's error."""
     prediction = one.plan.prediction
     if one.dry_bytes is None or prediction is None:
         return "", ""
@@ -142,7 +142,7 @@ def _dry_cells(one: Attempt) -> tuple[str, str]:
 def _comparison_table(best: Attempt) -> Table:
     table = make_table("", ">predicted", ">measured", ">error")
     prediction, measured = best.plan.prediction, best.measured
-    assert measured is not None  # it was verified
+    assert measured is not None  # verified
     assert prediction is not None
     peaks = prediction.peak_allocated_bytes, measured.peak_bytes
     times = prediction.step_time_us, measured.step_time_us
@@ -175,7 +175,7 @@ def _time(duration_us: float) -> str:
 
 
 def _is_compiled(attempt: Attempt) -> bool:
-    """Tells whether what a plan leads to was known only when it had run."""
+    """Returns whether the plan compiles, so that its effect could only be measured."""
     return any(policy.source == "measured" for policy in attempt.plan.policies)
 
 
@@ -191,7 +191,7 @@ def _measured(measured: Measured | None) -> Json | None:
 
 
 def _measured_bytes(found: FitResult) -> int | None:
-    """Returns the peak under the plan that was kept, or of the job as it is where that fits; None of neither."""
+    """Returns the peak under the plan that was kept, or of the unmodified job if it fits; None if neither."""
     measured = found.recorded if found.is_met else None if found.best is None else found.best.measured
     return None if measured is None else measured.peak_bytes
 

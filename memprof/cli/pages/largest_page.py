@@ -37,14 +37,14 @@ def show_largest(
     *,
     is_json: bool,
 ) -> int:
-    """Searches, writes the plan, and prints what was found.
+    """Runs the search, writes the plan and prints the result.
 
     Args:
-        bases: The steps of the recordings, each at another size; a budget in per cent is of the first one's peak.
-        trace: The first recording, as it was named.
-        search_request: Makes the search request, of the recorded peak.
+        bases: The steps of the recordings, each at another size; a budget in percent refers to the first one's peak.
+        trace: The first recording's path as the user gave it.
+        search_request: Makes the search request from the recorded peak.
         what: ``batch`` or ``sequence``.
-        written: Where the plan goes, None for nowhere.
+        written: Path for the plan; None to write none.
         is_json: Print JSON instead.
 
     Returns:
@@ -58,7 +58,7 @@ def show_largest(
     if written is not None and best is not None and best.policies and found.step is not None:
         plan, _ = best.plan.predict(found.step, trace=trace)
         assert plan.prediction is not None
-        # The step it starts from is known in that way itself.
+        # The prediction is only as certain as the step it starts from.
         prediction = dataclasses.replace(plan.prediction, how=found.source, machine=bases[0].machine)
         write_plan(written, dataclasses.replace(plan, prediction=prediction, budget_bytes=asked.budget_bytes))
     if is_json:

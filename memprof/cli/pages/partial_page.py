@@ -1,4 +1,4 @@
-"""What `memprof suggest` says of a recording that holds no whole step."""
+"""The output of `memprof suggest` for a recording without a complete step."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from memprof.units import format_bytes
 
 
 def show_partial(found: PartialStep, budget_bytes: int, *, is_json: bool) -> int:
-    """Prints what is known; returns the exit code, which says that there is no answer.
+    """Prints what was recorded; returns the exit code for an inconclusive result.
 
     Args:
-        found: What is known.
-        budget_bytes: What the job may allocate.
+        found: The partial step.
+        budget_bytes: The memory budget in bytes.
         is_json: Print JSON instead of a page.
     """
     if is_json:
@@ -74,7 +74,7 @@ def _fill(page: Page, found: PartialStep, budget_bytes: int) -> None:
 
 
 def fits_at_all(found: PartialStep, budget_bytes: int) -> list[str]:
-    """Says which parts cannot fit a budget, and how large a batch could."""
+    """Returns which parts alone exceed the budget, and how large a batch could be."""
     budget = format_bytes(budget_bytes)
     if found.update_bytes > budget_bytes:
         over = format_bytes(found.update_bytes - budget_bytes)
@@ -102,7 +102,7 @@ def _smaller(found: PartialStep, budget_bytes: int) -> str:
     largest = found.largest_batch(budget_bytes)
     if largest is None or found.batch is None:
         return "with a smaller batch"
-    # The rest of the step needs memory too, and half the batch leaves room for it.
+    # The rest of the step needs memory too; half the batch leaves room for it.
     most = max(1, min(largest, found.batch // 2))
     return f"with the job's batch set to {1 << (most.bit_length() - 1)} or less"
 

@@ -1,4 +1,4 @@
-"""Lays out the pages of `memprof predict` and `memprof verify`."""
+"""The pages of `memprof predict` and `memprof verify`."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from memprof.units import format_bytes, format_bytes_between, format_bytes_chang
 
 
 def fill_forecast(page: Page, made: Forecast, plan_path: Path | None, output: Path | None) -> None:
-    """Writes a prediction on a page.
+    """Adds a prediction to a page.
 
     Args:
         page: The page.
         made: The prediction.
-        plan_path: The file that holds the plan, None where none does.
-        output: The trace written, None where none was.
+        plan_path: The plan file; None if there is none.
+        output: The trace that was written; None if none was.
     """
     before, after = made.recorded, made.predicted
     page.add(Text(_forecast_verdict(made), style="bold"))
@@ -81,7 +81,7 @@ def fill_forecast(page: Page, made: Forecast, plan_path: Path | None, output: Pa
 
 
 def fill_basis(page: Page, basis: Basis) -> None:
-    """Says on a page how the steps that plans are made for differ, and which times are not the recording's own."""
+    """Adds how the planned steps differ, and which times are not from the recording."""
     for sentence in () if basis.mix is None else basis.mix.describe():
         page.add(Text(sentence))
     if steps := describe_steps(basis.peaks):
@@ -91,13 +91,13 @@ def fill_basis(page: Page, basis: Basis) -> None:
 
 
 def fill_verification(page: Page, found: Verification, head: str, plan_path: Path) -> None:
-    """Writes a comparison on a page.
+    """Adds a comparison of prediction and measurement to a page.
 
     Args:
         page: The page.
         found: The comparison.
-        head: The run under the plan, as the user named it.
-        plan_path: The file that holds the plan.
+        head: Path of the run under the plan, as the user gave it.
+        plan_path: The plan file.
     """
     page.add(Text(printable(describe_short(found)), style="bold"))
     if found.budget is not None:

@@ -1,4 +1,4 @@
-"""The page of `memprof report --by rank`: which rank is worst, how far they lie apart, and who is waited for."""
+"""The page of `memprof report --by rank`: the worst rank, the spread between ranks, and the stragglers."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _ROWS = 12
 def fill_rank_page(
     page: Page, compared: RankComparison, found: Stragglers, notes: tuple[str, ...], trace: str, top: int | None
 ) -> None:
-    """Writes the ranks on a page.
+    """Adds the comparison of ranks to a page.
 
     Args:
         page: The page.
         compared: The ranks.
-        found: Who is waited for.
+        found: The stragglers.
         notes: What of the job is missing.
-        trace: The trace as the user named it.
-        top: Rows per table; None for what suits.
+        trace: The trace's path as the user gave it.
+        top: Maximum rows per table; None for the default.
     """
     rows = top or _ROWS
     page.add(Text(describe_ranks(compared), style="bold"))
@@ -47,7 +47,7 @@ def fill_rank_page(
 
 
 def describe_ranks(compared: RankComparison) -> str:
-    """Says in a sentence which rank is worst, and how far the ranks lie apart."""
+    """Returns the worst rank and the spread between ranks in one sentence."""
     whole = compared.peak
     if whole is None:
         return f"None of {len(compared.ranks)} ranks ran an operator while it was recorded."

@@ -1,4 +1,4 @@
-"""Lays out the page of `memprof report`: the verdict, what to know about it, the tables, and what to type next."""
+"""The page of `memprof report`: the verdict, notes, the tables, and the next command."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ _ROWS_ALONE = 30
 
 
 def fill_page(page: Page, report: Report, trace: str, table: str | None, top: int | None) -> None:
-    """Writes a report on a page.
+    """Adds a report to a page.
 
     Args:
         page: The page.
-        report: What there is to say.
-        trace: The trace as the user named it.
-        table: The one table to show; None for all.
-        top: Rows per table; None for what suits.
+        report: The report.
+        trace: The trace's path as the user gave it.
+        table: The only table to show; None for all.
+        top: Maximum rows per table; None for the default.
     """
     page.add(Text(verdict(report), style="bold"))
     if report.post_mortem is not None:
@@ -69,7 +69,7 @@ def fill_page(page: Page, report: Report, trace: str, table: str | None, top: in
 
 
 def verdict(report: Report) -> str:
-    """Returns the report in one sentence: the peak, where it is, and what most of it is."""
+    """Returns the report in one sentence: the peak, where it occurs, and its largest part."""
     peak = report.at_peak.moment
     whole, parts = report.at_peak.by_category.total_bytes, report.at_peak.by_category.parts
     share = ""
@@ -82,7 +82,7 @@ def verdict(report: Report) -> str:
 
 
 def _steps(report: Report) -> str:
-    """Says how the recorded steps differ; "" where they do not."""
+    """Returns how the recorded steps differ; "" if they do not."""
     words = describe_steps(report.step_peaks)
     return f"; {words}" if words else ""
 

@@ -1,4 +1,4 @@
-"""Lays out the page of `memprof suggest`."""
+"""The page of `memprof suggest`."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _MOST_ROWS = 10
 def fill_suggestion(
     page: Page, found: Suggestion, written: Path | None, checked: tuple[Checked, ...] | None = None
 ) -> None:
-    """Writes what a search found on a page.
+    """Adds the result of a search to a page.
 
     Args:
         page: The page.
-        found: What it found.
-        written: The file the fastest plan was written to, None where it was not.
-        checked: Its plans that were dry-run, None where that was not asked for.
+        found: The result.
+        written: Path the fastest plan was written to; None if it was not.
+        checked: Its plans that were dry-run; None if not requested.
     """
     answer = found.answer
     page.add(Text(printable(_verdict(found, checked or ())), style="bold"))
@@ -91,13 +91,13 @@ def _verdict(found: Suggestion, checked: tuple[Checked, ...]) -> str:
 
 
 def _peak(one: Candidate, checked: tuple[Checked, ...]) -> str:
-    """Says a plan's peak; as bounds where neither its replay nor a dry run tells it to the byte."""
+    """Returns a plan's peak; as bounds if neither replay nor a dry run determines it to the byte."""
     is_known = one.interval.is_exact or any(check.plan == one.plan and check.fits is not None for check in checked)
     return format_bytes(one.peak_bytes) if is_known else f"{describe_peak(one)}, not checked"
 
 
 def _reserves_more(found: Suggestion) -> str:
-    """Says where the fastest plan's tensors fit and the segments that hold them do not; "" where they do."""
+    """Returns a warning if the fastest plan's tensors fit but the segments that hold them do not; "" otherwise."""
     budget = found.answer.search_request.budget_bytes
     reserved = found.reserved[0] if found.reserved else None
     if reserved is None or reserved <= budget:
@@ -119,7 +119,7 @@ def _reserves_more(found: Suggestion) -> str:
 
 
 def _schedule(found: Suggestion) -> str:
-    """Says what a planner makes of single operators, beside what can be applied."""
+    """Returns a planner's per-operator schedule, compared with what can be applied."""
     made = found.answer.schedule
     assert made is not None
     if not made.peak_bytes:
@@ -148,7 +148,7 @@ def _plan_table(found: Suggestion) -> Table:
     ):
         table.add_row(
             str(number),
-            Text(printable(one.plan.describe())),  # what to do is not cut
+            Text(printable(one.plan.describe())),  # the action is not truncated
             describe_peak(one),
             *([] if reserved is None else [format_bytes(reserved)]),
             format_bytes(recorded.peak_bytes - one.peak_bytes),
@@ -179,7 +179,7 @@ def _other_table(found: Suggestion) -> Table:
 
 def _refused_table(found: Suggestion) -> Table:
     table = make_table("plan", "why")
-    # Of a reason that many plans share, the shortest plan tells.
+    # For a reason shared by many plans, show the shortest plan.
     by_reason: dict[str, str] = {}
     for plan, reason in sorted(found.answer.refused, key=lambda one: len(one[0])):
         by_reason.setdefault(reason, plan)
@@ -218,12 +218,12 @@ def _next(found: Suggestion, written: Path | None, checked: tuple[Checked, ...] 
             return [(f"{suggest} --budget {room} --check", "search with that much less")]
         return [(f"{again} --check --write plan.toml", "keep it, to train under it")]
     keep = (f"{again} --write plan.toml", "keep the fastest, to train under it")
-    # What is not known to the byte is checked first.
+    # Plans whose peak is not exact are checked first.
     first = [keep, *check] if is_known else [*check, keep]
     return [*first, (f"{again} --explain 1", "what it does, policy by policy")]
 
 
 def _may_be_checked(found: Suggestion) -> bool:
-    """Whether a dry run can confirm a plan: of a recording that says how it was started, at the size it had."""
+    """Returns whether a dry run can check a plan: the command line is recorded and the size unchanged."""
     command = found.manifest.command
     return bool(command) and not is_masked(command) and not found.basis.at

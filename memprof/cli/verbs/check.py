@@ -55,7 +55,7 @@ def check(
             raise UsageError(
                 f"The gate {grows.text!r} bounds growth, and there is nothing to compare with: memprof diff."
             )
-    # Those of the project may be for diffs.
+    # The project's gates may be meant for diffs.
     fail, warn = ([gate for gate in gates if not gate.needs_base] for gates in (fail, warn))
     summary, planned = open_side(trace), None
     if budget is not None or machine is not None:
@@ -115,7 +115,7 @@ def check(
 
 
 def _another_plan(path: str, found: BudgetVerdict) -> list[tuple[str, str]]:
-    """Returns the commands that find another plan for a job that was over the budget of its own."""
+    """Returns the commands that find another plan for a job that exceeded the budget of its own plan."""
     from memprof.analysis.plans.another_plan import PlannedJob, commands_over_budget
     from memprof.analysis.plans.predict import words_for_record
     from memprof.policies.plan.plan_tables import plan_from_tables

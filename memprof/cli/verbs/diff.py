@@ -1,4 +1,4 @@
-"""`memprof diff`: what changed between two recordings, and whether that is still within the gates."""
+"""`memprof diff`: what changed between two recordings, and whether the gates hold."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`memprof doctor`: what can be recorded here, and what to mend."""
+"""`memprof doctor`: whether recording works here, and suggested fixes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def doctor(is_quick: bool, is_json: bool) -> int:
 
 
 def _show(found: Examination) -> None:
-    # Colours as everywhere: on a terminal, or where they are asked for; click leaves them out in a pipe.
+    # Colors as elsewhere: on a terminal, or if forced; click strips them in a pipe.
     forced = os.environ.get("FORCE_COLOR", "") not in ("", "0")
     colour = False if os.environ.get("NO_COLOR") else True if forced else None
     width = 1 + max(len(finding.what) for finding in found.findings if len(finding.what) <= 24)
@@ -72,7 +72,7 @@ def _line(finding: Finding, width: int) -> str:
 
 
 def _plain(text: str) -> str:
-    """Returns a text with what is not printable escaped: variables and paths may hold anything."""
+    """Returns a text with unprintable characters escaped: variables and paths may contain anything."""
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 

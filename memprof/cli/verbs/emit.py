@@ -68,18 +68,18 @@ def emit(plan_path: Path, target: str, output: Path | None, force: bool, batch: 
 def emitted_or_refused(
     plan: Plan, target: str, source: str, *, output: Path | None = None, batch: int = 0, module: str = "under_plan"
 ) -> Emitted:
-    """Writes a plan in a form, and says on stderr what is not in it.
+    """Exports a plan to a format, and prints on stderr what is not expressible in it.
 
     Args:
         plan: The plan.
-        target: Name of the form.
-        source: What the plan is called.
-        output: The file it will be in, whose name it can be imported by.
-        batch: Samples of the whole batch, 0 where that is not known.
-        module: Name to import it by where there is no file.
+        target: Name of the format.
+        source: Name of the plan.
+        output: The file to write; its name is the module to import.
+        batch: Samples in the whole batch; 0 if unknown.
+        module: Module name to import it by if there is no file.
 
     Raises:
-        UsageError: The plan is empty, or the form can express nothing of it.
+        UsageError: The plan is empty, or nothing of it is expressible in the format.
     """
     from memprof.emit.emission import Request
     from memprof.emit.names import in_own_names
@@ -101,11 +101,11 @@ def emitted_or_refused(
 
 
 def print_suggested(found: Suggestion, chosen: Candidate | None, target: str) -> None:
-    """Prints the plan of a search in another form; a job that fits as it is needs none.
+    """Prints the plan of a search in another format; a job that already fits needs none.
 
     Raises:
-        GateFailedError: There is no plan that fits, or none that a dry run confirms.
-        UsageError: The form can express nothing of it.
+        GateFailedError: No plan fits, or no plan is confirmed by a dry run.
+        UsageError: Nothing of the plan is expressible in the format.
     """
     from memprof.analysis.plans.suggest import describe_least
     from memprof.errors import GateFailedError

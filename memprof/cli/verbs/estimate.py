@@ -1,4 +1,4 @@
-"""`memprof estimate`: what training a model takes by published formulas, before there is a script to record."""
+"""`memprof estimate`: the memory that training a model needs, by published formulas, without a script to record."""
 
 from __future__ import annotations
 
@@ -109,10 +109,10 @@ def estimate(
 def _model(
     name: str | None, transformer: str | None, mlp: str | None, conv: str | None, parameters: str | None
 ) -> Model:
-    """Reads the one model that is given.
+    """Parses the model given by one of the options.
 
     Raises:
-        UsageError: There is none, or more than one.
+        UsageError: No model is given, or more than one.
     """
     from memprof.analysis.estimate.catalogue import find_model, is_known, read_transformer
     from memprof.analysis.estimate.config_file import is_config, read_config
@@ -134,15 +134,15 @@ def _model(
         return Model("network", Network.read(conv))
     if parameters is not None:
         return model_of_count(parameters)
-    assert name is not None  # one is given
+    assert name is not None  # exactly one is given
     return read_config(Path(name)) if is_config(name) and not is_known(name) else find_model(name)
 
 
 def _setting(model: Model, told: Told | None, options: dict[str, Any]) -> Setting:
-    """Reads how it is trained: as asked for, else as recorded, else as is usual.
+    """Builds the training setting: from the options, else from the recording, else from defaults.
 
     Raises:
-        UsageError: What was asked for contradicts itself, or does not go with the model.
+        UsageError: The options contradict one another or do not apply to the model.
     """
     from memprof.analysis.estimate.setting import PRECISIONS, Setting
     from memprof.analysis.estimate.spelling import read_count
@@ -175,10 +175,10 @@ def _setting(model: Model, told: Told | None, options: dict[str, Any]) -> Settin
 
 
 def _checkpoint(text: str | None) -> tuple[str, int]:
-    """Reads what runs again: a word of CHECKPOINTS, and every how many layers.
+    """Parses what is recomputed: a word of CHECKPOINTS, and the layer interval.
 
     Raises:
-        UsageError: It is none of them.
+        UsageError: Neither is recognized.
     """
     from memprof.analysis.estimate.setting import CHECKPOINTS
 

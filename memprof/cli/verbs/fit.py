@@ -1,4 +1,4 @@
-"""`memprof fit`: runs a job until a plan is found under which it was measured to stay within a budget."""
+"""`memprof fit`: runs a job until a plan is measured to stay within a budget."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ Examples:
   memprof fit --budget 60% --max-slowdown 15% -o plan.toml -m package.train
 """
 
-_SIGNAL = 128  # a shell's own exit status of what a signal ended is this and the signal's number
+_SIGNAL = 128  # shells report death by a signal as 128 plus its number
 
 
 class FitCommand(RecordCommand):
-    """As ``record``; of a project's settings it reads those that say which steps to record."""
+    """As ``record``, but reads only the project's settings for the steps to record."""
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
-        """Gives click the project's settings."""
+        """Passes the project's settings to click as defaults."""
         given = read_project_settings(Path.cwd())
         extra["default_map"] = {key: value for key, value in given.items() if key in ("skip", "steps")}
         return super().make_context(info_name, args, parent, **extra)
@@ -176,7 +176,7 @@ def _say(sentence: str) -> None:
 
 
 def _status_of(found: FitResult) -> int:
-    """Returns the status that says what came of it; where the job failed by itself, ends as the job did."""
+    """Returns the exit status of the result; if the job failed by itself, exits as the job did."""
     if found.returncode:
         from memprof.launch.parent.parent import leave_like
 

@@ -1,4 +1,4 @@
-"""`memprof predict`: what a plan does to a recorded job's memory and time, before the job is run under it."""
+"""`memprof predict`: a plan's effect on a recorded job's memory and time, before the job runs under it."""
 
 from __future__ import annotations
 
@@ -77,10 +77,10 @@ def predict(
     if plan is None and at:
         from memprof.policies.plan.plan import Plan
 
-        plan = Plan()  # what the size alone does
+        plan = Plan()  # the effect of the size alone
     if plan is None:
         raise UsageError("There is nothing to predict: give --plan FILE, or a policy such as --checkpoint 'layers.*'")
-    # The plan that was read is written back with its prediction; anything else that is there is not touched.
+    # The plan that was read is overwritten with its prediction; any other existing file is left alone.
     is_own = written is not None and plan_path is not None and written.resolve() == plan_path.resolve()
     for path in (output, None if is_own else written):
         if path is not None:

@@ -33,12 +33,12 @@ Examples:
 
 
 class RecordCommand(click.Command):
-    """A command whose own options end where the job begins, and whose defaults a pyproject.toml may set."""
+    """A command whose own options end where the job begins, with defaults from pyproject.toml."""
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
-        """Gives click the project's settings: it asks flags first, then MEMPROF_*, then these."""
+        """Passes the project's settings to click as defaults, below flags and MEMPROF_* variables."""
         try:
             folder = Path.cwd()
         except FileNotFoundError:
@@ -52,11 +52,11 @@ class RecordCommand(click.Command):
         return super().make_context(info_name, args, parent, **extra)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parses memprof's options, and notes whether two dashes stood before the job."""
+        """Parses memprof's options, and notes whether ``--`` precedes the job."""
         given = list(args)
         rest = super().parse_args(ctx, args)
         words = len(ctx.params["words"])
-        # Everything after the options is verbatim, so the words are the end of what was given.
+        # Everything after the options is passed verbatim, so the job's words are the tail of the arguments.
         ctx.meta["is_command"] = given[len(given) - words - 1 : len(given) - words] == ["--"]
         return rest
 
@@ -176,7 +176,7 @@ def record(
     CI: the exit status is then 4 where the job ended well, and that step is over the budget.
     """
     if light and dry_run:
-        light, dry_run = _is_typed(ctx, "light"), _is_typed(ctx, "dry_run")  # which outweighs a setting
+        light, dry_run = _is_typed(ctx, "light"), _is_typed(ctx, "dry_run")  # these override settings
         if light == dry_run:
             raise CannotStartError("--light follows a whole run, and --dry-run ends after some steps: leave one out.")
     if light:
@@ -188,7 +188,7 @@ def record(
         skip, steps = _given(ctx, "skip", window.skip), _given(ctx, "steps", window.steps)
     try:
         target = find_target(words, is_module=is_module, is_command=ctx.meta["is_command"])
-    except OSError as error:  # a name that is too long, say
+    except OSError as error:  # for example, a name that is too long
         raise CannotStartError(f"{words[0][:80]} cannot be looked up: {error.strerror or error}.") from None
     try:
         plan = chosen_plan(plan_path, flags)
@@ -200,17 +200,17 @@ def record(
     if fail_over_budget and budget_bytes is None:
         if _is_typed(ctx, "fail_over_budget"):
             raise UsageError("--fail-over-budget needs a budget: add --budget 24GiB, or write one into the plan.")
-        fail_over_budget = False  # a setting of the project's, for runs that have one
+        fail_over_budget = False  # a project setting, meant for runs that have a budget
     if dry_run:
-        from memprof.launch.dry.dry_plan import check_plan  # at use: policies are slow to import
+        from memprof.launch.dry.dry_plan import check_plan  # imported here: policies are slow to import
 
         check_plan(plan)
     ranks = ranks_of(plan)
-    if not dry_run:  # which is of one rank, told that there are others
+    if not dry_run:  # a dry run has a single rank, with the others simulated
         target = on_ranks(target, ranks, os.environ)
     address = output if output is not None and is_address(output) else ""
     settings = Settings(
-        # What goes to an address is written here first.
+        # A recording for a remote address is written here first.
         output=Path(address.rpartition("/")[2]) if address else None if output is None else Path(output),
         address=address,
         force=force,
@@ -228,17 +228,17 @@ def record(
         budget_bytes=budget_bytes,
         fail_over_budget=fail_over_budget,
     )
-    from memprof.launch.parent.parent import leave_like, record_job  # what watches a job; the help needs none of it
+    from memprof.launch.parent.parent import leave_like, record_job  # watches the job; not needed for the help
 
     try:
         status = record_job(target, settings)
-    except OSError as error:  # of the job's end nothing is raised: it has not run
+    except OSError as error:  # raised only if the job could not run
         raise CannotStartError(f"{error.filename or target.name} cannot be used: {error.strerror or error}.") from None
     leave_like(status)
 
 
 def _budget_of(text: str | None, plan: Plan | None) -> int | None:
-    """Returns the budget that is given, or else that of the plan; a share is one of the peak the plan was made from.
+    """Returns the given budget, or else the plan's; a percentage refers to the peak the plan was made from.
 
     Raises:
         UsageError: The text is not a budget.
@@ -254,16 +254,16 @@ def _budget_of(text: str | None, plan: Plan | None) -> int | None:
 
 
 def _given(ctx: click.Context, name: str, default: int) -> int:
-    """Returns a number that the user gives, or else that of a dry run; the project's are for real runs."""
+    """Returns a number set by the user, or else a dry run's default; the project's settings are for real runs."""
     value: int = ctx.params[name] if _is_typed(ctx, name) else default
     return value
 
 
 def _checked_device(ctx: click.Context, name: str, *, dry_run: bool) -> str:
-    """Returns the device of a dry run; "" where there is none, and the device is a setting of the project's.
+    """Returns the device of a dry run; "" if there is none and the device is a project setting.
 
     Raises:
-        CannotStartError: The job would run for real, or memprof knows no such device.
+        CannotStartError: The job would run for real, or the device is unknown.
     """
     if not dry_run:
         if _is_typed(ctx, "device"):
@@ -279,20 +279,20 @@ def _checked_device(ctx: click.Context, name: str, *, dry_run: bool) -> str:
 
 
 def _is_typed(ctx: click.Context, name: str) -> bool:
-    """Whether an option is given by a flag or a variable, and not by the project's settings or by nobody."""
+    """Returns whether an option is set by a flag or a variable, rather than by project settings or a default."""
     return ctx.get_parameter_source(name) in (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT)
 
 
 def _has_window(ctx: click.Context) -> bool:
-    """Whether anybody, the user or the project's settings, says which steps to record."""
+    """Returns whether the user or the project's settings choose the steps to record."""
     return any(ctx.get_parameter_source(name) is not ParameterSource.DEFAULT for name in ("skip", "steps"))
 
 
 def _refuse_window(ctx: click.Context) -> None:
-    """Refuses a window that is asked for in so many words beside the whole run; one that is a setting is left alone.
+    """Rejects explicit window options together with --light; window settings of the project are ignored.
 
     Raises:
-        CannotStartError: One is.
+        CannotStartError: A window option is given.
     """
     for name in ("skip", "steps", "stop"):
         if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:

@@ -39,7 +39,7 @@ class MomentType(click.ParamType[tuple[int | None, int | None]]):
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> tuple[int | None, int | None]:
-        """Reads a moment."""
+        """Parses a moment."""
         step, colon, op = str(value).rpartition(":")
         if value == "peak":
             return None, None
@@ -132,7 +132,7 @@ def report(
         opened = open_trace(trace, rank, is_scrubbed=is_scrubbed)
         _show_ranks(opened, str(opened.path) if is_scrubbed else trace, top, is_json=is_json)
         return
-    # The numbers behind a report take long to import; `memprof report -h` needs none of them.
+    # The report's numerics are slow to import; `memprof report -h` needs none of them.
     from memprof.analysis.report.report import build_report
 
     opened = open_trace(trace, rank, is_scrubbed=is_scrubbed)
@@ -152,7 +152,7 @@ def report(
 
 
 def _show_ranks(opened: Trace, name: str, top: int | None, *, is_json: bool) -> None:
-    """Prints what tells the ranks apart, without reading their tables."""
+    """Prints the comparison of ranks, without reading their tables."""
     from memprof.analysis.ranks.rank_report import compare_ranks, job_notes
     from memprof.analysis.ranks.stragglers import find_stragglers
 
@@ -171,7 +171,7 @@ def _show_ranks(opened: Trace, name: str, top: int | None, *, is_json: bool) -> 
 
 
 def _check_page(path: Path, *, is_other: bool, force: bool) -> None:
-    """Refuses a page that cannot be written, before any work."""
+    """Rejects an unwritable output page before any work is done."""
     if is_other:
         raise click.UsageError("--html writes every table: leave out --by and --json.")
     from memprof.trace.files.place import check_output
@@ -180,7 +180,7 @@ def _check_page(path: Path, *, is_other: bool, force: bool) -> None:
 
 
 def _exporter() -> Exporter:
-    """Finds what writes the page: it is of the dashboard's package, which needs plotly."""
+    """Returns the HTML exporter from the dashboard's package, which needs plotly."""
     if importlib.util.find_spec("plotly") is None:
         raise UsageError("--html needs the dashboard's figures: pip install 'torch-memprof[dashboard]'")
     exporter: Exporter = importlib.import_module("memprof_dashboard.export_page.export").export_html

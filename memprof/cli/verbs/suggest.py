@@ -209,12 +209,12 @@ def suggest(
 def _check(
     found: Suggestion, most: int, search: Callable[[SearchRequest], Suggestion]
 ) -> tuple[Suggestion, tuple[Checked, ...]]:
-    """Dry-runs the job under the best plans; where it cannot be dry-run, that is a warning, and plans need more room.
+    """Dry-runs the job under the best plans; if a dry run is impossible, warns and searches with more headroom.
 
     Args:
-        found: What was found for plans that are checked.
-        most: Most dry runs.
-        search: Searches again.
+        found: The search result for plans to be checked.
+        most: Maximum number of dry runs.
+        search: Repeats the search.
     """
     import dataclasses
 
@@ -239,7 +239,7 @@ def _check(
 
 
 def _show_partial(opened: Trace, search_request: Callable[..., SearchRequest], *, is_json: bool) -> int:
-    """Says what a recording without a whole step tells; returns the exit code."""
+    """Prints what a recording without a complete step shows; returns the exit code."""
     from memprof.analysis.plans.partial_step import examine_partial
     from memprof.cli.pages.partial_page import show_partial
 
@@ -257,7 +257,7 @@ def _show(
     target: str | None,
     is_json: bool,
 ) -> int:
-    """Writes the plan and the page, or the plan in another form; returns the exit code."""
+    """Writes the plan and the page, or the plan in another format; returns the exit code."""
     from memprof.analysis.plans.dry_check_results import worth_keeping
     from memprof.cli.page import Page
     from memprof.errors import GateFailedError

@@ -1,4 +1,4 @@
-"""`memprof summary`: what a recording comes to, in a few kilobytes that can be committed as a baseline."""
+"""`memprof summary`: a recording's key figures, in a few kilobytes that can be committed as a baseline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`memprof verify`: what a plan was predicted to do, held to a run under it."""
+"""`memprof verify`: compares a plan's prediction with a run under it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def verify(plan_path: Path, traces: tuple[str, ...], is_json: bool) -> int:
 
 
 def _judge_alone(plan: Plan, plan_path: Path, head: str, *, is_json: bool) -> int:
-    """Compares a run with the budget of a plan that carries no prediction; returns the exit code."""
+    """Compares a run with the budget of a plan that has no prediction; returns the exit code."""
     from memprof.analysis.diff.budget import judge_budget
     from memprof.analysis.plans.predict import words_for_record
     from memprof.trace.store import Trace
