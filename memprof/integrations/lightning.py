@@ -49,7 +49,7 @@ def _callback_type() -> Any:
 _Callback: Any = _callback_type()
 
 
-class MemprofCallback(PlannedTraining, _Callback):  # the base class is only known at import
+class MemprofCallback(PlannedTraining, _Callback):  # type: ignore[misc]  # the base class is only known at import
     """Records some steps of a Lightning Trainer, and finds a plan that makes it fit.
 
         from memprof.integrations.lightning import MemprofCallback
