@@ -1,4 +1,4 @@
-"""Which plans a dry run cannot apply: those that compile, and those that depend on real memory use and operator times."""
+"""Rejects plans that a dry run cannot apply: those that compile or depend on real memory use and timing."""
 
 from __future__ import annotations
 
