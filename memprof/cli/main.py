@@ -21,21 +21,21 @@ from memprof.version import __version__
 #: underscore for a Python keyword), imported only when it runs: ``memprof --help`` and shell completion stay fast.
 VERBS = {
     "record": "Run a training job unchanged and record its memory.",
-    "import": "Make a recording of a memory snapshot or a profiler's trace.",
+    "import": "Convert a memory snapshot or a profiler trace to a recording.",
     "report": "Show where the memory of a recorded job goes.",
     "dashboard": "Show recordings in a browser.",
     "suggest": "Suggest the fastest plans that make a recorded job fit a budget.",
     "fit": "Find a plan that is measured to make a job fit a budget.",
-    "estimate": "Estimate by published formulas what training a model takes.",
-    "predict": "Predict what a plan does to a recorded job's memory and time.",
+    "estimate": "Estimate the memory of training a model from published formulas.",
+    "predict": "Predict a plan's effect on a recorded job's memory and time.",
     "emit": "Write a plan as PyTorch code, or for another trainer.",
-    "verify": "Compare what a plan was predicted to do with a run under it.",
+    "verify": "Compare a plan's prediction with a run under it.",
     "diff": "Compare the memory of two recordings, and guard it in CI.",
     "check": "Check a recording against a budget.",
-    "summary": "Write what a recording comes to as a small baseline.",
+    "summary": "Write a recording's key figures as a small baseline.",
     "export": "Write a recording in another tool's format.",
-    "doctor": "Say what can be recorded here, and what to mend.",
-    "completion": "Print what makes a shell complete memprof's words.",
+    "doctor": "Check that recording works here and suggest fixes.",
+    "completion": "Print the shell completion script.",
 }
 
 _FAILED = 1

@@ -15,12 +15,12 @@ from memprof.version import __version__
 
 #: Exit codes, common to all verbs except those that run a job, whose descriptions list their own.
 _EXIT_CODES = (
-    ("0", "It was done."),
-    ("1", "A fault of memprof's own, or the system refused a file."),
-    ("2", "An option or an argument makes no sense."),
-    ("3", "The question cannot be answered from what is there."),
-    ("4", "A limit that was set is exceeded, or nothing fits a budget."),
-    ("5", "A file is missing, damaged, foreign, or of a newer memprof."),
+    ("0", "Success."),
+    ("1", "Internal error, or a file system error."),
+    ("2", "Invalid option or argument."),
+    ("3", "Inconclusive: the input does not determine the answer."),
+    ("4", "A limit is exceeded, or nothing fits the budget."),
+    ("5", "A file is missing, damaged, not memprof's, or from a newer memprof."),
 )
 _RUN_JOBS = ("record", "fit")
 #: Characters that roff would replace with others unless escaped by name.

@@ -67,7 +67,7 @@ class FittingPlan:
         """Returns the result in sentences."""
         peak, budget = format_bytes(self.recorded_bytes), format_bytes(self.budget_bytes)
         if self.suggestion is None:
-            return [f"the training fits as it is: its peak of {peak} is within {budget}."]
+            return [f"the training already fits: its peak of {peak} is within {budget}."]
         best = self.best
         if best is None:
             return [describe_least(self.suggestion)]

@@ -34,7 +34,7 @@ class CellMagic:
         add("-o", "--output", default="", help=f"file to write; {_DEFAULT_OUTPUT}, replaced each time, if left out")
         add("-f", "--force", action="store_true", help="replace the file if it exists")
         add("--steps", type=int, default=3, help="steps to record (default: 3)")
-        add("--skip", type=int, default=2, help="steps to let pass first (default: 2)")
+        add("--skip", type=int, default=2, help="steps to skip first (default: 2)")
         add(
             "--report",
             choices=("text", "html", "none"),

@@ -211,9 +211,9 @@ def _baseline_of(path: Path, test: str) -> int:
         text = read_text(path)
         record = parse_json(text)
     except OSError:
-        raise UsageError(f"There is no baseline {path}: write it with pytest --memprof-update.") from None
+        raise UsageError(f"Baseline {path} not found: write it with pytest --memprof-update.") from None
     except ValueError:
-        raise UsageError(f"{path} is no JSON: write it anew with pytest --memprof-update.") from None
+        raise UsageError(f"{path} is not valid JSON: rewrite it with pytest --memprof-update.") from None
     if isinstance(record, dict) and "memprof_summary" in record:
         from memprof.analysis.diff.summary import read_summary
 

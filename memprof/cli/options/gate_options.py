@@ -20,9 +20,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 def gate_options(command: F) -> F:
     """Adds ``--fail-on`` and ``--warn-on`` to a command."""
     fail = click.option(
-        "--fail-on", multiple=True, metavar="GATE", help="Fail where this is passed: peak>+2%, phase:backward>+64MiB."
+        "--fail-on", multiple=True, metavar="GATE", help="Fail if this is exceeded: peak>+2%, phase:backward>+64MiB."
     )
-    warn = click.option("--warn-on", multiple=True, metavar="GATE", help="Warn where this is passed.")
+    warn = click.option("--warn-on", multiple=True, metavar="GATE", help="Warn if this is exceeded.")
     return fail(warn(command))
 
 

@@ -33,7 +33,7 @@ def plan_options(*, envvar: str | None = None) -> Callable[[F], F]:
             "--world-size",
             type=click.IntRange(min=1),
             metavar="N",
-            help="Ranks that --shard, or the plan's shard, divides over.",
+            help="Number of ranks for --shard, or for the plan's shard.",
         )(command)
         for kind in reversed(policy_types()):
             command = click.option(
@@ -48,7 +48,7 @@ def plan_options(*, envvar: str | None = None) -> Callable[[F], F]:
             type=click.Path(path_type=Path),
             envvar=envvar,
             metavar="FILE",
-            help="Policies from a TOML file; the flags below add to them.",
+            help="Plan file (TOML); the flags below add policies to it.",
         )(command)
 
     return decorate
@@ -98,7 +98,7 @@ def _over(plan: Plan, world_size: int) -> Plan:
     """
     divided = [hasattr(policy, "world_size") for policy in plan.policies]
     if not any(divided):
-        raise PolicyError("--world-size says over how many ranks to shard, and the plan does not: add --shard fsdp.")
+        raise PolicyError("--world-size needs a plan that shards: add --shard fsdp.")
     changes: dict[str, Any] = {"world_size": world_size}
     policies = tuple(
         dataclasses.replace(policy, **changes) if is_divided else policy  # type: ignore[type-var]

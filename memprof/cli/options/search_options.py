@@ -24,20 +24,18 @@ def search_options(command: F) -> F:
     The command takes them as ``**asked`` and passes them to ``read_search_request``.
     """
     options = (
-        click.option(
-            "--budget", metavar="SIZE", help="Most bytes allocated at once: 24GiB, or 60% of the recorded peak."
-        ),
+        click.option("--budget", metavar="SIZE", help="Maximum peak memory: 24GiB, or 60% of the recorded peak."),
         click.option("--machine", metavar="NAME", help="Budget of this device, such as rtx3090 or a100-80g."),
-        click.option("--allow", multiple=True, metavar="POLICY", help="Use these policies only; may be repeated."),
+        click.option("--allow", multiple=True, metavar="POLICY", help="Use only this policy; may be repeated."),
         click.option("--forbid", multiple=True, metavar="POLICY", help="Do not use this policy; may be repeated."),
-        click.option("--max-slowdown", metavar="SHARE", help="Most time a step may take beyond the recorded one: 15%."),
+        click.option("--max-slowdown", metavar="SHARE", help="Maximum increase of the step time: 15%."),
         click.option(
             "--time-limit",
             type=click.FloatRange(min=0.1),
             default=60.0,
             metavar="SECONDS",
             show_default=True,
-            help="Most time a search takes.",
+            help="Time limit of the search.",
         ),
     )
     for option in reversed(options):
@@ -101,5 +99,5 @@ def _share(text: str | None) -> float | None:
     except ValueError:
         share = -1.0
     if not 0 <= share < float("inf"):
-        raise UsageError(f"{text!r} is no slowdown: write a share such as 15% or 0.15.")
+        raise UsageError(f"invalid slowdown {text!r}: write a fraction such as 15% or 0.15.")
     return share

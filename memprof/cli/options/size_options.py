@@ -25,19 +25,19 @@ def size_options(command: F) -> F:
     The command takes ``batch``, ``length``, ``lengths`` and ``also``, and builds an ``AskedSize`` from them.
     """
     options = (
-        click.option("--at-batch", "batch", type=click.IntRange(min=1), metavar="N", help="Plan for this batch."),
+        click.option("--at-batch", "batch", type=click.IntRange(min=1), metavar="N", help="Plan for this batch size."),
         click.option(
             "--at-length",
             "length",
             type=click.IntRange(min=1),
             metavar="N",
-            help="Plan for sequences of this length, from a recording whose steps are of several.",
+            help="Plan for sequences of this length, from a recording with several lengths.",
         ),
         click.option(
             "--lengths",
             type=click.Path(path_type=Path),
             metavar="FILE",
-            help="Plan for the longest of a data set's batches: one length a line, or those of a batch's samples.",
+            help="Plan for a data set's longest batch: a file with one length, or one batch's lengths, per line.",
         ),
         click.option(
             "--also",
@@ -78,7 +78,7 @@ class AskedSize:
         given = {"--at-batch": self.batch, "--at-length": self.length, "--lengths": self.lengths}
         names = [name for name, value in given.items() if value is not None]
         if len(names) > 1:
-            raise UsageError(f"{' and '.join(names)} ask for different sizes: give one of them.")
+            raise UsageError(f"{' and '.join(names)} are mutually exclusive: give only one.")
         return names[0] if names else ""
 
     def basis(self, basis: Basis, opened: Trace, machine: Accelerator | None, step_number: int | None) -> Basis:
@@ -99,7 +99,7 @@ class AskedSize:
             return basis
         if step_number is not None and self.batch is None:
             raise UsageError(
-                f"{self.option} needs all steps of the recording, which are of several lengths: leave out --step."
+                f"{self.option} needs all steps of the recording, at their several lengths: remove --step."
             )
         from memprof.analysis.allocator.allocator_report import settings_in_force
         from memprof.analysis.plans.another_size import at_batch, at_length, at_lengths

@@ -25,15 +25,14 @@ def describe_none(checked: tuple[Checked, ...]) -> str:
     """Returns a sentence: every dry-run plan exceeds the budget as applied."""
     budget = format_bytes(checked[0].budget_bytes)
     if len(checked) == 1:
-        return (
-            f"As applied, in a dry run, {checked[0].plan.describe()} is not within {budget} as was predicted: not kept."
-        )
-    return f"Of {len(checked)} plans predicted to be within {budget}, none is as applied in a dry run: none is kept."
+        plan = checked[0].plan.describe()
+        return f"In a dry run, {plan} exceeds {budget}, contrary to the prediction: not kept."
+    return f"Of {len(checked)} plans predicted to be within {budget}, none is in a dry run: none is kept."
 
 
 def check_table(checked: tuple[Checked, ...]) -> Table:
     """Returns the table of checked plans, one row per plan."""
-    table = make_table("plan", ">predicted", ">dry run", ">difference", "what came of it")
+    table = make_table("plan", ">predicted", ">dry run", ">error", "result")
     for one in checked:
         table.add_row(
             Text(printable(one.plan.describe())),

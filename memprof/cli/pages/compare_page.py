@@ -38,8 +38,8 @@ def show_comparison(opened: Trace, step_number: int | None, time_limit_s: float,
     budgets = {point.share: point.budget_bytes for point in points}
     peak = max(budgets.values()) / max(budgets)
     page.add(Text(f"Time on top of the recorded step, by planner and budget; recorded peak {format_bytes(int(peak))}."))
-    page.add(Text("Schedules of operators: a lower bound for plans, which choose whole modules.", style="dim"))
-    page.add_section("Overhead", _table(points), "* proved to be the least; - nothing found; x proved infeasible")
+    page.add(Text("Per-operator schedules: a lower bound for plans, which choose whole modules.", style="dim"))
+    page.add_section("Overhead", _table(points), "* proved optimal; - nothing found; x proved infeasible")
     page.add_section("Planners", _sources())
     page.write()
 

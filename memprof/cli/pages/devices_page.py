@@ -79,13 +79,13 @@ def show_devices(
 def _verdict(found: Devices) -> Text:
     budget = format_bytes(found.budget_bytes)
     if found.fits_alone:
-        return Text(f"One device is enough: the job holds {format_bytes(found.alone_bytes)} of {budget}.")
+        return Text(f"One device suffices: the job needs {format_bytes(found.alone_bytes)} of {budget}.")
     needed = found.needed
     if needed is None:
         least = min(found.ranks, key=lambda each: each.peak_allocated_bytes, default=None)
         nearest = f": {_title(least)} still holds {format_bytes(least.peak_allocated_bytes)}" if least else ""
         return Text(
-            f"No number of devices is enough{nearest}, over the {budget} asked for. Activations are not divided."
+            f"No number of devices suffices{nearest}, over the budget of {budget}. Activations are not sharded."
         )
     held, alone = format_bytes(needed.peak_allocated_bytes), format_bytes(found.alone_bytes)
     return Text(
@@ -115,7 +115,7 @@ def _table(found: Devices) -> Table:
 
 def _next(found: Devices, trace: str, written: Path | None) -> str:
     if found.fits_alone:
-        return "next: nothing to do"
+        return "next: no action needed"
     if found.needed is None:
         return f"next: memprof suggest {trace} --budget {found.budget_bytes}  (checkpointing shrinks activations)"
     if written is not None:

@@ -111,7 +111,7 @@ def _markdown(found: Diff, rows: int, names: tuple[str, str]) -> str:
     causes = explain(found)
     if causes:
         parts += [
-            "Likeliest cause first:",
+            "Most likely cause first:",
             "",
             *(f"{place}. {_safe(one.sentence)}" for place, one in enumerate(causes[:5], 1)),
         ]

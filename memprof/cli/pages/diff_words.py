@@ -15,7 +15,7 @@ _LONGEST_NAME = 120
 TITLES = {
     "category": "by category",
     "module": "by module",
-    "op": "by the operator that made it",
+    "op": "by allocating operator",
     "source": "by line of code",
     "storage": "by storage",
 }
@@ -27,7 +27,7 @@ def headline(found: Diff) -> str:
     if found.is_unchanged:
         return f"Nothing changed: the peak is {format_bytes(pair.head_bytes)}, and every phase holds the same."
     if not pair.bytes:
-        return f"The peak is the same, {format_bytes(pair.head_bytes)}; what it is made of, or another phase, is not."
+        return f"The peak is the same, {format_bytes(pair.head_bytes)}; its composition, or another phase, differs."
     words = f"The peak {'grew' if pair.bytes > 0 else 'shrank'} by {format_bytes(abs(pair.bytes))}"
     share = percent(pair.bytes, pair.base_bytes)
     words += f" ({share})" if share else ""

@@ -29,7 +29,7 @@ def fill_fit(page: Page, found: FitResult, job: str) -> None:
         page.add(Text(f"warning: {printable(warning)}", style="yellow"))
     if found.recorded is not None:
         peak, time = format_bytes(found.recorded.peak_bytes), _time(found.recorded.step_time_us)
-        how = ", in a dry run since the job itself ran out of memory" if found.is_from_dry_run else ""
+        how = ", in a dry run because the job itself ran out of memory" if found.is_from_dry_run else ""
         page.add(Text(f"as it is{how}: peak {peak}, step {time}", style="dim"))
     page.add_section("Runs under a plan", _attempt_table(found), "in order")
     if found.best is not None and not _is_compiled(found.best):
@@ -87,7 +87,7 @@ def _verdict(found: FitResult) -> str:
     best, recorded, budget = found.best, found.recorded, format_bytes(found.budget_bytes)
     if found.is_met and recorded is not None:
         peak = format_bytes(recorded.peak_bytes)
-        return f"The job fits as it is: its peak of {peak} is within {budget}. No plan was written."
+        return f"The job already fits: its peak of {peak} is within {budget}. No plan was written."
     if best is None or best.measured is None or recorded is None:
         return found.reason
     more = " Interrupted: this is the best plan verified so far." if found.ended_by else ""
@@ -107,13 +107,13 @@ def _change(now_us: float, before_us: float) -> str:
 def _attempt_table(found: FitResult) -> Table:
     is_dry = any(one.dry_bytes is not None for one in found.attempts)
     columns = [">dry run", ">difference"] if is_dry else []
-    table = make_table("", "plan", ">predicted", *columns, ">measured", ">step time", "what came of it")
+    table = make_table("", "plan", ">predicted", *columns, ">measured", ">step time", "result")
     words = {
         "fits": "within the budget",
         "above": "above the budget",
         "refused": "refused: ",
         "failed": "failed: ",
-        "passed over": "passed over: its dry run is above the budget",
+        "passed over": "skipped: its dry run is above the budget",
     }
     for number, one in enumerate(found.attempts, start=1):
         peak = "" if one.measured is None else format_bytes(one.measured.peak_bytes)
@@ -167,7 +167,7 @@ def _next(found: FitResult, job: str) -> list[tuple[str, str]]:
     report = (f"memprof report {run}", "what fills its memory")
     if found.returncode or found.is_met:
         return [report]
-    return [(f"memprof suggest {run} --budget {found.budget_bytes}", "every plan that was found"), report]
+    return [(f"memprof suggest {run} --budget {found.budget_bytes}", "all plans found"), report]
 
 
 def _time(duration_us: float) -> str:

@@ -86,7 +86,8 @@ def _fill(
         least = min(found.tried, key=lambda one: one.least_bytes)
         page.add(
             Text(
-                f"No {what} fits {budget}: at {least.size} the least peak is {format_bytes(least.least_bytes)}.", "bold"
+                f"No {what} fits {budget}: at {least.size} the lowest peak is {format_bytes(least.least_bytes)}.",
+                "bold",
             )
         )
         return
@@ -101,12 +102,12 @@ def _fill(
         )
     )
     if found.was_stopped:
-        page.add(Text("warning: the search was stopped before its end; a larger one may fit.", style="yellow"))
+        page.add(Text("warning: the search was stopped early; a larger one may fit.", style="yellow"))
     if found.size > 4 * max(found.sizes):
         page.add(
             Text(
                 f"warning: {found.size} is far from what was recorded ({', '.join(map(str, found.sizes))}); record the "
-                f"job nearer to it, and add that with --also.",
+                f"job nearer to it, and add that recording with --also.",
                 style="yellow",
             )
         )

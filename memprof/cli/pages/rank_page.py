@@ -32,14 +32,14 @@ def fill_rank_page(
     page.add(Text(describe_ranks(compared), style="bold"))
     for note in notes:
         page.add(Text(f"warning: {printable(note)}", style="yellow"))
-    page.add_section("Ranks", tables.peaks(compared, max(rows, 2)), "each at the peak of its own fullest step")
-    page.add_section("Apart in each phase", tables.spreads(compared.phases, "phase", rows), "fullest moments")
-    page.add_section("Apart by category", tables.spreads(compared.categories, "category", rows), "at the peaks")
-    page.add_section("Apart by module", tables.spreads(compared.modules, "module", rows), "that owns or made it")
+    page.add_section("Ranks", tables.peaks(compared, max(rows, 2)), "each at the peak of its own highest step")
+    page.add_section("Spread by phase", tables.spreads(compared.phases, "phase", rows), "peaks")
+    page.add_section("Spread by category", tables.spreads(compared.categories, "category", rows), "at the peaks")
+    page.add_section("Spread by module", tables.spreads(compared.modules, "module", rows), "owner or allocator")
     page.add_section(
-        "Last to the collectives", tables.stragglers(found, rows), found.describe_clocks() or "recorded steps"
+        "Stragglers at collectives", tables.stragglers(found, rows), found.describe_clocks() or "recorded steps"
     )
-    page.add_section("Collectives waited for longest", tables.late_collectives(found, min(rows, 6)))
+    page.add_section("Longest waits at collectives", tables.late_collectives(found, min(rows, 6)))
     page.add("")
     if compared.worst is not None:
         command = f"memprof report {shlex.quote(trace)} --rank {compared.worst}"

@@ -58,7 +58,7 @@ def spreads(parts: Sequence[Spread], head: str, rows: int) -> Table:
         head: Column header of the parts.
         rows: Maximum rows.
     """
-    table = make_table(head, ">least", ">median", ">most", ">apart", ">most to median", "of rank")
+    table = make_table(head, ">min", ">median", ">max", ">spread", ">max to median", "on rank")
     apart = [one for one in parts if one.bytes]
     for one in apart[:rows]:
         table.add_row(
@@ -72,13 +72,13 @@ def spreads(parts: Sequence[Spread], head: str, rows: int) -> Table:
         )
     if len(apart) > rows:
         cut = len(apart) - rows
-        table.add_row(cell(f"{cut:,} more less far apart", "dim"))
+        table.add_row(cell(f"{cut:,} more with less spread", "dim"))
     return table
 
 
 def stragglers(found: Stragglers, rows: int) -> Table:
     """Draws which ranks arrive last at the job's collectives."""
-    table = make_table(">rank", ">collectives", ">last to come", ">behind the median", ">waited itself")
+    table = make_table(">rank", ">collectives", ">times last", ">behind the median", ">own wait")
     late = [one for one in found.ranks if one.times_last]
     for one in late[:rows]:
         table.add_row(

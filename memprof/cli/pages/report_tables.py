@@ -19,7 +19,7 @@ from memprof.cli.page import TailCell, cell, make_table, printable
 from memprof.units import format_bytes, format_percent, format_us
 
 _BEFORE = "(alive before the step)"
-_NOWHERE = "(before, or no stack)"
+_NOWHERE = "(before recording, or no stack)"
 _OUTSIDE = "(outside any module)"
 _COLOURS = {
     "parameter": "blue",
@@ -177,7 +177,7 @@ def device(use: DeviceUse) -> Table:
     for name, size in parts:
         table.add_row(cell(name), format_bytes(size), _share(size, use.total_bytes))
     if use.pinned_bytes:
-        table.add_row(cell("beside it, host memory held pinned", "dim"), format_bytes(use.pinned_bytes), "")
+        table.add_row(cell("in addition, pinned host memory", "dim"), format_bytes(use.pinned_bytes), "")
     return table
 
 

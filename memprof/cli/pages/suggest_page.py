@@ -39,7 +39,7 @@ def fill_suggestion(
     for warning in found.warnings:
         page.add(Text(f"warning: {printable(warning)}", style="yellow"))
     if answer.was_stopped:
-        page.add(Text("warning: the search was stopped before its end; there may be faster plans.", style="yellow"))
+        page.add(Text("warning: the search was stopped early; there may be faster plans.", style="yellow"))
     recorded = answer.recorded
     known = f"at {found.basis.at}" if found.basis.at else "recorded"
     page.add(
@@ -57,14 +57,14 @@ def fill_suggestion(
     if warning := _reserves_more(found):
         page.add(Text(f"warning: {printable(warning)}", style="yellow"))
     page.add_section("Plans that fit", _plan_table(found), "the fastest of each kind")
-    page.add_section("Dry runs of the job", check_table(checked or ()), "the plans as applied, in order")
-    page.add_section("Plans that do not", _other_table(found), "the nearest of each kind")
+    page.add_section("Dry runs", check_table(checked or ()), "the plans as applied, in order")
+    page.add_section("Over budget", _other_table(found), "closest candidate of each kind")
     page.add_section("Not possible here", _refused_table(found))
     page.add("")
     if answer.best is not None:
         page.add(
             Text(
-                f"least peak found: {describe_peak(answer.least)} with {printable(answer.least.plan.describe())}",
+                f"lowest peak found: {describe_peak(answer.least)} with {printable(answer.least.plan.describe())}",
                 style="dim",
             )
         )
@@ -83,7 +83,7 @@ def _verdict(found: Suggestion, checked: tuple[Checked, ...]) -> str:
     if best is None:
         return describe_least(found)
     if not best.policies:
-        return f"The job fits as it is: its peak of {format_bytes(best.peak_bytes)} is within {budget}."
+        return f"The job already fits: its peak of {format_bytes(best.peak_bytes)} is within {budget}."
     return (
         f"Within {budget}: {best.plan.describe()}, peak {_peak(best, checked)}, step time "
         f"{_change(best, answer.recorded)}.{describe_check(checked)}"
@@ -126,8 +126,8 @@ def _schedule(found: Suggestion) -> str:
         return f"{made.planner}: {made.status}. {made.reason}"
     change = made.step_time_us / found.answer.recorded.step_time_us - 1 if found.answer.recorded.step_time_us else 0.0
     return (
-        f"{made.planner}, running single operators again: peak {format_bytes(made.peak_bytes)}, step time "
-        f"{100 * change:+.1f} % ({made.status}). {made.reason} Plans choose the modules it runs again."
+        f"{made.planner}, recomputing single operators: peak {format_bytes(made.peak_bytes)}, step time "
+        f"{100 * change:+.1f} % ({made.status}). {made.reason} Plans choose the modules it recomputes."
     )
 
 
@@ -161,7 +161,7 @@ def _plan_table(found: Suggestion) -> Table:
 
 
 def _other_table(found: Suggestion) -> Table:
-    table = make_table("plan", ">peak", ">over by", ">change", "peak in", "most of it")
+    table = make_table("plan", ">peak", ">over by", ">change", "peak in", "largest part")
     budget, recorded = found.answer.search_request.budget_bytes, found.answer.recorded
     for one in found.others[:_MOST_ROWS]:
         over = found.answer.search_request.needed(one) - budget
@@ -201,7 +201,7 @@ def _next(found: Suggestion, written: Path | None, checked: tuple[Checked, ...] 
     again = f"{suggest} --budget {answer.search_request.budget_bytes}"
     if answer.best is None:
         return [(f"{suggest} --budget {answer.search_request.needed(answer.least)}", "what fits")]
-    check = [(f"{again} --check", "dry-run the job under it, in seconds")] if _may_be_checked(found) else []
+    check = [(f"{again} --check", "dry-run the job under it (seconds)")] if _may_be_checked(found) else []
     is_known = answer.best.interval.is_exact
     if written is not None:
         batch = "" if found.basis.batch is None else f" with the job's batch set to {found.basis.batch}"
@@ -215,7 +215,7 @@ def _next(found: Suggestion, written: Path | None, checked: tuple[Checked, ...] 
             return [(f"{again} --check {2 * len(checked)}", "dry-run more of them")]
         if kept is None:
             room = answer.search_request.budget_bytes - max(one.difference_bytes or 0 for one in checked)
-            return [(f"{suggest} --budget {room} --check", "search with that much less")]
+            return [(f"{suggest} --budget {room} --check", "search with that much headroom")]
         return [(f"{again} --check --write plan.toml", "keep it, to train under it")]
     keep = (f"{again} --write plan.toml", "keep the fastest, to train under it")
     # Plans whose peak is not exact are checked first.

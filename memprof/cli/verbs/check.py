@@ -21,7 +21,7 @@ Examples:
   memprof check run.memprof --fail-on 'phase:backward>24GiB' --warn-on 'step_time>250ms'"""
 )
 @click.argument("trace", type=click.Path(), metavar="TRACE")
-@click.option("--budget", metavar="SIZE", help="Most bytes allocated at once: 40GiB.")
+@click.option("--budget", metavar="SIZE", help="Maximum peak memory: 40GiB.")
 @click.option("--machine", metavar="NAME", help="Budget of this device, such as rtx3090 or a100-80g.")
 @gate_options
 @click.option("--json", "is_json", is_flag=True, help="Print everything as JSON.")
@@ -33,11 +33,11 @@ def check(
     warn_on: tuple[str, ...],
     is_json: bool,
 ) -> int:
-    """Check a recording against a budget, without anything to compare it with.
+    """Check a recording against a budget, without a baseline.
 
-    TRACE is a recording or the JSON of memprof summary. The exit code is 4 where it is above. Without --budget, a
-    recording under a plan is checked against the plan's, by its fullest recorded step. Gates that bound growth need a
-    base: memprof diff.
+    TRACE is a recording or the JSON of memprof summary. The exit code is 4 if it exceeds the budget. Without --budget,
+    a recording under a plan is checked against the plan's budget, by its highest recorded step. Gates that bound
+    growth need a baseline: memprof diff.
     """
     fail, warn = chosen_gates(fail_on, warn_on)
     from memprof.analysis.diff.budget import NO_BUDGET, BudgetVerdict, judge_planned

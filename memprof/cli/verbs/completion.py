@@ -35,10 +35,10 @@ Examples:
 )
 @click.argument("shell", type=click.Choice(_SHELLS))
 def completion(shell: str) -> None:
-    """Print what makes a shell complete memprof's words.
+    """Print the shell completion script.
 
-    Completed are verbs, options and their values, recordings, the names of devices, and what policies take. Every
-    press of the key asks this memprof, so that a newer one needs nothing new.
+    Completes verbs, options and their values, recordings, devices and policy values. Each completion runs this memprof,
+    so an upgrade needs no new script.
     """
     from memprof.cli.main import memprof  # which imports this module
 

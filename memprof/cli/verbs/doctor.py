@@ -27,14 +27,13 @@ Examples:
   memprof doctor --quick
   memprof doctor --json > environment.json"""
 )
-@click.option("--quick", "is_quick", is_flag=True, help="Record nothing to try it.")
+@click.option("--quick", "is_quick", is_flag=True, help="Skip the test recording.")
 @click.option("--json", "is_json", is_flag=True, help="Print everything as JSON.")
 def doctor(is_quick: bool, is_json: bool) -> int:
-    """Say what can be recorded here, and what to mend.
+    """Check that recording works here and suggest fixes.
 
-    Looked at are this Python's torch and its devices, the folder that recordings go to, libraries, and the variables
-    and settings in force; then a job of a few lines is recorded and read. The exit code is 0 where recording works,
-    and 3 where it does not.
+    Checks this Python's torch and its devices, the output folder, libraries, and the variables and settings in force;
+    then records and reads a job of a few lines. The exit code is 0 if recording works, and 3 if it does not.
     """
     from memprof.launch.doctor.examine import examine
 
@@ -78,7 +77,7 @@ def _plain(text: str) -> str:
 
 def _verdict(found: Examination) -> str:
     count = sum(finding.level in ("fix", "fail") for finding in found.findings)
-    more = f"; {count} thing{'s' if count > 1 else ''} to mend, marked above" if count else ""
+    more = f"; {count} thing{'s' if count > 1 else ''} to fix, marked above" if count else ""
     tried = " by what was looked at; nothing was recorded to try it" if found.is_quick and found.works else ""
     if found.works:
         return f"Recording works here{tried}{more}. Next: memprof record train.py"

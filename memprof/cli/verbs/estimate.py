@@ -30,8 +30,10 @@ Examples:
 @click.option("--transformer", metavar="KEY=VALUE,...", help="Shape: layers=12,width=768,heads=12,vocab=50257.")
 @click.option("--mlp", metavar="WIDTH,...", help="Linear layers with ReLU between them: 784,512,10.")
 @click.option("--conv", metavar="LAYERS", help="Convolutions: 3x32x32,16k3p1,bn,relu,avgpool,linear10.")
-@click.option("--parameters", metavar="N", help="Only how many there are, such as 7B: no activations.")
-@click.option("--from", "recorded", type=click.Path(), metavar="TRACE", help="Set formulas beside this recording.")
+@click.option("--parameters", metavar="N", help="Only a parameter count, such as 7B: no activations.")
+@click.option(
+    "--from", "recorded", type=click.Path(), metavar="TRACE", help="Compare the formulas with this recording."
+)
 @click.option("--batch", type=click.IntRange(min=1), metavar="N", help="Samples of a rank for one update (1).")
 @click.option(
     "--seq", "length", type=click.IntRange(min=1), metavar="N", help="Tokens of a sample (the model's context)."
@@ -43,9 +45,9 @@ Examples:
 @click.option("--precision", type=click.Choice(_PRECISIONS), help="Types of weights and activations (fp32).")
 @click.option("--optimizer", type=click.Choice(_OPTIMIZERS), help="The optimizer (adamw).")
 @click.option(
-    "--checkpoint", metavar="WHAT", help="What runs again: none, selective, layers, or layers:K for every K-th."
+    "--checkpoint", metavar="WHAT", help="What is recomputed: none, selective, layers, or layers:K for every K-th."
 )
-@click.option("--flash/--no-flash", default=True, help="Attention that never writes its scores down, or does.")
+@click.option("--flash/--no-flash", default=True, help="Attention that does not materialize its scores, or does.")
 @click.option("--no-dropout", is_flag=True, help="Without dropout, where the model has it.")
 @click.option("--zero", type=click.IntRange(0, 3), default=0, metavar="STAGE", help="ZeRO stage, 0 to 3 (0).")
 @click.option("--ranks", metavar="N", type=click.IntRange(min=1), help="Data-parallel ranks (1).")
@@ -55,14 +57,16 @@ Examples:
     type=click.IntRange(min=1),
     default=1,
     metavar="N",
-    help="Ranks that divide each layer (1).",
+    help="Tensor-parallel ranks (1).",
 )
-@click.option("--sequence-parallel", is_flag=True, help="They divide what stays whole otherwise, too.")
+@click.option("--sequence-parallel", is_flag=True, help="Also shard activations outside the layers' matrix products.")
 @click.option(
     "--device", type=click.Choice(("cuda", "cpu")), help="Where it runs: how wide dropout's masks are (cuda)."
 )
-@click.option("--machine", metavar="NAME", help="Say what share of this device it is, and how many it takes.")
-@click.option("--explain", is_flag=True, help="Each formula's source, and when not to use it.")
+@click.option(
+    "--machine", metavar="NAME", help="Print the fraction of this device's memory, and the number of devices needed."
+)
+@click.option("--explain", is_flag=True, help="Each formula's source and limitations.")
 @click.option("--json", "is_json", is_flag=True, help="Print everything as JSON: bytes, stable keys.")
 def estimate(
     model: str | None,
@@ -76,7 +80,7 @@ def estimate(
     is_json: bool,
     **options: Any,
 ) -> None:
-    """Estimate by published formulas what training a model takes.
+    """Estimate the memory of training a model from published formulas.
 
     MODEL is a name such as gpt3-175b, gpt2 or llama3-8b, or the path of a config.json. Figures are of one rank.
     """

@@ -49,11 +49,11 @@ Examples:
     "--json", "is_json", is_flag=True, help="Print what the file holds as JSON: bytes as numbers, stable keys."
 )
 def import_(file: Path, output: Path | None, force: bool, device: int | None, rank: int | None, is_json: bool) -> None:
-    """Make a recording of a file that another tool wrote.
+    """Convert another tool's file to a recording.
 
     FILE is a memory snapshot (torch.cuda.memory._dump_snapshot, or a page of memory_viz that holds one) or a profiler's
-    trace with memory events (torch.profiler with profile_memory=True), with gzip or without. What it is, is told by its
-    bytes. Nothing in it is ever run. Each device becomes a rank of the recording.
+    trace with memory events (torch.profiler with profile_memory=True), with gzip or without. The format is detected
+    from content; pickles are never executed. Each device becomes a rank of the recording.
     """
     target = output or Path(f"{_stem(file)}.memprof")
     check_output(target, force=force, option="-o")

@@ -26,7 +26,7 @@ Examples:
 @click.option(
     "--budget",
     metavar="SIZE",
-    help="Most bytes allocated at once, kept in the plan: 24GiB, or 60% of the recorded peak.  [default: the plan's]",
+    help="Maximum peak memory, stored in the plan: 24GiB, or 60% of the recorded peak.  [default: the plan's]",
 )
 @click.option(
     "--write",
@@ -65,15 +65,15 @@ def predict(
     is_json: bool,
     **flags: Any,
 ) -> None:
-    """Predict what a plan does to a recorded job's memory and time.
+    """Predict a plan's effect on a recorded job's memory and time.
 
-    TRACE is a recording of the job as it is. The flags that stand for policies may be repeated, and add to the plan.
+    TRACE is a recording of the unmodified job. The policy flags may be repeated, and add to the plan.
     """
     plan = chosen_plan(plan_path, flags)
     size = AskedSize(batch, length, lengths, also)
     at = size.option
     if also and not at:
-        raise UsageError("--also names recordings at other sizes, for --at-batch, --at-length or --lengths: add one.")
+        raise UsageError("--also gives recordings at other sizes, for --at-batch, --at-length or --lengths: add one.")
     if plan is None and at:
         from memprof.policies.plan.plan import Plan
 

@@ -77,7 +77,7 @@ class RecordCommand(click.Command):
     help="File to write, or an address such as s3://bucket/run.memprof.  [default: <script>.<time>.memprof]",
 )
 @click.option("-f", "--force", is_flag=True, envvar="MEMPROF_FORCE", help="Replace the file if it exists.")
-@click.option("-q", "--quiet", is_flag=True, envvar="MEMPROF_QUIET", help="Say nothing when the job has ended.")
+@click.option("-q", "--quiet", is_flag=True, envvar="MEMPROF_QUIET", help="Print no summary when the job ends.")
 @click.option(
     "--skip",
     type=click.IntRange(min=0),
@@ -85,7 +85,7 @@ class RecordCommand(click.Command):
     show_default=True,
     envvar="MEMPROF_SKIP",
     metavar="N",
-    help="Steps to let pass first.",
+    help="Steps to skip first.",
 )
 @click.option(
     "--steps",
@@ -101,37 +101,37 @@ class RecordCommand(click.Command):
     "--light",
     is_flag=True,
     envvar="MEMPROF_LIGHT",
-    help="Follow the whole run at a few per cent, instead of recording some steps in full.",
+    help="Follow the whole run with a few percent overhead, instead of recording some steps in full.",
 )
 @click.option(
     "--dry-run/--no-dry-run",
     envvar="MEMPROF_DRY_RUN",
-    help="Run the job on tensors without memory, in seconds, to learn what it would take.",
+    help="Run the job on tensors without memory, in seconds, to measure what it would need.",
 )
 @click.option(
     "--device",
     default="",
     envvar="MEMPROF_DEVICE",
     metavar="NAME",
-    help="With --dry-run: the GPU that the job is shown, such as h100-80g or rtx4090; none is needed.",
+    help="With --dry-run: the GPU to simulate, such as h100-80g or rtx4090; none is needed.",
 )
 @click.option(
     "--keep-arguments",
     is_flag=True,
     envvar="MEMPROF_KEEP_ARGUMENTS",
-    help="Write the job's arguments as they are, passwords and tokens included.",
+    help="Write the job's arguments unmasked, passwords and tokens included.",
 )
 @click.option(
     "--budget",
     envvar="MEMPROF_BUDGET",
     metavar="SIZE",
-    help="Most bytes allocated at once, to compare the measured peak with: 24GiB.  [default: the plan's]",
+    help="Maximum peak memory, compared with the measured peak: 24GiB.  [default: the plan's]",
 )
 @click.option(
     "--fail-over-budget",
     is_flag=True,
     envvar="MEMPROF_FAIL_OVER_BUDGET",
-    help="Where the job ends well, exit with 4 over the budget, 3 where that was not measured.",
+    help="If the job succeeds, exit with 4 over the budget, 3 if that was not measured.",
 )
 @plan_options(envvar="MEMPROF_PLAN")
 @click.option("-m", "is_module", is_flag=True, help="The job is a Python module, as in python -m.")
@@ -162,18 +162,18 @@ def record(
     Everything after the script belongs to the job. The exit status is the job's own; 125 means that the recording
     could not start or the plan does not fit the model, 126 that the job cannot be run, 127 that it was not found.
 
-    With --light, the whole run is followed, so that it can be told afterwards which step was the highest, and where it
-    ran out of memory. A plan can be applied as well; --skip, --steps and --stop choose a window, and there is none.
+    With --light, the whole run is followed, to report which step peaked highest, and where it ran out of memory. A plan
+    can be applied as well; --skip, --steps and --stop do not apply: --light has no window.
 
     With --dry-run, nothing is computed from the first model on: tensors have shapes and no memory. The job ends after
-    its first steps; what it prints are made-up values, and it writes no checkpoint.
+    its first steps; the values it prints are placeholders, and it writes no checkpoint.
 
-    With --device, the job of a dry run is shown a GPU that need not be there, on which torch does as it would on one.
+    With --device, a dry run simulates a GPU that need not be present, on which torch behaves as on a real one.
 
-    With --plan, or any of the flags that stand for policies, the job trains under that plan; the flags may be repeated.
+    With --plan, or any of the policy flags, the job trains under that plan; the flags may be repeated.
 
-    With a budget, of the plan or of --budget, the fullest recorded step is compared with it. --fail-over-budget is for
-    CI: the exit status is then 4 where the job ended well, and that step is over the budget.
+    With a budget, from the plan or --budget, the highest recorded step is compared with it. --fail-over-budget is for
+    CI: the exit status is then 4 if the job succeeded and that step is over the budget.
     """
     if light and dry_run:
         light, dry_run = _is_typed(ctx, "light"), _is_typed(ctx, "dry_run")  # these override settings

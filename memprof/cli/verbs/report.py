@@ -44,7 +44,7 @@ class MomentType(click.ParamType[tuple[int | None, int | None]]):
         if value == "peak":
             return None, None
         if not op.isdecimal() or (bool(colon) and not step.isdecimal()):
-            self.fail(f"{value!r} is not a moment: write peak, OP or STEP:OP, such as 4:812.", param, ctx)
+            self.fail(f"{value!r} is not a valid moment: write peak, OP or STEP:OP, such as 4:812.", param, ctx)
         return (int(step) if colon else None), int(op)
 
 
@@ -82,7 +82,7 @@ Examples:
 @click.option(
     "--allocator", "page_kind", flag_value="allocator", help="Show reserved memory, what of it is unused, and why."
 )
-@click.option("--static", "page_kind", flag_value="static", help="Show what the step needs when it is planned ahead.")
+@click.option("--static", "page_kind", flag_value="static", help="Show what the step needs with a static plan.")
 @click.option("-f", "--force", is_flag=True, help="Replace the file if it exists.")
 def report(
     trace: str,
@@ -104,7 +104,7 @@ def report(
     """
     at_step, op_id = moment
     if at_step is not None and step_number is not None and at_step != step_number:
-        raise click.UsageError(f"--at {at_step}:{op_id} and --step {step_number} name two steps: leave one out.")
+        raise click.UsageError(f"--at {at_step}:{op_id} and --step {step_number} both choose a step: give only one.")
     chosen_step = at_step if at_step is not None else step_number
     if page_kind is not None:
         if page_path is not None or table is not None or op_id is not None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from memprof.launch.doctor.findings import FIX, MISSING, OK, Finding
 
 _OWN = "torch-memprof"
-_NEEDED = "what memprof itself is made of"
+_NEEDED = "required by memprof"
 
 
 @dataclass(frozen=True)
@@ -66,10 +66,10 @@ def _judge(library: Library, least: str, *, is_needed: bool) -> Finding:
         version = importlib.metadata.version(library.name)
     except importlib.metadata.PackageNotFoundError:
         says = f"not installed: {library.purpose}"
-        return Finding(FIX if is_needed else MISSING, library.name, says, f"To have it: {library.install}.")
+        return Finding(FIX if is_needed else MISSING, library.name, says, f"Install it with {library.install}.")
     if least and _numbers(version) < _numbers(least):
         says = f"{version} is older than {least}: {library.purpose}"
-        return Finding(FIX, library.name, says, f"Renew it: pip install '{library.name}>={least}'.")
+        return Finding(FIX, library.name, says, f"Upgrade it: pip install '{library.name}>={least}'.")
     return Finding(OK, library.name, f"{version}, {library.purpose}")
 
 

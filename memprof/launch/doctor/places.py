@@ -72,6 +72,6 @@ def check_host() -> Finding:
     """Returns how much host memory a job can use, by the tightest limit."""
     limit = nearest_limit()
     if limit is None:
-        return Finding(NOTE, "host memory", "the system does not tell")
+        return Finding(NOTE, "host memory", "not reported by the system")
     free, total = format_bytes(limit.free_bytes), format_bytes(limit.total_bytes)
     return Finding(OK, "host memory", f"{free} free of the {total} that a process here may have")

@@ -54,7 +54,7 @@ def check_torch() -> tuple[list[Finding], dict[str, Any]]:
                 FAIL,
                 "torch",
                 f"{version or 'some version'} is installed and cannot be imported: {fault}",
-                "Mend it until python -c 'import torch' works, or install it anew.",
+                "Fix it until python -c 'import torch' works, or reinstall it.",
             )
         ], {}
     return [_judge_version(told), _judge_cpu(told), *_judge_devices(told)], told
@@ -88,8 +88,8 @@ def _ask() -> tuple[dict[str, Any] | None, str]:
     try:
         told = json.loads(last)
     except ValueError:
-        return None, "its import ended Python without a word"
-    return (told, "") if isinstance(told, dict) else (None, "it told nothing")
+        return None, "its import ended Python without any output"
+    return (told, "") if isinstance(told, dict) else (None, "the probe returned nothing")
 
 
 def _judge_version(told: dict[str, Any]) -> Finding:
@@ -109,7 +109,7 @@ def _judge_cpu(told: dict[str, Any]) -> Finding:
         NOTE,
         "CPU memory",
         f"storages one by one: this torch was built without {lacks}, and what kernels take for themselves is not seen",
-        "An official build of torch hears every allocation.",
+        "An official build of torch records every allocation.",
     )
 
 

@@ -75,14 +75,14 @@ def fit(request: Request, search: Search, say: Callable[[str], None]) -> FitResu
 
 def _fit(found: FitResult, search: Search, say: Callable[[str], None]) -> None:
     request = found.request
-    say(f"recording {request.target.name} as it is")
+    say(f"recording {request.target.name} without a plan")
     done = _run(request, request.outputs.run, None)
     if done.returncode and not _dry_run_instead(found, done, say):
         found.returncode = done.returncode
         found.reason = describe_failure_as_it_is(done)
         return
     if not done.output.is_file():
-        raise InconclusiveError(f"{done.verdict.sentence} So there is nothing to plan from.")
+        raise InconclusiveError(f"{done.verdict.sentence} There is nothing to plan from.")
     trace = Trace.open(done.output)
     found.recorded = measure(trace)
     trace = trace.rank_trace(found.recorded.rank)
@@ -178,7 +178,7 @@ def _try_compiled(found: FitResult, first: Suggestion, say: Callable[[str], None
     slowest_us = math.inf if slowdown is None else (1 + slowdown) * first.answer.recorded.step_time_us
     outputs = found.request.outputs
     for plan in compiled_plans(found):
-        say(f"trying {plan.describe()}, of which only a run tells")
+        say(f"trying {plan.describe()} (its effect can only be measured)")
         attempt = _attempt(found, plan)
         measured = attempt.measured
         if measured is not None:

@@ -70,10 +70,10 @@ class Rehearsal:
             self._give_up(f"the job cannot be dry-run: {outcome.reason}")
         elif abs(outcome.peak_bytes - recorded.peak_bytes) > _MOST_ERROR * recorded.peak_bytes:
             off = describe_difference(outcome.peak_bytes, recorded.peak_bytes)
-            self._give_up(f"a dry run of the job as it is peaks at {format_bytes(outcome.peak_bytes)} ({off})")
+            self._give_up(f"a dry run of the unmodified job peaks at {format_bytes(outcome.peak_bytes)} ({off})")
 
     def _give_up(self, reason: str) -> None:
         self._window = None
-        sentence = f"{reason.rstrip('.')}; so plans are tried in real runs alone."
+        sentence = f"{reason.rstrip('.')}; plans are tried in real runs only."
         self._say(sentence)
         self._found.warnings = (*self._found.warnings, sentence)

@@ -45,8 +45,8 @@ def describe_dry_fit(found: FitResult) -> str:
     """Returns the message that a job ran out of memory although its dry run is within the budget."""
     peak = format_bytes(0 if found.recorded is None else found.recorded.peak_bytes)
     return (
-        f"The job ran out of memory by itself, though its dry run peaks at {peak}, within the budget: give the bytes "
-        "that it may really have."
+        f"The job ran out of memory by itself, though its dry run peaks at {peak}, within the budget: set a "
+        "budget that matches the memory available."
     )
 
 
@@ -54,7 +54,7 @@ def describe_dry_run(plan: Plan, dry_bytes: int, budget_bytes: int) -> str:
     """Returns a dry run's result for a plan, compared with the prediction."""
     prediction = plan.prediction
     error = "" if prediction is None else f" ({describe_difference(dry_bytes, prediction.peak_allocated_bytes)})"
-    end = "within the budget" if dry_bytes <= budget_bytes else "above the budget, passed over"
+    end = "within the budget" if dry_bytes <= budget_bytes else "above the budget, skipped"
     return f"dry run: peak {format_bytes(dry_bytes)}{error}, {end}"
 
 

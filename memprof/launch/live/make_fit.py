@@ -56,10 +56,10 @@ def make_fit(
         raise PolicyError(f"make_fit takes a torch.nn.Module, not a {type(model).__name__}.")
     optimizers = optimizers_in(optimizer)
     if not optimizers:
-        raise PolicyError("make_fit needs the optimizer: its updates tell where steps end.")
+        raise PolicyError("make_fit needs the optimizer: its updates mark the ends of steps.")
     parse_budget(str(budget), _SOME_PEAK_BYTES)
     if max_slowdown is not None and not 0 <= max_slowdown < float("inf"):
-        raise UsageError(f"{max_slowdown!r} is no slowdown: write a share such as 0.15.")
+        raise UsageError(f"invalid slowdown {max_slowdown!r}: write a fraction such as 0.15.")
     policies = live_policies(tuple(allow), tuple(forbid))
     made = LiveFit(unwrapped(model), optimizers, str(budget), policies, max_slowdown, time_limit)
     made.start()

@@ -20,7 +20,7 @@ EXACT = ("checkpoint", "swap")
 FROM_THE_START = {
     "accumulate": "batches are split from the first one of a loop on",
     "allocator": "the allocator reads its options when the process starts",
-    "compile": "nobody can tell its effect without running it",
+    "compile": "its effect can only be measured",
     "optimizer": "updates in backward end the job where its gradients are clipped or scaled",
     "remat": "what is held is counted from the job's first tensor on",
     "shard": "parameters are divided before an optimizer holds them",
@@ -44,7 +44,7 @@ def live_policies(allow: tuple[str, ...], forbid: tuple[str, ...]) -> tuple[str,
             "fit, and apply it before the first step with memprof.apply."
         )
     if not names:
-        raise PolicyError("No policy is left that may be used; allow one, or forbid fewer.")
+        raise PolicyError("No policy is left; allow one, or forbid fewer.")
     return tuple(sorted(names))
 
 

@@ -9,7 +9,7 @@ from memprof.units import format_bytes
 LEFT_TO_MEMPROF = "make_fit leaves the job as it is while memprof record or memprof fit runs it."
 
 AT_WORK_ALREADY = (
-    "make_fit is at work in this process already. Give it several models as one torch.nn.ModuleList, and their "
+    "make_fit is already active in this process. Give it several models as one torch.nn.ModuleList, and their "
     "optimizers as a list."
 )
 
@@ -17,7 +17,7 @@ AT_WORK_ALREADY = (
 def job_fits(peak_bytes: int, budget_bytes: int, device_type: str) -> str:
     """Returns the message that the job needs no plan."""
     peak, budget = format_bytes(peak_bytes), format_bytes(budget_bytes)
-    return f"make_fit: the job fits as it is, its peak of {peak} is within {budget}.{_what_is_watched(device_type)}"
+    return f"make_fit: the job already fits: its peak of {peak} is within {budget}.{_what_is_watched(device_type)}"
 
 
 def plan_applied(one: Candidate, budget_bytes: int, recorded_bytes: int, recorded_us: float) -> str:

@@ -99,7 +99,7 @@ def describe_refused(job: PlannedJob, fault: str) -> Verdict | None:
     if not fault:
         return None
     commands = _guarded(lambda: commands_after_failure(job, ran_out=False, forbid=fault), lambda _: [])
-    verdict = Verdict(f"it was to run under {_named(job)}. What does not fit is its policy {fault}.")
+    verdict = Verdict(f"it was to run under {_named(job)}. Its policy {fault} does not fit.")
     return _with_commands(verdict, commands)
 
 

@@ -106,7 +106,7 @@ def describe_recording(result: PackResult, target: str) -> Verdict:
     part = _describe_part(result.path)
     ends = _describe_end(trace.manifest.capture) if compared is None else ""
     fit = dry_fit(trace)
-    made_up = "Nothing was computed: what the job printed are made-up values." if is_dry else ""
+    made_up = "Dry run: values printed by the job are placeholders." if is_dry else ""
     fits = fit.describe() if fit is not None else ""
     missed = [f"{note[:1].upper()}{note[1:]}." for note in trace.manifest.notes if note.startswith(MISSED_STEP)]
     told = [sentence, fits, made_up, ends, *missed, result.remark, *job_notes(trace, is_part=bool(part)), part]
@@ -192,8 +192,8 @@ def _why_nothing(spool: Path, target: str) -> str:
         return f"{spool}, to which recorders write, was removed while {target} ran"
     if not (spool / "python-started").exists():
         return (
-            f"{target} ran in no Python that takes the recorder in. "
-            "python -I, -E and -S leave it out, and so does a cleared environment"
+            f"{target} ran in no Python that loads the recorder. "
+            "python -I, -E and -S disable it, and so does a cleared environment"
         )
     if not (spool / "torch-imported").exists():
         return f"{target} never imported torch"

@@ -106,7 +106,7 @@ def find_command(words: Sequence[str]) -> Target:
         candidates = [os.path.join(folder, program) for folder in os.get_exec_path()]
     there = [path for path in candidates if os.path.exists(path)]
     if not program or not there:
-        raise NotFoundError(f"There is no command {program}. Check its name, or write its full path.")
+        raise NotFoundError(f"Command {program} not found. Check its name, or write its full path.")
     if not any(os.access(path, os.X_OK) and not os.path.isdir(path) for path in there):
         raise NotExecutableError(f"{there[0]} is not a program that can be run. Check its permissions.")
     return Target(tuple(words), _script_of(words))
