@@ -1,1 +1,1 @@
-"""The command line: one file per verb, each of which parses, makes one call and prints."""
+"""The command line: one file per verb; each parses its options, makes one call and prints the result."""

@@ -1,4 +1,4 @@
-"""What the shell offers where a recording, a device, a policy or a planner is named."""
+"""Shell completion of recordings, devices, policies and planners."""
 
 from __future__ import annotations
 
@@ -12,39 +12,39 @@ from click.shell_completion import CompletionItem
 
 from memprof.errors import UsageError
 
-#: The variable by which the shell asks what may come next (click's own protocol).
+#: The variable that carries the shell's completion request (click's own protocol).
 VARIABLE = "_MEMPROF_COMPLETE"
 
 Offer = Callable[[str], list[CompletionItem[str]]]
 
-#: What recordings are called in the help of the verbs.
+#: Metavariables that stand for recordings in the verbs' help.
 _RECORDINGS = ("TRACE", "TRACE...", "RUN", "BASE", "HEAD", "[RUN] HEAD")
 _ENDINGS = (".memprof", ".spool")
 
 
 class Offering(click.ParamType[Any]):
-    """A type of another one's values that knows which there are.
+    """A parameter type that wraps another one and completes its values.
 
     Attributes:
-        name: The name of the type it stands for.
+        name: The name of the wrapped type.
     """
 
     def __init__(self, kind: click.ParamType[Any], offer: Offer) -> None:
-        """Takes the type, and what offers values that begin with a text."""
+        """Stores the wrapped type and the function that completes its values."""
         self.name = kind.name
         self._kind, self._offer = kind, offer
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Reads a value as the type does."""
+        """Converts a value as the wrapped type does."""
         return self._kind.convert(value, param, ctx)
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
-        """Offers values that begin with what is typed."""
+        """Completes values that begin with what is typed."""
         return self._offer(incomplete)
 
 
 def offer_values(command: click.Command) -> None:
-    """Makes a verb's parameters offer values. Done when the shell asks, and never when the verb runs."""
+    """Makes a verb's parameters complete values. Called on a completion request only, never when the verb runs."""
     for param in command.params:
         offer = _offer_of(param)
         if offer is not None:
@@ -72,7 +72,7 @@ def _offer_of(param: click.Parameter) -> Offer | None:
 
 
 def _policy_offer(param: click.Parameter) -> Offer | None:
-    """Returns what offers the values of a policy's flag; another option of that name shows no example."""
+    """Returns the completion of a policy's flag; another option of the same name gets none."""
     from memprof.policies.registry import policy_type
 
     kind = policy_type(param.name or "")
@@ -85,7 +85,7 @@ def _policy_offer(param: click.Parameter) -> Offer | None:
 
 
 def flag_values() -> dict[str, tuple[str, ...]]:
-    """Returns what can stand behind the flags of policies that take words of a list, by policy."""
+    """Returns the values of policy flags that accept words from a fixed list, by policy."""
     from memprof.policies.optimizer.policy import LOOPS, STATES
     from memprof.policies.precision.policy import FLAGS
 
@@ -102,7 +102,7 @@ def _words(names: Callable[[], list[str]]) -> Offer:
 
 
 def _listed(names: Callable[[], list[str]]) -> Offer:
-    """Returns what offers words of a list that is separated by commas."""
+    """Returns the completion of a comma-separated list of words."""
 
     def offer(typed: str) -> list[CompletionItem[str]]:
         before, comma, last = typed.rpartition(",")
@@ -113,17 +113,17 @@ def _listed(names: Callable[[], list[str]]) -> Offer:
 
 
 def _recordings(typed: str) -> list[CompletionItem[str]]:
-    """Offers .memprof files, spool folders, and folders to look into; nothing hidden unless it is asked for."""
+    """Completes .memprof files, spool folders and folders to descend into; hidden ones only if typed."""
     folder, slash, name = typed.rpartition("/")
     before = folder + slash
     try:
         entries = sorted(Path(before).expanduser().iterdir())
-    except (OSError, RuntimeError):  # no such folder, or nobody of that name: there is nothing to offer
+    except (OSError, RuntimeError):  # no such folder, or no such user: nothing to complete
         return []
     fits = [entry for entry in entries if entry.name.startswith(name) and (name or not entry.name.startswith("."))]
     found = [entry for entry in fits if entry.name.endswith(_ENDINGS)]
     if os.environ.get(VARIABLE, "").startswith("bash"):
-        # bash takes either names or folders; its script tells it that these are names of files (`completion.py`).
+        # bash completes either words or file names; its script marks these as file names (`completion.py`).
         found = [entry for entry in fits if entry in found or entry.is_dir()]
         return [CompletionItem(before + entry.name) for entry in found]
     return [*(CompletionItem(before + entry.name) for entry in found), CompletionItem(typed, type="dir")]
@@ -146,7 +146,7 @@ def _cards() -> list[str]:
     for name in _machines():
         try:
             find_card(name)
-        except UsageError:  # a machine that a dry run cannot show
+        except UsageError:  # a device that a dry run cannot simulate
             continue
         names.append(name)
     return names

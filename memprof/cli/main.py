@@ -1,4 +1,4 @@
-"""The `memprof` command: finds the verb, runs it, and turns every error into a sentence and an exit code."""
+"""The `memprof` command: finds the verb, runs it, and turns every error into a message and an exit code."""
 
 from __future__ import annotations
 
@@ -21,32 +21,32 @@ from memprof.version import __version__
 #: underscore for a Python keyword), imported only when it runs: ``memprof --help`` and shell completion stay fast.
 VERBS = {
     "record": "Run a training job unchanged and record its memory.",
-    "import": "Make a recording of a memory snapshot or a profiler's trace.",
+    "import": "Convert a memory snapshot or a profiler trace to a recording.",
     "report": "Show where the memory of a recorded job goes.",
     "dashboard": "Show recordings in a browser.",
     "suggest": "Suggest the fastest plans that make a recorded job fit a budget.",
     "fit": "Find a plan that is measured to make a job fit a budget.",
-    "estimate": "Estimate by published formulas what training a model takes.",
-    "predict": "Predict what a plan does to a recorded job's memory and time.",
+    "estimate": "Estimate the memory of training a model from published formulas.",
+    "predict": "Predict a plan's effect on a recorded job's memory and time.",
     "emit": "Write a plan as PyTorch code, or for another trainer.",
-    "verify": "Compare what a plan was predicted to do with a run under it.",
+    "verify": "Compare a plan's prediction with a run under it.",
     "diff": "Compare the memory of two recordings, and guard it in CI.",
     "check": "Check a recording against a budget.",
-    "summary": "Write what a recording comes to as a small baseline.",
+    "summary": "Write a recording's key figures as a small baseline.",
     "export": "Write a recording in another tool's format.",
-    "doctor": "Say what can be recorded here, and what to mend.",
-    "completion": "Print what makes a shell complete memprof's words.",
+    "doctor": "Check that recording works here and suggest fixes.",
+    "completion": "Print the shell completion script.",
 }
 
 _FAILED = 1
-_INTERRUPTED = 130  # 128 + SIGINT, as shells count
+_INTERRUPTED = 130  # 128 + SIGINT, the shell convention
 
 
 class LazyVerbs(click.Group):
-    """A group whose commands are imported when they are run."""
+    """A group that imports a command only when it runs."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Returns the verbs in the order in which they are used."""
+        """Returns the verbs in the order of typical use."""
         return list(VERBS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -56,7 +56,7 @@ class LazyVerbs(click.Group):
         name = f"{cmd_name}_" if keyword.iskeyword(cmd_name) else cmd_name
         command = getattr(importlib.import_module(f"memprof.cli.verbs.{name}"), name)
         assert isinstance(command, click.Command)
-        if "_MEMPROF_COMPLETE" in os.environ:  # the shell asks what may come next
+        if "_MEMPROF_COMPLETE" in os.environ:  # a completion request from the shell
             from memprof.cli.completing import offer_values
 
             offer_values(command)
@@ -65,8 +65,8 @@ class LazyVerbs(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Finds the verb; a misspelt one is answered with its nearest."""
-        # click looks for near misses in this table, which it fills with imported commands otherwise.
+        """Finds the verb; for an unknown one, suggests the nearest match."""
+        # click looks for near matches in this table, which it would otherwise fill by importing every command.
         self.commands = dict.fromkeys(VERBS, self)
         return super().resolve_command(ctx, args)
 
@@ -78,7 +78,7 @@ class LazyVerbs(click.Group):
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
-        """Reads the words before the verb, and prints the help where they ask for it."""
+        """Parses the options before the verb, and prints the help if requested."""
         with _enough_read():
             return super().make_context(info_name, args, parent, **extra)
 
@@ -90,15 +90,15 @@ class LazyVerbs(click.Group):
 
 @contextmanager
 def _enough_read() -> Iterator[None]:
-    """Ends quietly when the reader of the output has seen enough (``| head``)."""
+    """Exits quietly when the reader of the output closes the pipe (``| head``)."""
     try:
         try:
             yield
         finally:
-            if sys.stdout is not None:  # None in a process without one
+            if sys.stdout is not None:  # None in a process without stdout
                 sys.stdout.flush()
     except BrokenPipeError:
-        # Python flushes stdout once more at exit, which must not fail again.
+        # Python flushes stdout once more at exit; that must not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise click.exceptions.Exit(0) from None
 
@@ -118,7 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns its exit code.
 
     Args:
-        arguments: Words after ``memprof``; those of the process where left out.
+        arguments: Words after ``memprof``; None for ``sys.argv``.
     """
     _tolerate_narrow_encodings()
     try:
@@ -149,9 +149,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _tolerate_narrow_encodings() -> None:
-    """Lets a terminal or a file that cannot hold a character get a ``?`` instead of an error."""
+    """Makes stdout and stderr print ``?`` for characters that their encoding lacks, instead of failing."""
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # a stream that a test or an embedding put there may not have it
+        if hasattr(stream, "reconfigure"):  # a stream substituted by a test or an embedder may lack it
             stream.reconfigure(errors="replace")
 
 

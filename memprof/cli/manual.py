@@ -1,4 +1,4 @@
-"""Manual pages of the command and its verbs, from the help that click prints: python -m memprof.cli.manual FOLDER."""
+"""Manual pages of the command and its verbs, from click's help texts: python -m memprof.cli.manual FOLDER."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ import click
 from memprof.cli.main import VERBS, memprof
 from memprof.version import __version__
 
-#: What every verb but those that run a job ends with; these say it in their description.
+#: Exit codes, common to all verbs except those that run a job, whose descriptions list their own.
 _EXIT_CODES = (
-    ("0", "It was done."),
-    ("1", "A fault of memprof's own, or the system refused a file."),
-    ("2", "An option or an argument makes no sense."),
-    ("3", "The question cannot be answered from what is there."),
-    ("4", "A limit that was set is exceeded, or nothing fits a budget."),
-    ("5", "A file is missing, damaged, foreign, or of a newer memprof."),
+    ("0", "Success."),
+    ("1", "Internal error, or a file system error."),
+    ("2", "Invalid option or argument."),
+    ("3", "Inconclusive: the input does not determine the answer."),
+    ("4", "A limit is exceeded, or nothing fits the budget."),
+    ("5", "A file is missing, damaged, not memprof's, or from a newer memprof."),
 )
 _RUN_JOBS = ("record", "fit")
-#: Signs that roff prints as others where they are not named.
+#: Characters that roff would replace with others unless escaped by name.
 _SIGNS = {"-": "\\-", "'": "\\(aq", "`": "\\(ga", "^": "\\(ha", "~": "\\(ti"}
 
 
 def manual_pages() -> dict[str, str]:
-    """Returns the pages by the name of their file: ``memprof.1``, and ``memprof-report.1`` for each verb."""
+    """Returns the pages by file name: ``memprof.1``, and ``memprof-report.1`` for each verb."""
     top = click.Context(memprof, info_name="memprof", **memprof.context_settings)
     pages = {"memprof.1": _top_page(top)}
     for verb, summary in VERBS.items():
@@ -39,7 +39,7 @@ def manual_pages() -> dict[str, str]:
 
 
 def write_pages(folder: Path) -> list[Path]:
-    """Writes every page into a folder, which is made, and returns their paths."""
+    """Writes every page into a folder, creating it if needed, and returns their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for name, text in manual_pages().items():
@@ -117,7 +117,7 @@ def _options(command: click.Command, context: click.Context) -> list[tuple[str, 
 
 
 def _prose(text: str) -> Iterator[str]:
-    """Writes paragraphs, which are parted by empty lines."""
+    """Formats paragraphs, separated by empty lines."""
     for paragraph in re.split(r"\n\s*\n", text.strip()):
         yield ".PP"
         yield _escaped(" ".join(paragraph.split()))
@@ -131,7 +131,7 @@ def _terms(terms: list[tuple[str, str]] | tuple[tuple[str, str], ...]) -> Iterat
 
 
 def _escaped(text: str) -> str:
-    """Returns a text as roff prints it: nothing in it is a command, and a dash is what one types."""
+    """Returns a text escaped for roff: nothing in it is a request, and dashes stay typeable ASCII."""
     safe = text.replace("\\", "\\e")
     for sign, name in _SIGNS.items():
         safe = safe.replace(sign, name)

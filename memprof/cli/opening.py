@@ -1,4 +1,4 @@
-"""Opens a recording for a verb, scrubbed where it is to be shared."""
+"""Opens a recording for a verb, scrubbed if it will be shared."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ def open_trace(path: str, rank: int | None = None, *, is_scrubbed: bool) -> Trac
 
     Args:
         path: The recording.
-        rank: The rank to look at; None for the first.
-        is_scrubbed: Leave out what its job was given, and whose it is.
+        rank: The rank to read; None for the first.
+        is_scrubbed: Leave out the job's arguments and the identity of its owner.
 
     Raises:
-        BadInputError: It cannot be opened.
-        UsageError: It has no such rank.
+        BadInputError: The recording cannot be opened.
+        UsageError: The recording has no such rank.
     """
     from memprof.trace.store import Trace
 

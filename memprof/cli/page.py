@@ -1,4 +1,4 @@
-"""A page of text and tables: coloured and fitted to a terminal, plain and uncut in a pipe."""
+"""A page of text and tables: colored and fitted to a terminal, plain and untruncated in a pipe."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _UNCUT_WIDTH = 10_000
 
 @dataclass
 class Page:
-    """Collects what a verb has to say and writes it to stdout at once.
+    """Collects a verb's output and writes it to stdout at once.
 
     Attributes:
-        is_terminal: A person looks at it: colours, bars, and lines fitted to the width.
-        width: Columns.
-        has_colour: Colours may be used.
+        is_terminal: Output is a terminal: use colors and bars, and fit lines to the width.
+        width: Width in columns.
+        has_colour: Use colors.
     """
 
     is_terminal: bool
@@ -35,7 +35,7 @@ class Page:
 
     @staticmethod
     def for_stdout() -> Page:
-        """Makes the page that suits stdout, ``NO_COLOR``, ``FORCE_COLOR`` and ``COLUMNS``."""
+        """Creates a page for stdout, from its type and ``NO_COLOR``, ``FORCE_COLOR`` and ``COLUMNS``."""
         is_forced = os.environ.get("FORCE_COLOR", "") not in ("", "0")
         is_terminal = is_forced or (sys.stdout is not None and sys.stdout.isatty())
         return Page(
@@ -45,11 +45,11 @@ class Page:
         )
 
     def add(self, part: RenderableType) -> None:
-        """Adds a line or a table."""
+        """Adds a line of text or a table."""
         self._parts.append(part)
 
     def add_section(self, title: str, table: Table, remark: str = "", even_if_empty: bool = False) -> None:
-        """Adds a table under its title; nothing where it has no rows, unless the remark says enough by itself."""
+        """Adds a table under its title; skips a table without rows, unless `even_if_empty`."""
         if table.row_count or even_if_empty:
             self.add("")
             self.add(Text.assemble((printable(title), "bold"), (f"  {printable(remark)}" if remark else "", "dim")))
@@ -57,7 +57,7 @@ class Page:
             self.add(table)
 
     def render(self) -> str:
-        """Returns the page as text, lines without trailing blanks."""
+        """Returns the page as text, without trailing blanks."""
         buffer = io.StringIO()
         console = Console(
             file=buffer,
@@ -80,16 +80,16 @@ class Page:
 
 @dataclass(frozen=True)
 class TailCell:
-    """A cell that loses its beginning where the terminal is narrow: a module's or file's last words tell most.
+    """A cell truncated at the start on narrow terminals: the end of a module or file name is the most specific part.
 
     Attributes:
-        text: What it says.
+        text: The text.
     """
 
     text: str
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        """Tells the table how wide the cell likes to be."""
+        """Returns the minimum and preferred width of the cell."""
         width = len(printable(self.text))
         return Measurement(min(width, 6), width)
 
@@ -101,15 +101,15 @@ class TailCell:
 
 
 def printable(text: str) -> str:
-    """Returns a text with every character that is not printable escaped.
+    """Returns a text with every unprintable character escaped.
 
-    Names come from the recorded job: an escape sequence in one is shown, never sent to the terminal.
+    Names come from the recorded job: an escape sequence in one is shown, never interpreted by the terminal.
     """
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def make_table(*headers: str) -> Table:
-    """Makes a table without lines; a header that starts with ``>`` is of a column of numbers."""
+    """Makes a table without rules; a header that starts with ``>`` marks a right-aligned numeric column."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim", show_edge=False)
     for header in headers:
         if header.startswith(">"):
@@ -120,5 +120,5 @@ def make_table(*headers: str) -> Table:
 
 
 def cell(text: str, style: str = "") -> Text:
-    """Makes a cell that is cut, not wrapped, where the terminal is narrow."""
+    """Makes a cell that is truncated, not wrapped, on narrow terminals."""
     return Text(printable(text), style=style, no_wrap=True, overflow="ellipsis")

@@ -1,4 +1,4 @@
-"""Says on stderr how a search is doing, where a person looks at it."""
+"""Progress of a search on stderr, if it is a terminal."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from memprof.units import format_us
 
 
 class _Line:
-    """A line on stderr; nothing where that is no terminal."""
+    """A status line on stderr; nothing if it is not a terminal."""
 
     def __init__(self, text: str) -> None:
-        """Shows nothing yet."""
+        """Prepares the line without showing it."""
         is_seen = sys.stderr is not None and sys.stderr.isatty()
         self._status: Status | None = Console(stderr=True).status(text) if is_seen else None
 
@@ -32,28 +32,28 @@ class _Line:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Takes the line away."""
+        """Removes the line."""
         if self._status is not None:
             self._status.stop()
 
     def show(self, text: str) -> None:
-        """Changes what the line says."""
+        """Replaces the text."""
         if self._status is not None:
             self._status.update(text)
 
 
 class SearchBar(_Line):
-    """Counts the plans replayed and names the fastest that fits."""
+    """Counts replayed plans and names the fastest that fits."""
 
     def __init__(self, search_request: SearchRequest) -> None:
-        """Shows nothing yet."""
+        """Prepares the line without showing it."""
         super().__init__("replaying plans")
         self._wish = search_request
         self._count = 0
         self._best: Candidate | None = None
 
     def add(self, one: Candidate) -> None:
-        """Counts a plan that was replayed."""
+        """Counts a replayed plan."""
         self._count += 1
         fits = one.peak_bytes <= self._wish.budget_bytes
         if fits and (self._best is None or one.step_time_us < self._best.step_time_us):
@@ -63,10 +63,10 @@ class SearchBar(_Line):
 
 
 class CheckLine(_Line):
-    """Says which plan is being dry-run."""
+    """Names the plan being dry-run."""
 
     def __init__(self) -> None:
-        """Shows what comes first."""
+        """Prepares the line with its first text."""
         super().__init__("dry-running the job")
 
 
@@ -74,12 +74,12 @@ class PointBar(_Line):
     """Counts the searches of a comparison."""
 
     def __init__(self, total: int) -> None:
-        """Shows nothing yet."""
+        """Prepares the line without showing it."""
         super().__init__("comparing planners")
         self._total = total
         self._count = 0
 
     def add(self, point: Point) -> None:
-        """Counts a search that has ended."""
+        """Counts a finished search."""
         self._count += 1
         self.show(f"{self._count} of {self._total} searches: {point.planner} at {point.share:.0%}")

@@ -1,4 +1,4 @@
-"""memprof inside other libraries' training loops and notebooks, and its figures for their experiment trackers."""
+"""memprof inside other libraries' training loops and notebooks, and its metrics for experiment trackers."""
 
 from memprof.integrations.figures import summary
 

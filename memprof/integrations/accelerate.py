@@ -18,14 +18,14 @@ from memprof.recorder.steps.update_hooks import UpdateHooks
 
 
 class AcceleratedRecording:
-    """The recording of a loop that an Accelerator runs; it ends by itself behind its last step.
+    """The recording of a loop run by an Accelerator; it ends by itself after its last step.
 
-    A step ends when all of the Accelerator's optimizers have updated. Prepared optimizers pass an update on only where
-    gradients are synchronised, so that all micro-batches under ``accelerator.accumulate`` are one step.
+    A step ends when all of the Accelerator's optimizers have updated. Prepared optimizers apply an update only when
+    gradients are synchronised, so all micro-batches under ``accelerator.accumulate`` form one step.
     """
 
     def __init__(self, accelerator: Accelerator, session: Session) -> None:
-        """Begins to record; see `record`."""
+        """Starts recording; see `record`."""
         self._accelerator = accelerator
         self._session = session
         self._hooks = UpdateHooks(None, self._after_update)
@@ -36,44 +36,44 @@ class AcceleratedRecording:
         self._inner_end_training = accelerator.end_training
         session.begin(tells_steps=bool(self._own))
         if session.is_active:
-            self._hooks.install()  # behind the recorder's own
-            accelerator.end_training = self._end_training  # taken back in `end`
+            self._hooks.install()  # after the recorder's own
+            accelerator.end_training = self._end_training  # restored in `end`
 
     @property
     def fit(self) -> FittingPlan | None:
-        """What was found for the budget, once the recorded steps are over; None before."""
+        """The search result for the budget, once the recorded steps are over; None before."""
         return self._session.fit
 
     def pause(self) -> None:
-        """Records nothing until `resume`, such as while the model is evaluated. Call both between two steps."""
+        """Pauses recording until `resume`, e.g. during evaluation. Call both between two steps."""
         self._session.pause()
 
     def resume(self) -> None:
-        """Goes on after `pause`."""
+        """Resumes after `pause`."""
         self._session.resume()
 
     def end(self, error: BaseException | None = None) -> None:
-        """Ends the recording where it is, if it has not ended by itself.
+        """Ends the recording now, unless it has already ended.
 
         Args:
-            error: The error that ends the training, None where it ends in order.
+            error: The error that ends the training; None if it ends normally.
         """
         self._hooks.remove()
         self._accelerator.__dict__.pop("end_training", None)
         self._session.end(error)
 
     def __enter__(self) -> Self:
-        """Is under way already."""
+        """Returns the recording, which has already started."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Ends the recording. An error of the training goes on as it is."""
+        """Ends the recording. An error of the training propagates unchanged."""
         self.end(error)
 
     def _after_update(self, optimizer: Any, *_: Any) -> None:
-        # Within backward no step ends, and in the midst of others' hooks none may come or go.
+        # A step cannot end within backward, and hooks must not be added or removed while others run.
         if torch._C._current_graph_task_id() != -1 or not self._hooks.is_last():
             return
         if not self._own:
@@ -101,30 +101,30 @@ def record(
     forbid: tuple[str, ...] | list[str] = (),
     time_limit: float = 30.0,
 ) -> AcceleratedRecording:
-    """Records some steps of a loop that an Accelerator runs.
+    """Records some steps of a loop run by an Accelerator.
 
         from memprof.integrations.accelerate import record
         recording = record(accelerator, "run.memprof", budget="8GiB")
 
-    Call it behind ``accelerator.prepare``, before the loop. The recording ends behind its last step, with
-    ``accelerator.end_training()``, with a ``with`` statement around it, or with the program, whichever is first. The
-    training goes on whatever becomes of the recording.
+    Call it after ``accelerator.prepare``, before the loop. The recording ends after its last step, with
+    ``accelerator.end_training()``, with an enclosing ``with`` statement, or with the program, whichever comes first.
+    Training continues even if recording fails.
 
     Args:
         accelerator: The Accelerator.
         path: File to write; each process writes its own, ``run.rank1.memprof`` for ``run.memprof``.
         steps: Steps to record.
-        skip: Steps to let pass first.
-        force: Replace the file, and the plan beside it, if they exist.
-        budget: Most bytes that may be allocated at once, as ``"8GiB"``, ``"60%"`` of what the training needs, or a
-            number: once the steps are recorded, a plan is searched for and written to ``plan.toml`` beside them.
-        allow: Names of the policies that the plan may use, none for the usual ones.
-        forbid: Names of those that it may not.
-        time_limit: Longest time that the search for a plan takes, in seconds.
+        skip: Steps to skip first.
+        force: Overwrite the file, and the plan next to it, if they exist.
+        budget: Maximum live bytes, as ``"8GiB"``, ``"60%"`` of the recorded peak, or a number: once the steps are
+            recorded, a plan is searched for and written to ``plan.toml`` next to them.
+        allow: Names of the policies that the plan may use; none for the default ones.
+        forbid: Names of the policies that it may not use.
+        time_limit: Time limit of the plan search, in seconds.
 
     Raises:
-        UsageError: Something makes no sense.
-        PolicyError: A policy is named that there is not.
+        UsageError: An argument is invalid.
+        PolicyError: Unknown policy.
     """
     asked = ask(
         path, steps=steps, skip=skip, force=force, budget=budget, allow=allow, forbid=forbid, time_limit=time_limit

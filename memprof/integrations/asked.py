@@ -1,4 +1,4 @@
-"""What a user asks of memprof inside another library's training loop."""
+"""The options of a recording inside another library's training loop."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from pathlib import Path
 from memprof.errors import UsageError
 from memprof.machines.budget import parse_budget
 
-#: A peak to read a budget against before any was recorded, so that a mistake in it is told at once.
+#: A placeholder peak to validate a budget with before anything is recorded, so that errors surface at once.
 _SOME_PEAK_BYTES = 1 << 40
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What is to be recorded, and what is to be made of it.
+    """What to record, and which budget to plan for.
 
     Attributes:
         path: File to write.
         steps: Steps to record.
-        skip: Steps to let pass first.
-        force: Replace the file, and the plan beside it, if they exist.
-        budget: Most bytes that may be allocated at once, "" where no plan is searched for.
-        allow: Names of the policies that may be used, none for the usual ones.
-        forbid: Names of those that may not.
-        time_limit_s: Longest time that a search takes.
+        skip: Steps to skip first.
+        force: Overwrite the file, and the plan next to it, if they exist.
+        budget: Maximum live bytes; "" to search for no plan.
+        allow: Names of the allowed policies; none for the default ones.
+        forbid: Names of the forbidden policies.
+        time_limit_s: Time limit of a search, in seconds.
     """
 
     path: Path
@@ -39,7 +39,7 @@ class Asked:
 
     @property
     def plan_path(self) -> Path:
-        """File that the plan is written to, beside the recording."""
+        """Path of the plan, next to the recording."""
         return self.path.with_name("plan.toml")
 
 
@@ -54,11 +54,11 @@ def ask(
     forbid: tuple[str, ...] | list[str],
     time_limit: float,
 ) -> Asked:
-    """Checks what is asked for, before any training.
+    """Validates the options before training starts.
 
     Raises:
-        UsageError: Something makes no sense.
-        PolicyError: A policy is named that there is not.
+        UsageError: An option is invalid.
+        PolicyError: Unknown policy.
     """
     if steps < 1 or skip < 0:
         raise UsageError(f"A recording needs steps >= 1 and skip >= 0, not steps={steps} and skip={skip}.")

@@ -1,4 +1,4 @@
-"""A recording as a flat dict of numbers: what one logs in one line to an experiment tracker."""
+"""A recording as a flat dict of numbers, to log to an experiment tracker in one line."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ if TYPE_CHECKING:
 
 
 def summary(trace: str | os.PathLike[str] | Trace) -> dict[str, float]:
-    """Sums a recording up as numbers under flat names.
+    """Summarizes a recording as numbers under flat names.
 
         wandb.run.summary.update(memprof.integrations.summary("run.memprof"))
 
     Args:
-        trace: The recording: a file, or one that is open.
+        trace: The recording: a path, or an open trace.
 
     Returns:
-        ``memprof/peak_bytes`` (of the fullest step), ``memprof/phase/<phase>_bytes`` (most bytes in each),
-        ``memprof/peak/<category>_bytes`` (what the peak holds; they sum to it), ``memprof/parameter_bytes``,
-        ``memprof/start_bytes`` (alive before the step), ``memprof/steps_recorded``; where it is known,
-        ``memprof/step_time_us``, ``memprof/reserved_bytes``, and under a plan with a prediction
+        ``memprof/peak_bytes`` (of the step with the highest peak), ``memprof/phase/<phase>_bytes`` (peak of each
+        phase), ``memprof/peak/<category>_bytes`` (live bytes at the peak; they sum to it), ``memprof/parameter_bytes``,
+        ``memprof/start_bytes`` (alive before the step), ``memprof/steps_recorded``; if known,
+        ``memprof/step_time_us``, ``memprof/reserved_bytes``, and for a run under a plan with a prediction
         ``memprof/predicted_peak_bytes``.
 
     Raises:
-        BadInputError: There is no such recording, it holds no operators, or is damaged.
-        InconclusiveError: No step was recorded to its end.
+        BadInputError: The recording is missing or damaged, or contains no operators.
+        InconclusiveError: The recording contains no complete step.
     """
     from memprof.analysis.diff.summary import PEAK, summarise
     from memprof.policies.plan.plan_tables import plan_from_tables

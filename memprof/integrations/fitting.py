@@ -1,4 +1,4 @@
-"""The plan that makes a recorded training fit a budget, and the arguments of a trainer that do."""
+"""The plan that makes a recorded training fit a budget, and the equivalent trainer arguments."""
 
 from __future__ import annotations
 
@@ -25,30 +25,30 @@ from memprof.units import format_bytes
 
 @dataclass(frozen=True)
 class Choice:
-    """Arguments of a trainer, and the policies that do the same.
+    """Arguments of a trainer, and the equivalent policies.
 
     Attributes:
-        arguments: By name, as the trainer takes them.
-        policies: What they amount to.
+        arguments: Values by name, as the trainer accepts them.
+        policies: The equivalent policies.
     """
 
     arguments: dict[str, Any]
     policies: tuple[Policy, ...]
 
     def spelled(self) -> str:
-        """Writes the arguments as a call has them."""
+        """Formats the arguments as in a call."""
         return ", ".join(f"{name}={value!r}" for name, value in self.arguments.items())
 
 
 @dataclass(frozen=True, eq=False)
 class FittingPlan:
-    """What was found for a budget.
+    """The search result for a budget.
 
     Attributes:
-        recorded_bytes: Peak of the training as it is, in any recorded step.
-        budget_bytes: Most bytes that may be allocated at once.
-        suggestion: The search's answer; None where the training fits as it is.
-        plan_path: File that the best plan was written to; None where there is none.
+        recorded_bytes: Peak of the unmodified training over all recorded steps.
+        budget_bytes: Maximum live bytes.
+        suggestion: The search result; None if the training already fits.
+        plan_path: File with the best plan; None if there is none.
         basis: The steps that plans were replayed on.
     """
 
@@ -64,10 +64,10 @@ class FittingPlan:
         return None if self.suggestion is None else self.suggestion.answer.best
 
     def sentences(self) -> list[str]:
-        """Says what was found."""
+        """Returns the result in sentences."""
         peak, budget = format_bytes(self.recorded_bytes), format_bytes(self.budget_bytes)
         if self.suggestion is None:
-            return [f"the training fits as it is: its peak of {peak} is within {budget}."]
+            return [f"the training already fits: its peak of {peak} is within {budget}."]
         best = self.best
         if best is None:
             return [describe_least(self.suggestion)]
@@ -79,19 +79,19 @@ class FittingPlan:
         return [sentence]
 
     def emitted_by(self, target: str) -> list[str]:
-        """Says how to have the plan written as code, where there is one.
+        """Returns the hint to export the plan as code, if there is a plan.
 
         Args:
-            target: What stands behind ``memprof emit --to``.
+            target: Value for ``memprof emit --to``.
         """
         return [] if self.plan_path is None else [f"the plan as code: memprof emit {self.plan_path} --to {target}"]
 
     def fastest(self, choices: Iterable[Choice], time_limit_s: float = 15.0) -> tuple[Choice, Candidate] | None:
-        """Returns the fastest of a trainer's arguments that fit, and what they lead to.
+        """Returns the fastest of a trainer's arguments that fit, and the predicted result.
 
         Args:
-            choices: What to choose from.
-            time_limit_s: When the search ends with the best so far.
+            choices: The candidates.
+            time_limit_s: Time limit of the search in seconds; it then returns the best so far.
         """
         bench = Workbench(self.basis.step, deadline=time.monotonic() + time_limit_s, others=self.basis.others)
         tried = [(choice, bench.try_plan(*choice.policies)) for choice in choices]
@@ -100,12 +100,12 @@ class FittingPlan:
 
 
 def describe_choice(found: tuple[Choice, Candidate] | None, fit: FittingPlan, name: str, what: str) -> str:
-    """Says which arguments of a trainer make the training fit.
+    """Returns which arguments of a trainer make the training fit.
 
     Args:
-        found: The arguments, and what they lead to; None where none fit.
-        fit: What was found for the budget.
-        name: What the arguments are called.
+        found: The arguments and their predicted result; None if none fit.
+        fit: The search result for the budget.
+        name: What the library calls the arguments.
         what: What was tried.
     """
     if found is None:
@@ -119,16 +119,16 @@ def describe_choice(found: tuple[Choice, Candidate] | None, fit: FittingPlan, na
 
 
 def find_fit(trace: Trace, asked: Asked) -> FittingPlan:
-    """Searches for the fastest plan under which a recorded training fits, and writes it beside the recording.
+    """Searches for the fastest plan under which a recorded training fits, and writes it next to the recording.
 
     Args:
         trace: The recording.
         asked: The budget, and which policies may be used.
 
     Raises:
-        InconclusiveError: No step was recorded to its end.
-        UsageError: The budget makes no sense, or there is a plan already that may not be replaced.
-        KeyboardInterrupt: Ctrl-C was pressed meanwhile, which is meant for the training.
+        InconclusiveError: The recording contains no complete step.
+        UsageError: The budget is invalid, or a plan exists that may not be overwritten.
+        KeyboardInterrupt: Ctrl-C was pressed during the search; it is meant for the training.
     """
     basis = basis_of(trace)
     peak = measure(trace).peak_bytes
@@ -149,7 +149,7 @@ def find_fit(trace: Trace, asked: Asked) -> FittingPlan:
     )
     found = suggest(trace, basis, search_request)
     if found.answer.was_interrupted:
-        raise KeyboardInterrupt  # a search takes it for its own end; here it is meant for the training
+        raise KeyboardInterrupt  # the search treats Ctrl-C as its own end; here it is meant for the training
     best = found.answer.best
     if best is None:
         return FittingPlan(peak, budget, found, None, basis)

@@ -18,19 +18,19 @@ from memprof.policies.runtime.job import Job
 
 
 class MemprofCallback(PlannedTraining, TrainerCallback):  # type: ignore[misc]  # not typed
-    """Records some steps of a Trainer, and finds what makes it fit.
+    """Records some steps of a Trainer, and finds a plan that makes it fit.
 
         from memprof.integrations.hf import MemprofCallback
         trainer = Trainer(model, args, train_dataset=data, callbacks=[MemprofCallback(budget="8GiB")])
 
-    A step is what the Trainer calls one: all micro-batches up to an update. What it evaluates or saves in between is
-    left out. Of several processes each writes its own file. The training goes on whatever becomes of the recording.
+    A step is the Trainer's own: all micro-batches up to an update. Evaluation and saving in between are excluded.
+    With several processes, each writes its own file. Training continues even if recording fails.
 
     Attributes:
-        fit: What was found for the budget, once the recorded steps are over; None before.
-        arguments: The TrainingArguments that make the training fit, by name; empty before, where it fits as it is, and
-            where none do.
-        predicted_bytes: Peak that they were predicted to lead to; 0 without.
+        fit: The search result for the budget, once the recorded steps are over; None before.
+        arguments: The TrainingArguments that make the training fit, by name; empty before, if it already fits, and if
+            none do.
+        predicted_bytes: Their predicted peak; 0 if there are none.
     """
 
     def __init__(
@@ -51,19 +51,19 @@ class MemprofCallback(PlannedTraining, TrainerCallback):  # type: ignore[misc]  
         Args:
             path: File to write; a further training of the same Trainer writes ``run.2.memprof``.
             steps: Steps to record.
-            skip: Steps to let pass first.
-            force: Replace the file, and the plan beside it, if they exist.
-            budget: Most bytes that may be allocated at once, as ``"8GiB"``, ``"60%"`` of what the training needs, or
-                a number: once the steps are recorded, a plan is searched for and written to ``plan.toml`` beside them,
-                and the TrainingArguments that make the training fit are told.
-            plan: Plan to train under, or its file: applied before the first step.
-            allow: Names of the policies that the plan may use, none for the usual ones.
-            forbid: Names of those that it may not.
-            time_limit: Longest time that the search for a plan takes, in seconds.
+            skip: Steps to skip first.
+            force: Overwrite the file, and the plan next to it, if they exist.
+            budget: Maximum live bytes, as ``"8GiB"``, ``"60%"`` of the recorded peak, or a number: once the steps are
+                recorded, a plan is searched for and written to ``plan.toml`` next to them, and the matching
+                TrainingArguments are printed.
+            plan: Plan to train under, or its file; applied before the first step.
+            allow: Names of the policies that the plan may use; none for the default ones.
+            forbid: Names of the policies that it may not use.
+            time_limit: Time limit of the plan search, in seconds.
 
         Raises:
-            UsageError: Something makes no sense.
-            PolicyError: A policy is named that there is not.
+            UsageError: An argument is invalid.
+            PolicyError: Unknown policy.
         """
         asked = ask(
             path,
@@ -83,13 +83,13 @@ class MemprofCallback(PlannedTraining, TrainerCallback):  # type: ignore[misc]  
         self._training: tuple[Any, Any] = (None, None)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Applies the plan, if there is one, and begins to record.
+        """Applies the plan, if there is one, and starts recording.
 
         Raises:
             PolicyError: The plan does not fit the model; no step has run.
-            BadInputError: The plan's file is missing or no TOML.
+            BadInputError: The plan's file is missing or not valid TOML.
         """
-        self._undo()  # of a training that ended by an error
+        self._undo()  # left over from a training that ended with an error
         model, optimizer = kwargs.get("model"), kwargs.get("optimizer")
         if self._plan is not None and model is not None:
             self._job = apply_plan(self._plan, model, [] if optimizer is None else [optimizer], INSTEAD)
@@ -99,33 +99,33 @@ class MemprofCallback(PlannedTraining, TrainerCallback):  # type: ignore[misc]  
             self._session.pause()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Goes on after an evaluation."""
+        """Resumes after an evaluation."""
         self._session.resume()
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Ends a step where memprof record does: behind the update, gradients still there."""
+        """Ends a step where memprof record does: after the update, before gradients are freed."""
         self._session.end_step()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Leaves out what the Trainer does between two steps, if it does."""
+        """Pauses recording for what the Trainer does between two steps, if anything."""
         self._pause_if_asked(control)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Leaves out what the Trainer does between two epochs."""
+        """Pauses recording for what the Trainer does between two epochs."""
         self._pause_if_asked(control)
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Leaves out an evaluation that nobody announced."""
+        """Pauses recording for an unannounced evaluation."""
         self._session.pause()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Ends the recording, and takes the plan off the model."""
+        """Ends the recording, and undoes the plan."""
         self._session.end()
-        self._training = None, None  # the model is the job's, to keep or to drop
+        self._training = None, None  # the job owns the model's lifetime
         self._undo()
 
     def _pause_if_asked(self, control: Any) -> None:
-        # The Trainer's own callback decides before all others.
+        # The Trainer's own callback runs before all others.
         if control.should_evaluate or control.should_save:
             self._session.pause()
 

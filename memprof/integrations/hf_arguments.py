@@ -1,4 +1,4 @@
-"""Which TrainingArguments make a Trainer fit: each way to set them is a plan, replayed on the recorded step."""
+"""Which TrainingArguments make a Trainer fit: each combination is a plan, replayed on the recorded step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from memprof.policies.checkpoint.policy import Checkpoint
 from memprof.policies.precision.policy import Precision
 from memprof.trace.step import Step
 
-#: Policies that the Trainer must do itself, and how.
+#: Policies that the Trainer must apply itself, and how.
 INSTEAD = {
     "accumulate": "the Trainer counts batches itself. Divide per_device_train_batch_size by the number of "
     "micro-batches and multiply gradient_accumulation_steps by it.",
@@ -23,16 +23,16 @@ INSTEAD = {
     "shard": "the Trainer divides the model itself. Set fsdp or deepspeed, and start it with torchrun.",
 }
 
-#: Every so many layers are checkpointed; fewer are left out.
+#: Checkpointing intervals to try, in layers; larger ones are left out.
 _EVERY = (1, 2, 3, 4, 6, 8)
 
 
 def possible_choices(model: Any, args: Any, step: Step) -> Iterator[Choice]:
-    """Yields the arguments to choose from: precision, activation checkpointing and accumulation, together.
+    """Yields the candidate arguments: combinations of precision, activation checkpointing and accumulation.
 
     Args:
         model: The model that is trained.
-        args: Its TrainingArguments as they are.
+        args: Its current TrainingArguments.
         step: The recorded step, whose modules the policies name.
     """
     ways = (_precisions(args), _splits(args), _checkpoints(model, args, step))
@@ -54,7 +54,7 @@ def _precisions(args: Any) -> list[tuple[dict[str, Any], Policy]]:
 
 
 def _splits(args: Any) -> list[tuple[dict[str, Any], Policy]]:
-    """Returns the ways to accumulate: into parts that divide the batch."""
+    """Returns the accumulation candidates: numbers of parts that divide the batch."""
     batch, rounds = args.per_device_train_batch_size, args.gradient_accumulation_steps
     return [
         (
@@ -67,7 +67,7 @@ def _splits(args: Any) -> list[tuple[dict[str, Any], Policy]]:
 
 
 def _checkpoints(model: Any, args: Any, step: Step) -> list[tuple[dict[str, Any], Policy]]:
-    """Returns the ways to checkpoint the layers that the model itself would."""
+    """Returns the checkpointing candidates, over the layers that the model itself would checkpoint."""
     layers = _layers(model, step)
     if not layers or _is_checkpointing(args):
         return []
@@ -89,13 +89,13 @@ def _is_checkpointing(args: Any) -> bool:
 
 
 def _layers(model: Any, step: Step) -> tuple[str, ...]:
-    """Returns the names that the recorded step has for the layers a model checkpoints; none where it has others."""
+    """Returns the recorded step's names of the layers that the model checkpoints; none if they differ."""
     if not getattr(model, "supports_gradient_checkpointing", False):
         return ()
     try:
         from transformers.modeling_layers import GradientCheckpointingLayer
     except ImportError:
-        return ()  # an older transformers, whose layers do not tell
+        return ()  # older transformers, whose layers are not marked
     names = [name for name, module in model.named_modules() if isinstance(module, GradientCheckpointingLayer)]
     known = set(step.modules.name.tolist())
     for prefix in ("", f"{type(model).__name__}."):

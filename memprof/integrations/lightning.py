@@ -20,10 +20,10 @@ from memprof.policies.plan.plan import Plan
 from memprof.policies.precision.policy import Precision
 from memprof.policies.runtime.job import Job
 
-#: Names that Lightning is imported by, the newer one first.
+#: Import names of Lightning, the newer one first.
 _LIBRARIES = ("lightning.pytorch", "pytorch_lightning")
 
-#: Policies that the Trainer must do itself, and how.
+#: Policies that the Trainer must apply itself, and how.
 INSTEAD = {
     "accumulate": "the Trainer counts batches itself. Divide the DataLoader's batch size by the number of "
     "micro-batches and set accumulate_grad_batches.",
@@ -35,7 +35,7 @@ INSTEAD = {
 
 
 def _callback_type() -> Any:
-    """Returns the Callback of the Lightning that the training uses: the one imported already, else the one installed.
+    """Returns the Callback class of the Lightning in use: the one already imported, else the one installed.
 
     Raises:
         ImportError: Neither is installed.
@@ -49,19 +49,19 @@ def _callback_type() -> Any:
 _Callback: Any = _callback_type()
 
 
-class MemprofCallback(PlannedTraining, _Callback):  # type: ignore[misc]  # its type is known when it is imported
-    """Records some steps of a Lightning Trainer, and finds what makes it fit.
+class MemprofCallback(PlannedTraining, _Callback):  # type: ignore[misc]  # the base class is only known at import
+    """Records some steps of a Lightning Trainer, and finds a plan that makes it fit.
 
         from memprof.integrations.lightning import MemprofCallback
         trainer = Trainer(callbacks=[MemprofCallback(budget="8GiB")])
 
-    A step is all batches up to an update; with manual optimization, a round of all optimizers. Validation is left out.
-    Of several processes each writes its own file. The training goes on whatever becomes of the recording.
+    A step is all batches up to an update; with manual optimization, one round of all optimizers. Validation is
+    excluded. With several processes, each writes its own file. Training continues even if recording fails.
 
     Attributes:
-        arguments: The Trainer's arguments that make the training fit, by name; empty before they are known, where it
-            fits as it is, and where none do.
-        predicted_bytes: Peak that they were predicted to lead to; 0 without.
+        arguments: The Trainer's arguments that make the training fit, by name; empty before they are known, if it
+            already fits, and if none do.
+        predicted_bytes: Their predicted peak; 0 if there are none.
     """
 
     def __init__(
@@ -82,19 +82,19 @@ class MemprofCallback(PlannedTraining, _Callback):  # type: ignore[misc]  # its 
         Args:
             path: File to write; a further fit of the same Trainer writes ``run.2.memprof``.
             steps: Steps to record.
-            skip: Steps to let pass first.
-            force: Replace the file, and the plan beside it, if they exist.
-            budget: Most bytes that may be allocated at once, as ``"8GiB"``, ``"60%"`` of what the training needs, or
-                a number: once the steps are recorded, a plan is searched for and written to ``plan.toml`` beside them,
-                and the Trainer's arguments that make the training fit are told.
-            plan: Plan to train under, or its file: applied before the first step.
-            allow: Names of the policies that the plan may use, none for the usual ones.
-            forbid: Names of those that it may not.
-            time_limit: Longest time that the search for a plan takes, in seconds.
+            skip: Steps to skip first.
+            force: Overwrite the file, and the plan next to it, if they exist.
+            budget: Maximum live bytes, as ``"8GiB"``, ``"60%"`` of the recorded peak, or a number: once the steps are
+                recorded, a plan is searched for and written to ``plan.toml`` next to them, and the matching Trainer
+                arguments are printed.
+            plan: Plan to train under, or its file; applied before the first step.
+            allow: Names of the policies that the plan may use; none for the default ones.
+            forbid: Names of the policies that it may not use.
+            time_limit: Time limit of the plan search, in seconds.
 
         Raises:
-            UsageError: Something makes no sense.
-            PolicyError: A policy is named that there is not.
+            UsageError: An argument is invalid.
+            PolicyError: Unknown policy.
         """
         super().__init__()
         asked = ask(
@@ -117,13 +117,13 @@ class MemprofCallback(PlannedTraining, _Callback):  # type: ignore[misc]  # its 
         self._is_inside_step = self._is_paused = False
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Applies the plan, if there is one, and begins to record.
+        """Applies the plan, if there is one, and starts recording.
 
         Raises:
             PolicyError: The plan does not fit the model; no step has run.
-            BadInputError: The plan's file is missing or no TOML.
+            BadInputError: The plan's file is missing or not valid TOML.
         """
-        self._undo()  # of a training that ended by an error
+        self._undo()  # left over from a training that ended with an error
         if self._plan is not None:
             self._job = apply_plan(self._plan, pl_module, trainer.optimizers, INSTEAD)
         self._trainer, self._updates = trainer, trainer.global_step
@@ -131,31 +131,31 @@ class MemprofCallback(PlannedTraining, _Callback):  # type: ignore[misc]  # its 
         self._session.begin(tells_steps=pl_module.automatic_optimization)
 
     def on_train_batch_start(self, *_: Any, **__: Any) -> None:
-        """Goes on after a validation, where a step begins here."""
+        """Resumes after a validation, if a step starts here."""
         if self._is_paused and not self._is_inside_step:
             self._resume()
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any, **__: Any) -> None:
-        """Ends a step where the batch ended with an update."""
+        """Ends a step if the batch ended with an update."""
         if not pl_module.automatic_optimization:
-            self._session.look()  # updates tell where steps end: of several optimizers, any may update in a batch
+            self._session.look()  # updates end steps: with several optimizers, any may update in a batch
             return
         self._is_inside_step = trainer.global_step == self._updates
         if self._is_inside_step:
             return
         self._updates = trainer.global_step
         if self._is_paused:
-            self._resume()  # the step that the validation cut in two is left out
+            self._resume()  # the step that the validation interrupted is dropped
         else:
             self._session.end_step()
 
     def on_validation_start(self, *_: Any, **__: Any) -> None:
-        """Leaves out a validation."""
+        """Pauses recording for a validation."""
         self._is_paused = True
         self._session.pause()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Ends the recording of a training that fails, and says so in it."""
+        """Ends the recording of a training that fails, and records the error."""
         self._session.end(exception)
 
     def on_train_end(self, trainer: Any, *_: Any, **__: Any) -> None:
@@ -163,7 +163,7 @@ class MemprofCallback(PlannedTraining, _Callback):  # type: ignore[misc]  # its 
         self._session.end()
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Takes the plan off the model."""
+        """Undoes the plan."""
         self._session.end()
         self._trainer = None
         self._undo()
@@ -186,7 +186,7 @@ class MemprofCallback(PlannedTraining, _Callback):  # type: ignore[misc]  # its 
 
 
 def _possible_choices(trainer: Any) -> Iterator[Choice]:
-    """Yields the Trainer's arguments to choose from: precision and accumulation, together."""
+    """Yields the candidate Trainer arguments: combinations of precision and accumulation."""
     mixed = () if "16" in str(trainer.precision) else (Precision("bf16"),)
     is_automatic = trainer.lightning_module.automatic_optimization
     for precision in (None, *mixed):

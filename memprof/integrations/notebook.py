@@ -1,4 +1,4 @@
-"""The magic of notebooks: `%load_ext memprof`, then `%%memprof` at the head of a cell that trains."""
+"""The notebook magic: `%load_ext memprof`, then `%%memprof` at the top of a cell that trains."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from IPython.display import IFrame, display
 from memprof.errors import MemprofError
 from memprof.launch.inline import InlineRecording, record
 
-#: What a cell's recording is called where it is not told; the next cell replaces it.
+#: Default path of a cell's recording; the next cell overwrites it.
 _DEFAULT_OUTPUT = "cell.memprof"
 
 
 class CellMagic:
     """The cell magic ``%%memprof``.
 
-    It runs a cell, records some of its training steps, and shows where its memory goes. What the cell raises is shown
-    as without the magic, and what was recorded until then is reported.
+    It runs a cell, records some of its training steps, and shows where its memory goes. Errors raised by the cell are
+    shown as without the magic, and the steps recorded until then are reported.
     """
 
     def __init__(self, shell: Any) -> None:
-        """Takes the notebook's shell."""
+        """Stores the notebook's shell."""
         self._shell = shell
         self._parser: Any = MagicArgumentParser("%%memprof", description="Record a cell that trains, and report on it.")
         add = self._parser.add_argument
         add("-o", "--output", default="", help=f"file to write; {_DEFAULT_OUTPUT}, replaced each time, if left out")
         add("-f", "--force", action="store_true", help="replace the file if it exists")
         add("--steps", type=int, default=3, help="steps to record (default: 3)")
-        add("--skip", type=int, default=2, help="steps to let pass first (default: 2)")
+        add("--skip", type=int, default=2, help="steps to skip first (default: 2)")
         add(
             "--report",
             choices=("text", "html", "none"),
@@ -51,7 +51,7 @@ class CellMagic:
         """
         asked = self._parser.parse_argstring(line)
         path = Path(asked.output or _DEFAULT_OUTPUT)
-        gc.collect()  # models and optimizers that were made anew since: nobody is to wait for their updates
+        gc.collect()  # models and optimizers replaced since: the recorder must not wait for their updates
         try:
             recording = record(path, steps=asked.steps, skip=asked.skip, force=asked.force or not asked.output)
             recording.__enter__()
@@ -71,7 +71,7 @@ def register(shell: Any) -> None:
 
 
 def _end(recording: InlineRecording, failed: BaseException | None, report: str) -> None:
-    """Ends the recording of a cell, and shows what was asked for."""
+    """Ends the recording of a cell, and shows the requested report."""
     try:
         recording.__exit__(type(failed) if failed else None, failed, None)
     except MemprofError as error:
@@ -90,6 +90,6 @@ def _end(recording: InlineRecording, failed: BaseException | None, report: str) 
 
 
 def _run(*words: str) -> str:
-    """Runs memprof in a process of its own: what it imports and holds is no part of the notebook."""
+    """Runs memprof in a separate process: its imports and memory stay out of the notebook."""
     done = subprocess.run([sys.executable, "-m", "memprof", *words], capture_output=True, text=True, check=False)
     return (done.stdout + (done.stderr if done.returncode else "")).rstrip()

@@ -1,4 +1,4 @@
-"""What the callbacks of different Trainers have in common: a recording, and a plan that is taken back."""
+"""The common base of Trainer callbacks: a recording, and a plan that is undone at the end."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from memprof.policies.runtime.job import Job
 
 
 class PlannedTraining:
-    """A training that is recorded, and may run under a plan."""
+    """A training that is recorded, and optionally runs under a plan."""
 
     _session: Session
     _job: Job | None
 
     @property
     def fit(self) -> FittingPlan | None:
-        """What was found for the budget, once the recorded steps are over; None before."""
+        """The search result for the budget, once the recorded steps are over; None before."""
         return self._session.fit
 
     def _undo(self) -> None:
-        """Takes the plan off the model, where one was applied."""
+        """Undoes the plan, if one was applied."""
         job, self._job = self._job, None
         if job is not None:
             job.undo()

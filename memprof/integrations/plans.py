@@ -1,4 +1,4 @@
-"""Applies a plan from a callback, once the library has made its model and its optimizers ready."""
+"""Applies a plan from a callback, once the library has set up its model and its optimizers."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ def apply_plan(
     """Applies a plan before the first step.
 
     Args:
-        given: The plan, or the TOML file it is in.
+        given: The plan, or its TOML file.
         model: The model.
-        optimizers: Its optimizers; the library's wrappers around them are taken off.
-        instead: Names of policies that the library must do itself, and what to write there.
+        optimizers: Its optimizers; the library's wrappers are removed first.
+        instead: Names of policies that the library must apply itself, and the library setting for each.
 
     Returns:
-        The job, whose ``undo()`` takes everything back.
+        The job; its ``undo()`` reverts all changes.
 
     Raises:
-        PolicyError: The plan does not fit, or has a policy of ``instead``; nothing has been changed.
-        BadInputError: The file is missing or no TOML.
+        PolicyError: The plan does not fit, or contains a policy of ``instead``; nothing has been changed.
+        BadInputError: The file is missing or not valid TOML.
     """
     plan = given if isinstance(given, Plan) else read_plan(given)
     for policy in plan.policies:
@@ -49,7 +49,7 @@ def apply_plan(
 
 
 def inner_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """Returns the optimizer inside a library's wrapper, which never updates anything itself."""
+    """Returns the optimizer inside a library's wrapper; the wrapper never updates anything itself."""
     while not getattr(type(optimizer).step, "hooked", False):
         inside = getattr(optimizer, "optimizer", None) or getattr(optimizer, "_optimizer", None)
         if not isinstance(inside, torch.optim.Optimizer):

@@ -1,4 +1,4 @@
-"""One training recorded from another library's callbacks: told of its steps, it records, tells and plans."""
+"""One training recorded from another library's callbacks: records its steps, reports and plans."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ P = ParamSpec("P")
 
 
 def _safely(method: Callable[Concatenate[Session, P], None]) -> Callable[Concatenate[Session, P], None]:
-    """Keeps what fails in a method from the training: it is told, and the recording ends."""
+    """Keeps errors of a method out of the training: the error is printed, and the recording ends."""
 
     def run(session: Session, /, *args: P.args, **kwargs: P.kwargs) -> None:
         try:
             method(session, *args, **kwargs)
         except (MemprofError, OSError) as error:
             session.give_up(str(error))
-        except Exception as error:  # a fault of ours
+        except Exception as error:  # a bug in memprof
             if os.environ.get("MEMPROF_DEBUG", "") not in ("", "0"):
                 raise
             session.give_up(
@@ -48,19 +48,19 @@ def _safely(method: Callable[Concatenate[Session, P], None]) -> Callable[Concate
 
 
 class Session:
-    """A recording that another library's events drive.
+    """A recording driven by another library's callbacks.
 
-    Nothing of it ends the training: what fails is told on stderr, and the training goes on unrecorded. Where
-    ``memprof record`` runs the job, that records it, and a session does nothing.
+    Its failures never end the training: the error is printed on stderr, and the training continues unrecorded. Under
+    ``memprof record``, which records the job itself, a session does nothing.
 
     Attributes:
-        asked: What is to be recorded; ``path`` is where this process's recording lies, once it has begun.
-        fit: What was found for the budget, once the window is over; None before, and without a budget.
-        tell: What is said of a recording and a plan beyond that; by default nothing.
+        asked: What to record; ``path`` is this process's own file once recording has started.
+        fit: The search result for the budget, once the window is over; None before, and without a budget.
+        tell: Returns further sentences to print about a recording and its plan; by default none.
     """
 
     def __init__(self, asked: Asked, tell: Callable[[FittingPlan], list[str]] = lambda _: []) -> None:
-        """Prepares; nothing is recorded before `begin`."""
+        """Prepares the session; nothing is recorded before `begin`."""
         self.asked = asked
         self.fit: FittingPlan | None = None
         self.tell = tell
@@ -71,15 +71,15 @@ class Session:
 
     @property
     def is_active(self) -> bool:
-        """Whether a recording is under way."""
+        """Whether a recording is in progress."""
         return self._recording is not None
 
     @_safely
     def begin(self, *, tells_steps: bool = True) -> None:
-        """Begins to record a training; another one that was under way is ended, which is how a failed one is met.
+        """Starts recording a training; first ends one still in progress, which happens after a failed training.
 
         Args:
-            tells_steps: Whether steps end where `end_step` is called, and not with the optimizers' updates.
+            tells_steps: Steps end with calls of `end_step` rather than with the optimizers' updates.
         """
         self.end()
         if child.is_recording():
@@ -90,7 +90,7 @@ class Session:
         path = self._first.path
         if self._trainings > 1:
             path = path.with_name(f"{path.stem}.{self._trainings}{path.suffix}")
-        gc.collect()  # garbage would pass for the job's, and be gone in the steps that are compared with these
+        gc.collect()  # garbage would be attributed to the job, and be missing from the steps compared with these
         recording = InlineRecording(
             path,
             skip=self._first.skip,
@@ -106,62 +106,62 @@ class Session:
 
     @_safely
     def end_step(self) -> None:
-        """Ends a step; after the last of the window, the recording is written and a plan searched for."""
+        """Ends a step; after the last of the window, writes the recording and searches for a plan."""
         if self._recording is not None:
             self._recording.step()
             self._finish_if_over()
 
     @_safely
     def look(self) -> None:
-        """Is told that a batch is over, in trainings whose updates end the steps."""
+        """Handles the end of a batch, in trainings whose optimizer updates end the steps."""
         self._finish_if_over()
 
     @_safely
     def pause(self) -> None:
-        """Leaves out what comes now, such as an evaluation."""
+        """Pauses recording, e.g. for an evaluation."""
         if self._recording is not None:
             self._recording.pause()
 
     @_safely
     def resume(self) -> None:
-        """Goes on, with the beginning of a step."""
+        """Resumes recording at the start of a step."""
         if self._recording is not None:
             self._recording.resume()
 
     @_safely
     def end(self, error: BaseException | None = None) -> None:
-        """Ends the recording where it is, if one is under way.
+        """Ends the recording now, if one is in progress.
 
         Args:
-            error: The error that ends the training, None where it ends in order.
+            error: The error that ends the training; None if it ends normally.
         """
         recording, self._recording = self._recording, None
         if recording is None:
             return
         atexit.unregister(self._at_exit)
         if os.getpid() != self._process:
-            return  # a forked child: the recording is its parent's
+            return  # a forked child: the recording belongs to its parent
         recording.__exit__(type(error) if error else None, error, None)
         if recording.packed is None:
-            return  # why, it has said
+            return  # the reason has been printed
         verdict = describe_recording(recording.packed, recording.target)
         trace = Trace.open(recording.path)
         tables = trace.manifest.plan
         if tables:
-            # The training's own code applies the plan, so that memprof record is not the way to run it again.
+            # The training's own code applies the plan, so the next command must not be memprof record.
             job = PlannedJob(plan_from_tables(tables))
             fault = "" if error is None else policy_at_fault(error)
             ended = Ended(has_failed=error is not None, ran_out=bool(verdict.post_mortem), fault=fault)
             verdict = add_plan(verdict, job, ended, recording.path)
             verdict = add_budget(verdict, job, job.plan.budget_bytes, recording.path, "")
-        # Each rank writes its own file; one speaks for all.
+        # Each rank writes its own file; only one prints.
         if find_rank(os.environ)[0] == 0:
             self._say_verdict(verdict)
             if self.asked.budget and error is None:
                 self._plan(trace)
 
     def give_up(self, sentence: str) -> None:
-        """Says what is wrong, and leaves the training alone."""
+        """Prints what is wrong, and stops recording."""
         self.say(sentence)
         recording, self._recording = self._recording, None
         if recording is not None:
@@ -169,7 +169,7 @@ class Session:
             recording.abandon()
 
     def say(self, sentence: str) -> None:
-        """Says something to whoever trains."""
+        """Prints a sentence for the user."""
         if sys.stderr is not None:
             print(f"memprof: {sentence}", file=sys.stderr, flush=True)
 

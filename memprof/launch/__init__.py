@@ -1,1 +1,1 @@
-"""Starts a job so that it is recorded, watches it from outside, and packs what it left."""
+"""Starts a job under the recorder, monitors it from outside, and packs the recording."""

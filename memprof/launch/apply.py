@@ -25,24 +25,24 @@ def apply(
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None = None,
 ) -> Job:
-    """Makes a plan happen in training, without any recorder.
+    """Applies a plan to a training job, without any recorder.
 
         job = memprof.apply("plan.toml", model, optimizer)
 
-    Call it once the model is on its device and the optimizer is made, before the first step. It costs nothing but
-    what the policies do.
+    Call it once the model is on its device and the optimizer exists, before the first step. It adds no overhead beyond
+    the policies themselves.
 
     Args:
-        plan: The plan, or the TOML file it is in.
+        plan: The plan, or its TOML file.
         model: The model that will be trained.
         optimizer: Its optimizer, or several.
 
     Returns:
-        The job: ``notes`` says what was done or left alone, ``undo()`` takes everything back.
+        The job: ``notes`` lists what was applied or skipped, ``undo()`` reverts all changes.
 
     Raises:
         PolicyError: The plan was made for another model, or a policy does not fit this one; nothing has been changed.
-        BadInputError: The file is missing or no TOML.
+        BadInputError: The file is missing or not valid TOML.
     """
     if not isinstance(model, torch.nn.Module):
         raise PolicyError(f"A plan is applied to a torch.nn.Module, not to a {type(model).__name__}.")
@@ -54,11 +54,11 @@ def apply(
 
 
 def apply_to(part: Plan, plan: Plan, job: Job) -> Job:
-    """Applies a plan, or its part that fits one of several models, and has recordings say so.
+    """Applies a plan, or its part that fits one of several models, and marks recordings accordingly.
 
     Args:
         part: What to apply.
-        plan: The plan it is of.
+        plan: The whole plan.
         job: What to apply it to.
 
     Raises:
@@ -76,10 +76,10 @@ def _remark_later(job: Job, sentence: str) -> None:
 
 
 def check_model(prediction: Prediction | None, model: torch.nn.Module) -> None:
-    """Refuses a model that a plan was not made for.
+    """Rejects a model that a plan was not made for.
 
     Raises:
-        PolicyError: Its type or the size of its parameters is another; the sentence says which.
+        PolicyError: Its type or the size of its parameters differs; the message says which.
     """
     mismatch = find_mismatch(prediction, model)
     if mismatch:
@@ -87,12 +87,12 @@ def check_model(prediction: Prediction | None, model: torch.nn.Module) -> None:
 
 
 def find_mismatch(prediction: Prediction | None, model: torch.nn.Module) -> str:
-    """Says what of a model is not as a plan was made for; "" where nothing is, or the plan does not tell."""
+    """Returns how a model differs from the one a plan was made for; "" if it matches or the plan does not record it."""
     if prediction is None:
         return ""
     model = unwrapped(model)
     name = type(model).__name__
-    # Of a recording of the wrapped model the plan knows the wrapper only.
+    # If the recorded model was wrapped, the plan contains only the wrapper's type.
     if prediction.model and prediction.model != name and prediction.model not in WRAPPERS:
         return f"for {prediction.model}, and this is {name}"
     size = parameter_bytes(model)
@@ -106,7 +106,7 @@ def find_mismatch(prediction: Prediction | None, model: torch.nn.Module) -> str:
 
 
 def parameter_bytes(model: torch.nn.Module) -> int:
-    """Sums a model's parameters, shared ones once in each module that holds them, as a recording does."""
+    """Returns a model's parameter bytes; shared parameters count once per module that holds them, as in a recording."""
     lazy = torch.nn.parameter.UninitializedParameter
     own = (parameter for module in model.modules() for parameter in module._parameters.values())
     return sum(parameter.nbytes for parameter in own if parameter is not None and not isinstance(parameter, lazy))
@@ -119,10 +119,10 @@ def _remedy() -> str:
 def optimizers_in(
     given: torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None,
 ) -> list[torch.optim.Optimizer]:
-    """Returns the optimizers that were given: none, one or several."""
+    """Returns the given optimizers as a list: none, one or several."""
     if given is None:
         return []
-    # Wrappers of optimizers are not of the class, but have groups of parameters.
+    # Optimizer wrappers are not instances of the class, but have parameter groups.
     if hasattr(given, "param_groups"):
         return [cast(torch.optim.Optimizer, given)]
     return list(given)

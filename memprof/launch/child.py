@@ -1,4 +1,4 @@
-"""Starts the recorder in a process of a recorded job, once torch is imported there."""
+"""Starts the recorder in a process of a recorded job, after torch is imported."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ _card: Card | None = None
 
 
 def install(settings: dict[str, Any]) -> None:
-    """Installs the recorder in this process, and in its forked children.
+    """Installs the recorder in this process and in its forked children.
 
     Args:
-        settings: `spool` (the job's spool folder), `skip`, `steps`, `stop` and `goes_on`, `light` where the whole run
-            is followed instead, and `dry_run` where nothing is computed, on `device` where there is one; `plan` is the
-            plan it runs under, as TOML, where there is one.
+        settings: `spool` (the job's spool folder), `skip`, `steps`, `stop` and `goes_on`; `light` to follow the whole
+            run instead; `dry_run` to compute nothing, on the simulated `device` if given; and `plan`, the plan to run
+            under as TOML, if there is one.
 
     Raises:
-        SystemExit: The plan cannot be read here: the job ends.
+        SystemExit: The plan cannot be read in this process; the job ends.
     """
-    global _plan  # noqa: PLW0603 - one plan a process, and in its forked children
+    global _plan  # noqa: PLW0603 - one plan per process, shared with its forked children
     spool = Path(settings["spool"])
     is_light = bool(settings.get("light"))
     is_dry = bool(settings.get("dry_run"))
     counts = int(settings["skip"]), int(settings["steps"]), bool(settings["stop"])
     window = None if is_light else Window(*counts, is_dry=is_dry, goes_on=bool(settings.get("goes_on")))
     if settings.get("plan"):
-        # At use: a job without a plan imports no policies.
+        # Imported here: a job without a plan imports no policies.
         try:
             from memprof.launch.under_plan import under_plan
         except ImportError as error:
@@ -59,7 +59,7 @@ def install(settings: dict[str, Any]) -> None:
         _start(spool, window, dry)
     except Exception as error:
         if _plan is not None:
-            # Without the recorder nobody tells the plan of a model: the job would train without it.
+            # Without the recorder, model calls are not seen: the job would train without the plan.
             _plan.refuse(f"the recorder could not start, and with it the plan: {error}")
         raise
     atexit.register(_finish, spool)
@@ -78,8 +78,8 @@ def has_plan() -> bool:
 
 
 def _dry_run(spool: Path, device_name: str) -> DryRun:
-    global _card  # noqa: PLW0603 - one device a process
-    from memprof.recorder.dry.run import DryRun  # at use: it imports what a recorded job may never import
+    global _card  # noqa: PLW0603 - one device per process
+    from memprof.recorder.dry.run import DryRun  # imports modules that a recorded job must not load
 
     device = None
     if device_name:
@@ -95,8 +95,8 @@ def _dry_run(spool: Path, device_name: str) -> DryRun:
 
 
 def _start(spool: Path, window: Window | None, dry: DryRun | None = None, *, is_late: bool = False) -> None:
-    """Starts the recorder of a window, or of the whole run where there is none."""
-    global _recorder  # noqa: PLW0603 - one recorder a process, reached again at exit and after fork
+    """Starts the recorder of a window, or of the whole run if there is no window."""
+    global _recorder  # noqa: PLW0603 - one recorder per process, needed at exit and after fork
     folder = spool / f"process-{os.getpid()}"
     if window is None:
         _recorder = LightRecorder(folder, is_late=is_late, plan=_plan)
@@ -106,8 +106,8 @@ def _start(spool: Path, window: Window | None, dry: DryRun | None = None, *, is_
 
 
 def _start_in_child(spool: Path, window: Window | None) -> None:
-    """Records a forked child by itself: it may be a rank that trains; a data loader's worker never calls a model."""
-    # Where the parent's window is over, its allocator has kept no table since.
+    """Records a forked child separately: it may be a training rank; a data loader worker never calls a model."""
+    # Once the parent's window is over, its allocation table is no longer maintained.
     is_late = not AllocatorTable.is_kept()
     if _recorder is not None:
         _recorder.abandon()
@@ -116,9 +116,9 @@ def _start_in_child(spool: Path, window: Window | None) -> None:
 
 def _finish(spool: Path) -> None:
     if _recorder is not None:
-        # Python keeps the error that it prints a traceback of.
+        # Python keeps the exception whose traceback it prints.
         error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
-        # What a signal handler of the job raises in here it would have raised after the job's end.
+        # An exception from a signal handler of the job would otherwise have occurred after the job's end.
         with suppress(Exception):
             _recorder.finish("the job ended", error)
         folder = spool / f"process-{os.getpid()}"

@@ -26,14 +26,14 @@ _logger = logging.getLogger("memprof")
 
 
 class InlineRecording:
-    """A recording of the code inside a ``with`` statement, packed into a file when it ends.
+    """A recording of the code inside a ``with`` statement, packed into a file at the end.
 
-    It begins at once; steps end with the optimizers' updates, or where `step` is called.
-    Inside ``memprof record`` it stands back: the job is being recorded already.
+    It starts at once; steps end with the optimizers' updates, or where `step` is called.
+    Inside ``memprof record`` it does nothing: the job is already being recorded.
 
     Attributes:
-        path: The file; a rank's own, once the recording has begun.
-        packed: What was written into it, None before that.
+        path: The file; this rank's own once recording has started.
+        packed: The pack result; None before the end.
     """
 
     def __init__(
@@ -65,31 +65,31 @@ class InlineRecording:
 
     @property
     def target(self) -> str:
-        """What is recorded, by the name of its program."""
+        """The recorded program's name."""
         return sys.argv[0]
 
     @property
     def is_active(self) -> bool:
-        """Whether the window is open: nothing is recorded before `with`, after the window, or inside memprof record."""
+        """Whether the window is open: False before `with`, after the window, and inside memprof record."""
         return self._recorder is not None and not self._recorder.is_closed
 
     def step(self) -> None:
-        """Ends a training step. For loops without a torch optimizer; from the first call on, only this ends steps."""
+        """Ends a training step. For loops without a torch optimizer; after the first call, only this ends steps."""
         if self._recorder is not None:
             self._recorder.step()
 
     def pause(self) -> None:
-        """Records nothing until `resume`, such as while a model is evaluated. Call both between two steps."""
+        """Pauses recording until `resume`, e.g. during evaluation. Call both between two steps."""
         if isinstance(self._recorder, Recorder):
             self._recorder.pause()
 
     def resume(self) -> None:
-        """Goes on after `pause`, with the beginning of a step."""
+        """Resumes after `pause`, at the start of a step."""
         if isinstance(self._recorder, Recorder):
             self._recorder.resume()
 
     def __enter__(self) -> Self:
-        """Begins to record.
+        """Starts recording.
 
         Raises:
             memprof.launch.parent.target.CannotStartError: The file exists already, or cannot be written.
@@ -99,7 +99,7 @@ class InlineRecording:
             return self
         target = Target(arguments=tuple(sys.argv), name=sys.argv[0])
         rank, ranks = find_rank(os.environ)
-        # Each rank runs this line, with the same name.
+        # Each rank runs this line with the same path.
         output = claim_output(target, self._settings, f"rank{rank}" if ranks > 1 else "")
         self.path = output
         spool = spool_of(output)
@@ -111,7 +111,7 @@ class InlineRecording:
             self._recorder = Recorder(folder, self._window, is_late=True)
         self._recorder.install()
         if self._is_told_steps:
-            self._recorder.step()  # begins, and from then on optimizers end no step
+            self._recorder.step()  # starts the first step; from then on optimizers end no step
         else:
             self._recorder.begin()
         return self
@@ -119,11 +119,11 @@ class InlineRecording:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Ends the recording and writes the file. An error of the job's own goes on as it is.
+        """Ends the recording and writes the file. An error of the job propagates unchanged.
 
         Raises:
-            memprof.errors.MemprofError: The file cannot be written, or nothing was recorded; never in place of an
-                error of the job's own.
+            memprof.errors.MemprofError: The file cannot be written, or nothing was recorded; never raised if the job
+                itself raised an error.
         """
         if self._recorder is None:
             return
@@ -136,7 +136,7 @@ class InlineRecording:
             _logger.warning("%s", failure)
 
     def abandon(self) -> None:
-        """Ends the recording without a file; what was recorded stays in the spool folder."""
+        """Ends the recording without a file; recorded data stays in the spool folder."""
         if self._recorder is not None:
             self._recorder.finish("given up")
 
@@ -174,11 +174,11 @@ def record(
     Args:
         path: File to write; each rank of a distributed job writes its own, ``run.rank1.memprof`` for ``run.memprof``.
         steps: Steps to record.
-        skip: Steps to let pass first.
-        force: Replace the file if it exists.
-        light: Follow every step of the block at a few per cent, instead of recording some in full; `steps` and `skip`
-            then mean nothing.
-        keep_arguments: Write the program's arguments as they are; what looks like a secret is masked otherwise.
+        skip: Steps to skip first.
+        force: Overwrite the file if it exists.
+        light: Follow every step of the block with a few percent overhead, instead of recording some in full; `steps`
+            and `skip` are then ignored.
+        keep_arguments: Write the program's arguments unmasked; by default, likely secrets are masked.
 
     Raises:
         ValueError: `steps` is not positive, or `skip` negative.

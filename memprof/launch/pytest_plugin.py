@@ -1,9 +1,9 @@
-"""The pytest plugin: limits on the memory that a test may take, and a fixture that records a part of one.
+"""The pytest plugin: memory limits for tests, and a fixture that records part of a test.
 
     @pytest.mark.limit_gpu_memory("2 GiB")
     @pytest.mark.limit_gpu_memory_increase("2%", baseline="memory.json")
 
-Both measure on CPU as well. A test that takes too much fails like any other; nothing else does.
+Both work on CPU as well. A test over its limit fails as usual; nothing else fails because of the plugin.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ if TYPE_CHECKING:
     from memprof.analysis.diff.summary import Summary
 
 _LIMIT, _INCREASE = "limit_gpu_memory", "limit_gpu_memory_increase"
-#: What a report carries from the process that ran the test to the one that writes the table.
+#: The property that carries results from the worker process to the one that writes the table.
 _PROPERTY = "memprof_peak"
 _BASELINE = "memprof_baseline"
-#: A whole test is recorded, however many steps it trains.
+#: Records a whole test, however many steps it trains.
 _ALL_STEPS = 2**31
 
 
 @dataclass
 class Recording:
-    """What was recorded of a test.
+    """The recording of a test.
 
     Attributes:
-        path: The recording; there is none where no operator of torch ran.
-        peak_bytes: Most bytes allocated at once, of all devices, from when the recording began.
-        place: Where that was: operator and line.
+        path: The recording; missing if no torch operator ran.
+        peak_bytes: Peak live bytes over all devices since recording started.
+        place: The operator and line of the peak.
     """
 
     path: Path
@@ -50,7 +50,7 @@ class Recording:
 
     @property
     def summary(self) -> Summary:
-        """What its fullest step comes to, split by category, module, operator and line.
+        """Summary of its step with the highest peak, by category, module, operator and line.
 
         Raises:
             BadInputError: No training step was recorded.
@@ -70,7 +70,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Registers the markers and what collects the peaks."""
+    """Registers the markers and the peak collector."""
     config.addinivalue_line("markers", f"{_LIMIT}(size): fail where the test takes more memory, such as '2 GiB'")
     config.addinivalue_line(
         "markers", f"{_INCREASE}(share, baseline): fail where it takes more than in the baseline, such as '2%'"
@@ -80,7 +80,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Measures a test that has a limit, and holds it to that."""
+    """Measures a test that has a limit, and fails it if the limit is exceeded."""
     limit, increase = item.get_closest_marker(_LIMIT), item.get_closest_marker(_INCREASE)
     if limit is None and increase is None:
         return (yield)
@@ -107,9 +107,9 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
 
 @pytest.fixture
 def memprof_recording(tmp_path: Path, request: pytest.FixtureRequest) -> Callable[[], Any]:
-    """Gives a context manager that records a part of a test.
+    """Returns a context manager that records part of a test.
 
-    Behind its block, its ``peak_bytes`` and ``summary`` tell what that took.
+    After its block, ``peak_bytes`` and ``summary`` hold the measurement.
     """
     count = iter(range(_ALL_STEPS))
 
@@ -124,7 +124,7 @@ def memprof_recording(tmp_path: Path, request: pytest.FixtureRequest) -> Callabl
 
 @contextmanager
 def _recorded(path: Path) -> Iterator[Recording]:
-    """Records a block; what is read off it stands in the recording when the block has ended."""
+    """Records a block; fills in the recording when the block ends."""
     import memprof.launch.inline as inline
 
     recording = Recording(path)
@@ -133,14 +133,14 @@ def _recorded(path: Path) -> Iterator[Recording]:
             with inline.record(path, skip=0, steps=_ALL_STEPS, force=True):
                 yield recording
         except BadInputError:
-            return  # no operator of torch ran: it took nothing
+            return  # no torch operator ran: the peak is 0
     if path.exists():
         _read(recording)
 
 
 @contextmanager
 def _device_peak(recording: Recording) -> Iterator[None]:
-    """Takes the CUDA allocator's own count as well, where there is one."""
+    """Also takes the CUDA allocator's own peak into account, if there is one."""
     import torch
 
     if not torch.cuda.is_available():
@@ -154,7 +154,7 @@ def _device_peak(recording: Recording) -> Iterator[None]:
 
 
 def _read(recording: Recording) -> None:
-    """Reads the peak over everything recorded, steps or not."""
+    """Reads the peak over everything recorded, inside steps or not."""
     from memprof.analysis.report.sources import find_sources
     from memprof.replay.history import History
     from memprof.trace.schema import Ops, Stacks
@@ -172,10 +172,10 @@ def _read(recording: Recording) -> None:
 
 
 def _bounds(item: pytest.Item, limit: pytest.Mark | None, increase: pytest.Mark | None) -> list[tuple[int, str]]:
-    """Returns the most bytes that each marker allows, and what they are in words.
+    """Returns each marker's maximum bytes, with its description.
 
     Raises:
-        UsageError: A marker makes no sense, or its baseline is missing.
+        UsageError: A marker is invalid, or its baseline is missing.
     """
     bounds = []
     if limit is not None:
@@ -206,14 +206,14 @@ def _increase_of(share: object = None, baseline: object = None) -> tuple[float, 
 
 
 def _baseline_of(path: Path, test: str) -> int:
-    """Returns the peak a baseline has for a test: that of its own, or of a summary."""
+    """Returns a test's peak in a baseline: its own, or that of a summary."""
     try:
         text = read_text(path)
         record = parse_json(text)
     except OSError:
-        raise UsageError(f"There is no baseline {path}: write it with pytest --memprof-update.") from None
+        raise UsageError(f"Baseline {path} not found: write it with pytest --memprof-update.") from None
     except ValueError:
-        raise UsageError(f"{path} is no JSON: write it anew with pytest --memprof-update.") from None
+        raise UsageError(f"{path} is not valid JSON: rewrite it with pytest --memprof-update.") from None
     if isinstance(record, dict) and "memprof_summary" in record:
         from memprof.analysis.diff.summary import read_summary
 
@@ -225,7 +225,7 @@ def _baseline_of(path: Path, test: str) -> int:
 
 
 class _Peaks:
-    """Collects what the reports tell, in the process that writes the terminal's output: with xdist, that is another."""
+    """Collects peaks from test reports, in the process that writes the terminal output (with xdist, the controller)."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
@@ -233,7 +233,7 @@ class _Peaks:
         self._baselines: dict[str, str] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Takes the peak off a report."""
+        """Reads the peak from a report."""
         if report.when != "call":
             return
         for name, value in report.user_properties:
@@ -243,7 +243,7 @@ class _Peaks:
                 self._baselines[report.nodeid] = str(value)
 
     def pytest_sessionfinish(self) -> None:
-        """Writes the baselines where that was asked for; in a worker of xdist nothing."""
+        """Writes the baselines if requested; does nothing in an xdist worker."""
         if not self._config.getoption("--memprof-update") or hasattr(self._config, "workerinput"):
             return
         for path in sorted({Path(path) for path in self._baselines.values()}):
@@ -257,7 +257,7 @@ class _Peaks:
                 file.write(f"{json.dumps(dict(sorted(known.items())), indent=1)}\n".encode())
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        """Lists the peaks, the highest first."""
+        """Lists the peaks, highest first."""
         if not self._config.getoption("--memprof") or not self._peaks:
             return
         terminalreporter.section("peak memory (memprof)")

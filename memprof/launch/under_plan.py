@@ -1,4 +1,4 @@
-"""Applies a plan to the models of a recorded job, each as it is first called in training."""
+"""Applies a plan to the models of a recorded job, each on its first training call."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ from memprof.recorder.memory.live_objects import live_objects
 
 
 class UnderPlan:
-    """A plan on its way to the models of this process.
+    """Applies a plan to the models of this process.
 
-    A model is the outermost module of a call with gradients recorded, if any of its parameters is trained: loss
-    modules, frozen teachers and evaluation are left alone. Where a job trains several models, each gets the policies
-    whose patterns match it, and a policy without patterns goes to all.
+    A model is the outermost module of a call with gradients enabled, if any of its parameters is trained: loss modules,
+    frozen teachers and evaluation are left alone. If a job trains several models, each gets the policies whose patterns
+    match it, and a policy without patterns applies to all.
 
-    Some scripts make their optimizers once the first loss is there (Pyro makes one for each parameter). Where a policy
-    needs one and there is none, the plan is applied at the model's next call, so from the second step on.
+    Some scripts create their optimizers only after the first loss (Pyro creates one for each parameter). If a policy
+    needs an optimizer and there is none, the plan is applied at the model's next call, i.e. from the second step on.
     """
 
     def __init__(self, plan: Plan, spool: Path) -> None:
-        """Takes the plan; no model is changed before it is called.
+        """Stores the plan; no model is changed before it is called.
 
         Args:
             plan: The plan.
-            spool: The recording's spool folder, where the parent looks for what became of it.
+            spool: The recording's spool folder, from which the parent reads the plan's status.
         """
         self._plan = plan
         self._spool = spool
@@ -58,11 +58,11 @@ class UnderPlan:
         plan.start()
 
     def before_call(self, module: torch.nn.Module) -> None:
-        """Applies the plan to a model that is called in training for the first time.
+        """Applies the plan to a model on its first training call.
 
         Raises:
             SystemExit: The plan does not fit; the job ends here, before its first step.
-            Exception: A signal handler of the job raised it; nothing was applied.
+            Exception: Raised by a signal handler of the job; nothing was applied.
         """
         if self._refusal:
             self.refuse(self._refusal)
@@ -70,17 +70,17 @@ class UnderPlan:
         if known is not None and known() is module:
             return
         if is_within_constructor():
-            return  # it is met again when it trains, by then with all its modules
+            return  # seen again when it trains, with all its modules by then
         before = dict(self._known)
         self._know(module)
         if _is_trained(module) and _is_outermost():
             self._try(module, before)
 
     def after_update(self, optimizer: torch.optim.Optimizer) -> None:
-        """Applies the plan to the model of an optimizer where no call of it was seen, from its second step on.
+        """Applies the plan, from the second step on, to an optimizer's model if no call of the model was seen.
 
-        Some modules are never called in a way that torch sees: those of GPyTorch and Keras have a ``__call__`` of their
-        own, and scripts may run ``model.forward(batch)``, or methods of other names.
+        Some modules are never called in a way that torch sees: GPyTorch and Keras modules have their own ``__call__``,
+        and scripts may run ``model.forward(batch)``, or other methods.
 
         Raises:
             SystemExit: The plan does not fit; the job ends here.
@@ -99,11 +99,11 @@ class UnderPlan:
 
         Args:
             module: The model.
-            before: What was known before it.
+            before: Models known before this one.
 
         Raises:
             SystemExit: The plan does not fit.
-            Exception: A signal handler of the job raised it; nothing was applied.
+            Exception: Raised by a signal handler of the job; nothing was applied.
         """
         self._is_settled = True
         try:
@@ -115,9 +115,9 @@ class UnderPlan:
             self._known = before
         except MemprofError as error:
             self.refuse(str(error), policy_at_fault(error))
-        except Exception as error:  # a job that was to run under a plan must not run without
+        except Exception as error:  # a job must not run without the plan it was given
             if is_from_signal_handler(error):
-                self._known = before  # where the job goes on, the plan is applied with the next call
+                self._known = before  # if the job continues, the plan is applied at the next call
                 raise
             if os.environ.get("MEMPROF_DEBUG", "") not in ("", "0"):
                 traceback.print_exc()
@@ -128,11 +128,11 @@ class UnderPlan:
             )
 
     def refuse(self, sentence: str, policy: str = "") -> NoReturn:
-        """Ends the job, and every further try to train.
+        """Ends the job, and every further attempt to train.
 
         Args:
-            sentence: Why.
-            policy: Name of the policy at fault, "" where none is known to be.
+            sentence: The reason.
+            policy: Name of the policy at fault, "" if unknown.
 
         Raises:
             SystemExit: Always.
@@ -153,9 +153,9 @@ class UnderPlan:
         mark_applied(self._spool, sorted(self._applied))
 
     def _check_models(self, models: list[_Model]) -> None:
-        """Refuses a job in which no model is the one the plan was made for."""
+        """Rejects a job in which no model matches the one the plan was made for."""
         prediction = self._plan.prediction
-        # Once: pure-bf16 leaves half the bytes in a model that is looked at again when another is called.
+        # Checked once: pure-bf16 halves the bytes of a model that is checked again when another one is called.
         if prediction is None or self._applied:
             return
         if any(not find_mismatch(prediction, model.top) for model in models):
@@ -165,7 +165,7 @@ class UnderPlan:
             check_model(prediction, named[0] if named else models[0].top)
 
     def _part_for(self, models: list[_Model]) -> tuple[Plan, set[int]]:
-        """Returns the plan of the model that is called, the first of several, and which policies it has.
+        """Returns the plan for the called model, the first of several, and the indices of its policies.
 
         Raises:
             PolicyError: A pattern matches no module of any model.
@@ -177,7 +177,7 @@ class UnderPlan:
             is_as_written = True
             for pattern in patterns:
                 if not any(model.holds(pattern) for model in models):
-                    match_modules([pattern], _names(models[0].top))  # raises, and names what is near
+                    match_modules([pattern], _names(models[0].top))  # raises, and suggests near matches
                 here = models[0].find(pattern)
                 is_as_written &= here == []
                 names += [pattern] if here == [] else here or []
@@ -195,26 +195,26 @@ class UnderPlan:
 
 
 def under_plan(text: str, spool: Path) -> UnderPlan:
-    """Makes ready to apply a plan, given as TOML.
+    """Prepares to apply a plan, given as TOML.
 
     Raises:
-        SystemExit: The plan cannot be read here; the job ends.
+        SystemExit: The plan cannot be read in this process; the job ends.
     """
     try:
         return UnderPlan(parse_plan(text), spool)
-    except Exception as error:  # noqa: BLE001 - a job that was to run under a plan must not run without
+    except Exception as error:  # noqa: BLE001 - a job must not run without the plan it was given
         refuse(f"the plan cannot be read in the job: {error}", spool)
 
 
 @dataclass(frozen=True)
 class _Model:
-    """A model that is called, and where it stands in the module that holds it.
+    """A model that is called, and its position in the module that contains it.
 
     Attributes:
         called: The module that is called.
-        top: The outermost module that holds it, often itself.
-        place: Where it stands there, "" where it is itself.
-        title: What a recording of several models puts before the names in ``top``: its type, numbered.
+        top: The outermost module that contains it, often itself.
+        place: Its qualified name there, "" if it is the outermost one.
+        title: Prefix of the names in ``top`` in a recording of several models: its type, numbered.
     """
 
     called: torch.nn.Module
@@ -232,12 +232,12 @@ class _Model:
     def find(self, pattern: str) -> list[str] | None:
         """Finds the modules that match a pattern.
 
-        A recording names modules as they stand in the outermost one, so that comes first: where ``agent.act`` calls
-        ``agent.actor``, ``*`` is the actor and not each of its layers.
+        A recording names modules relative to the outermost one, so those names come first: if ``agent.act`` calls
+        ``agent.actor``, ``*`` matches the actor and not each of its layers.
 
         Returns:
-            None where none does, nothing where the pattern does as it is written, and otherwise the names, where it
-            does as a recording names them (``Generator.layers.*`` in a job with several models).
+            None if none matches; an empty list if the pattern matches as written; otherwise the names of modules that
+            match under a recording's names (``Generator.layers.*`` in a job with several models).
         """
         names = _names(unwrapped(self.called))
         wrappers = ("module", "_orig_mod", "module._orig_mod", "_orig_mod.module")
@@ -250,16 +250,16 @@ class _Model:
 
 
 def _models(called: torch.nn.Module) -> Iterator[_Model]:
-    """Yields the model that is called, then every other one alive whose parameters are trained."""
+    """Yields the called model, then every other live model with trained parameters."""
     tops = _outermost_modules()
     if all(module is not called for top in tops for module in top.modules()):
-        yield _Model(called, called, "", type(called).__name__)  # modules that hold one another have no outermost
+        yield _Model(called, called, "", type(called).__name__)  # modules that contain one another have no outermost
     numbers: dict[str, int] = {}
     others = []
     for top in tops:
         kind = type(top).__name__
         numbers[kind] = numbers.get(kind, 0) + 1
-        # As the trace names them: the type, numbered from the second of a type on.
+        # As the trace names them: the type, numbered from its second instance on.
         title = kind if numbers[kind] == 1 else f"{kind}#{numbers[kind]}"
         place = next((name for name, module in top.named_modules() if module is called), None)
         if place is not None:
@@ -276,8 +276,8 @@ def _names(module: torch.nn.Module) -> list[str]:
 def _names_under(prefix: str, names: Iterable[str], pattern: str, *, holds_itself: bool = False) -> dict[str, str]:
     """Returns modules by their names under a prefix, "." for the model itself.
 
-    Under its type the model itself has a name, which is not one that a wildcard may match; where it stands in another,
-    it is one (``holds_itself``).
+    Under its type as prefix, the model itself has a name that wildcards must not match; inside another module,
+    wildcards may match it (``holds_itself``).
     """
     is_named = holds_itself or not prefix or "*" not in pattern
     return {_joined(prefix, name): name or "." for name in names if name or is_named}
@@ -295,7 +295,7 @@ def _joined(*parts: str) -> str:
 
 
 def _patterns(policy: Policy) -> tuple[str, ...]:
-    """Returns the patterns a policy chooses its modules by; none where it has no such setting."""
+    """Returns a policy's module patterns; none if it has no such setting."""
     patterns = getattr(policy, "modules", ())
     return patterns if isinstance(patterns, tuple) else ()
 
@@ -307,12 +307,12 @@ def _with_patterns(policy: Policy, names: list[str]) -> Policy:
 
 
 def _is_trained(module: torch.nn.Module) -> bool:
-    with torch._C.DisableTorchFunction():  # else a mode of the job's, or a subclass, sees what is read here
+    with torch._C.DisableTorchFunction():  # otherwise the job's torch function modes or subclasses would see this read
         return any(parameter.requires_grad for parameter in module.parameters())
 
 
 def _is_outermost() -> bool:
-    """Whether no other module's call is under way on this thread."""
+    """Whether no other module's call is in progress on this thread."""
     code = torch.nn.Module._call_impl.__code__
     frame = sys._getframe()
     while frame is not None:
@@ -323,14 +323,14 @@ def _is_outermost() -> bool:
 
 
 def _outermost_modules() -> list[torch.nn.Module]:
-    """Lists the modules alive that no other one holds."""
+    """Lists the live modules that no other module contains."""
     modules = [module for module in live_objects(torch.nn.Module) if "_modules" in module.__dict__]
     inner = {id(child) for module in modules for child in module._modules.values() if child is not None}
     return [module for module in modules if id(module) not in inner]
 
 
 def _model_of(optimizer: torch.optim.Optimizer, prediction: Prediction | None) -> torch.nn.Module | None:
-    """Finds the outermost module that holds a parameter of an optimizer, best the one that the plan was made for."""
+    """Returns the outermost module with a parameter of an optimizer, preferably the one that the plan was made for."""
     own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     found = [
         module for module in _outermost_modules() if any(id(parameter) in own for parameter in module.parameters())
@@ -340,7 +340,7 @@ def _model_of(optimizer: torch.optim.Optimizer, prediction: Prediction | None) -
 
 
 def _optimizers_of(model: torch.nn.Module) -> list[torch.optim.Optimizer]:
-    """Finds the optimizers alive that hold any of a model's parameters."""
+    """Returns the live optimizers with any of a model's parameters."""
     own = {id(parameter) for parameter in model.parameters()}
     return [
         optimizer

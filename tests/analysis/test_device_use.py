@@ -61,7 +61,7 @@ def test_it_is_in_the_report(tmp_path: Path, small_tables: Tables, capsys: pytes
     out = capsys.readouterr().out
     assert "All of cuda:0" in out
     assert "10.00 GiB" in out
-    assert "beside it, host memory held pinned" in out
+    assert "in addition, pinned host memory" in out
     write_trace(path, [(Manifest(), small_tables)])
     main(["report", str(path)])
     assert "All of" not in capsys.readouterr().out

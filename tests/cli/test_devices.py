@@ -71,7 +71,7 @@ def test_the_page_says_how_many_and_writes_the_plan(
     assert written.prediction is not None
     assert written.prediction.peak_allocated_bytes == budget
     out, _ = run(capsys, "--budget", "1KiB", "--devices", status=4)
-    assert out.startswith("No number of devices is enough: ")
+    assert out.startswith("No number of devices suffices: ")
 
 
 def test_json_holds_every_way(capsys: pytest.CaptureFixture[str], step: Step) -> None:

@@ -141,7 +141,7 @@ def test_a_torch_that_is_too_old(other: Path, torch_folder: Path, tmp_path: Path
     [
         ("raise ImportError('libcudart.so.13: cannot open shared object file')", "libcudart.so.13: cannot open"),
         ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "signal 11"),
-        ("import os; os._exit(0)", "without a word"),
+        ("import os; os._exit(0)", "without any output"),
     ],
     ids=["import error", "crash", "silent end"],
 )
@@ -262,7 +262,7 @@ def test_the_page_says_it_in_words(here: tuple[Path, subprocess.CompletedProcess
     folder, _ = here
     done = doctor(other, folder, "--quick", OMP_NUM_THREADS="4\x1b[31m")
     assert done.returncode == 3
-    assert done.stdout.splitlines()[-1] == "Recording does not work here; 1 thing to mend, marked above."
+    assert done.stdout.splitlines()[-1] == "Recording does not work here; 1 thing to fix, marked above."
     assert "\x1b" not in done.stdout
     assert "4\\x1b[31m" in done.stdout
 

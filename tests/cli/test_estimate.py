@@ -87,7 +87,9 @@ def test_beside_a_recording(capsys: pytest.CaptureFixture[str]) -> None:
     """The setting is read off the recording; each part is shown with its error."""
     page = run(capsys, "--transformer", SHAPE, "--from", SAMPLE)
     assert "batch 16 of 128 tokens, fp32, adamw, flash attention, dropout, on the CPU" in page
-    rows = {line.split("  ")[0]: line for line in page[page.index("Beside the recording") :].splitlines() if line}
+    rows = {
+        line.split("  ")[0]: line for line in page[page.index("Compared with the recording") :].splitlines() if line
+    }
     for part in ("weights", "gradients", "optimizer", "activations"):
         assert "exact" in rows[part], part
     assert "-1.00 KiB" in rows["ends"]
@@ -118,7 +120,7 @@ def test_other_models(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(run(capsys, "--mlp", "784,512,10", "--json"))["parameters"] == 407_050
     assert json.loads(run(capsys, "--conv", "3x8x8,4k3,linear2", "--json"))["parameters"] == 112 + 4 * 36 * 2 + 2
     alone = run(capsys, "--parameters", "7B", "--precision", "bf16-mixed")
-    assert "of a number of parameters alone no activations follow" in alone
+    assert "a parameter count alone does not determine activations" in alone
     assert "7,000,000,000 parameters" in alone
 
 

@@ -42,7 +42,7 @@ def test_page_says_what_changes_and_how_it_is_known(capsys: pytest.CaptureFixtur
     assert lines[2].startswith("peak predicted: step 4, ")
     assert lines[3].startswith("expect ")
     assert lines[4].startswith("step time ")
-    for title in ("Policies", "Most bytes in each phase", "Alive at the peak, by category"):
+    for title in ("Policies", "Peak of each phase", "Live bytes at the peak, by category"):
         assert any(line.startswith(title) for line in lines)
     rows = {line.split()[0] for line in lines if line}
     assert {"precision", "checkpoint", "forward", "backward", "optimizer", "activation", "parameter", "total"} <= rows

@@ -138,7 +138,7 @@ def test_another_moment(model_file: Path, capsys: pytest.CaptureFixture[str]) ->
         (["--at", "somewhere"], 2, "STEP:OP"),
         (["--at", "1:"], 2, "STEP:OP"),
         (["--at", "-3"], 2, "STEP:OP"),
-        (["--at", "0:1", "--step", "1"], 2, "two steps"),
+        (["--at", "0:1", "--step", "1"], 2, "both choose a step"),
         (["--step", "7"], 2, "step 7"),
         (["--rank", "3"], 2, "rank 3"),
         (["--by", "colour"], 2, "colour"),
@@ -186,7 +186,7 @@ def test_ranks_have_a_page_of_their_own(tmp_path: Path, capsys: pytest.CaptureFi
     lines = out.splitlines()
     assert lines[0].startswith("rank 1 is worst of 2: peak 10.00 MiB in forward")
     assert lines[1] == "warning: Of 3 ranks, rank 2 is missing: there is no recording of it here."
-    assert "Apart in each phase  fullest moments" in lines
+    assert "Spread by phase  peaks" in lines
     assert lines[-1].startswith(f"next: memprof report {tmp_path / 'two.memprof'} --rank 1")
     found = json.loads(report(capsys, tmp_path / "two.memprof", "--by", "rank", "--json"))
     assert found["worst_rank"] == 1

@@ -56,7 +56,7 @@ def test_page_lists_what_fits_and_what_does_not(capsys: pytest.CaptureFixture[st
     page = run(capsys, "suggest", "run.memprof", "--budget", "50%")
     lines = page.splitlines()
     assert lines[0].startswith("Within 44.46 MiB: ")
-    for title in ("Plans that fit", "Plans that do not", "Not possible here"):
+    for title in ("Plans that fit", "Over budget", "Not possible here"):
         assert any(line.startswith(title) for line in lines)
     assert "1 " in page
     assert "checkpoint layers." in page
@@ -163,7 +163,7 @@ def test_allow_and_forbid_choose_the_policies(capsys: pytest.CaptureFixture[str]
 def test_budget_that_is_met_needs_no_plan(capsys: pytest.CaptureFixture[str]) -> None:
     """The job fits as it is: said so, no plan written, exit code 0."""
     page = run(capsys, "suggest", "run.memprof", "--budget", "1GiB", "--write", "plan.toml")
-    assert page.startswith("The job fits as it is: its peak of 88.92 MiB is within 1.00 GiB.")
+    assert page.startswith("The job already fits: its peak of 88.92 MiB is within 1.00 GiB.")
     assert not Path("plan.toml").exists()
 
 
@@ -195,9 +195,9 @@ def test_slowdown_is_a_limit(capsys: pytest.CaptureFixture[str]) -> None:
         (("--budget", "many"), "many"),
         ((), "a budget is needed"),
         (("--budget", "50%", "--machine", "rtx3o90"), "rtx3"),
-        (("--budget", "50%", "--max-slowdown", "soon"), "'soon' is no slowdown"),
+        (("--budget", "50%", "--max-slowdown", "soon"), "invalid slowdown 'soon'"),
         (("--budget", "50%", "--planner", "chian"), "did you mean 'chain'?"),
-        (("--budget", "50%", "--also", "resnet.memprof"), "--also names recordings of other sizes"),
+        (("--budget", "50%", "--also", "resnet.memprof"), "--also gives recordings of other sizes"),
         (("--budget", "50%", "--maximise", "sequence"), "needs the job recorded at two lengths"),
         (("--budget", "50%", "--compiled", "resnet.memprof"), "is no recording of a compiled run"),
         (("--budget", "50%", "--machine", "l4", "--compiled", "run.memprof"), "leave out one"),

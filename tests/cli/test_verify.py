@@ -100,9 +100,9 @@ def test_page_says_it_in_the_first_line(capsys: pytest.CaptureFixture[str]) -> N
     assert "(-20.0 %)" in lines[0]
     assert any(line.startswith("peak predicted: ") for line in lines)
     assert any(line.startswith("peak measured:  ") for line in lines)
-    for title in ("Counters", "Most bytes in each phase", "Alive at the peak, by category"):
+    for title in ("Counters", "Peak of each phase", "Live bytes at the peak, by category"):
         assert title in lines
-    assert lines[-1] == "next: memprof report head.memprof  what is left"
+    assert lines[-1] == "next: memprof report head.memprof  what remains"
 
 
 @pytest.mark.parametrize(

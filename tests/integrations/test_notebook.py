@@ -56,9 +56,9 @@ def test_cell_is_recorded_and_reported(shell: Any, capsys: pytest.CaptureFixture
     assert shell.user_ns["left"] == 6
     assert Trace.open("cell.memprof").recorded_steps == (2, 3)
     told = capsys.readouterr().out
-    assert "Alive at the peak, by category" in told
+    assert "Live bytes at the peak, by category" in told
     shell.run_cell(f"%%memprof --report none\n{_LOOP}").raise_error()  # replaces it
-    assert "Alive at the peak" not in capsys.readouterr().out
+    assert "Live bytes at the peak" not in capsys.readouterr().out
     assert Trace.open("cell.memprof").recorded_steps == (2, 3, 4)
 
 

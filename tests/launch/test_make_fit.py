@@ -151,7 +151,7 @@ def test_job_that_fits_is_left_as_it_is(capsys: pytest.CaptureFixture[str]) -> N
     assert fit.is_done
     assert fit.plan is None
     assert 0 < fit.measured_bytes < 2**30
-    assert "fits as it is" in capsys.readouterr().err
+    assert "already fits" in capsys.readouterr().err
 
 
 def test_nothing_fits_warns_with_the_least_peak() -> None:
@@ -240,7 +240,7 @@ def test_mistakes_are_told_at_once() -> None:
     with pytest.raises(UsageError, match="slowdown"):
         memprof.make_fit(model, optimizer, "1GiB", max_slowdown=-1.0)
     first = memprof.make_fit(model, optimizer, "1GiB")
-    with pytest.raises(UsageError, match="at work in this process"):
+    with pytest.raises(UsageError, match="already active in this process"):
         memprof.make_fit(model, optimizer, "1GiB")
     first.undo()
 

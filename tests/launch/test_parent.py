@@ -132,7 +132,7 @@ def test_isolated_python_is_explained() -> None:
     ended = record("--", sys.executable, "-I", "hello.py", "x")
     assert ended.returncode == 0
     assert ended.stdout == "['x']\n"
-    assert "python -I, -E and -S leave it out" in ended.stderr
+    assert "python -I, -E and -S disable it" in ended.stderr
 
 
 def test_fault_of_the_recorder_is_explained(folder: Path) -> None:

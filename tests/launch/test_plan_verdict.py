@@ -230,7 +230,7 @@ def test_a_policy_that_does_not_fit(job: Path) -> None:
     status, said = recorded(job, "--plan", "refused.toml", "train.py")
     assert status == 125
     assert said[0].startswith("accumulate cannot split this job's batches")
-    assert "What does not fit is its policy accumulate." in said[1]
+    assert "Its policy accumulate does not fit." in said[1]
     assert said[2].startswith("next: memprof suggest run.memprof --budget ")
     assert said[2].endswith(" --forbid accumulate --write refused-2.toml")
     assert recorded(job, "-q", "--plan", "refused.toml", "train.py") == (125, said[:1])

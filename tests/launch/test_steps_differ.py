@@ -92,7 +92,7 @@ def test_the_peak_is_that_of_the_run(folder: Path, capsys: pytest.CaptureFixture
     assert json.loads(run(capsys, "summary", trace))["spots"]["peak"]["bytes"] == highest
     assert "recorded steps:" in run(capsys, "check", trace, "--budget", highest - 1, status=4)
     run(capsys, "check", trace, "--budget", highest)
-    assert "fits as it is" in run(capsys, "suggest", trace, "--budget", highest)
+    assert "already fits" in run(capsys, "suggest", trace, "--budget", highest)
     suggested = json.loads(run(capsys, "suggest", trace, "--budget", highest - 1, "--allow", "precision", "--json"))
     assert suggested["recorded"]["peak_allocated_bytes"] == highest
 

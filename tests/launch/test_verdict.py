@@ -24,7 +24,7 @@ def test_status_in_words() -> None:
 @pytest.mark.parametrize(
     ("marks", "reason"),
     [
-        ((), "ran in no Python that takes the recorder in"),
+        ((), "ran in no Python that loads the recorder"),
         (("python-started",), "never imported torch"),
         (("python-started", "torch-imported"), "never called a model"),
         (("python-started", "torch-imported", "process-7/"), "ended before the first operator"),

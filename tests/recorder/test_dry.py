@@ -174,7 +174,7 @@ def test_a_job_that_asks_for_values_goes_on_and_is_told_of_it(tmp_path: Path, wo
     """
     ended = _dry_run(tmp_path, _ASKING.replace("WORKERS", str(workers)))
     assert ended.returncode == 0, ended.stderr
-    assert "made-up values" in ended.stderr
+    assert "values printed by the job are placeholders" in ended.stderr
     assert "1.000 1.000" in ended.stdout
     assert not (tmp_path / "best.pt").exists()
     manifest = ended.trace.manifest

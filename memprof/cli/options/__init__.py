@@ -1,1 +1,1 @@
-"""Options that several verbs share."""
+"""Options shared by several verbs."""

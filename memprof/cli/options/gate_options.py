@@ -1,4 +1,4 @@
-"""The options that name gates, and those of the project's pyproject.toml."""
+"""The gate options, and the gates in the project's pyproject.toml."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def gate_options(command: F) -> F:
-    """Gives a command ``--fail-on`` and ``--warn-on``."""
+    """Adds ``--fail-on`` and ``--warn-on`` to a command."""
     fail = click.option(
-        "--fail-on", multiple=True, metavar="GATE", help="Fail where this is passed: peak>+2%, phase:backward>+64MiB."
+        "--fail-on", multiple=True, metavar="GATE", help="Fail if this is exceeded: peak>+2%, phase:backward>+64MiB."
     )
-    warn = click.option("--warn-on", multiple=True, metavar="GATE", help="Warn where this is passed.")
+    warn = click.option("--warn-on", multiple=True, metavar="GATE", help="Warn if this is exceeded.")
     return fail(warn(command))
 
 
 def chosen_gates(fail_on: tuple[str, ...], warn_on: tuple[str, ...]) -> tuple[list[Gate], list[Gate]]:
-    """Returns the gates that fail and those that warn: the flags', and where there are none the project's.
+    """Returns the gates that fail and those that warn: from the flags, or from the project if there are no flags.
 
     Raises:
-        UsageError: One cannot be read; the sentence names where it stands.
+        UsageError: A gate is invalid; the message names where it is defined.
     """
     from memprof.analysis.diff.gates import parse_gate
 

@@ -1,4 +1,4 @@
-"""The options by which a plan is given: a file, and a short flag for every policy there is."""
+"""The plan options: a file, and a short flag for every policy."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def plan_options(*, envvar: str | None = None) -> Callable[[F], F]:
-    """Gives a command ``--plan``, a flag for each policy, which may be repeated, and ``--world-size``.
+    """Adds ``--plan``, ``--world-size`` and a repeatable flag for each policy to a command.
 
-    The command takes ``plan_path`` and ``**flags``, and hands both to ``chosen_plan``.
+    The command takes ``plan_path`` and ``**flags``, and passes both to ``chosen_plan``.
 
     Args:
-        envvar: Variable that names the file where the option is left out.
+        envvar: Environment variable with the plan file, used if the option is not given.
     """
 
     def decorate(command: F) -> F:
@@ -33,7 +33,7 @@ def plan_options(*, envvar: str | None = None) -> Callable[[F], F]:
             "--world-size",
             type=click.IntRange(min=1),
             metavar="N",
-            help="Ranks that --shard, or the plan's shard, divides over.",
+            help="Number of ranks for --shard, or for the plan's shard.",
         )(command)
         for kind in reversed(policy_types()):
             command = click.option(
@@ -48,25 +48,25 @@ def plan_options(*, envvar: str | None = None) -> Callable[[F], F]:
             type=click.Path(path_type=Path),
             envvar=envvar,
             metavar="FILE",
-            help="Policies from a TOML file; the flags below add to them.",
+            help="Plan file (TOML); the flags below add policies to it.",
         )(command)
 
     return decorate
 
 
 def chosen_plan(plan_path: Path | None, flags: Mapping[str, Any]) -> Plan | None:
-    """Reads what ``--plan`` and the flags ask for.
+    """Reads the plan given by ``--plan`` and the flags.
 
     Args:
         plan_path: The file, or None.
-        flags: What was given of each policy's flag, and the world size.
+        flags: The values of each policy's flag, and the world size.
 
     Returns:
-        The plan, None where nothing was asked for.
+        The plan; None if none is given.
 
     Raises:
-        BadInputError: The file is missing or no TOML.
-        PolicyError: Something in the file or a flag makes no sense.
+        BadInputError: The file is missing or not valid TOML.
+        PolicyError: The file or a flag is invalid.
     """
     world_size = flags.get("world_size")
     more = [
@@ -76,7 +76,7 @@ def chosen_plan(plan_path: Path | None, flags: Mapping[str, Any]) -> Plan | None
     ]
     if plan_path is None and not more:
         return None
-    # Here because a recording without a plan must not import what a plan needs.
+    # Imported here so that recording without a plan does not import the policies.
     from memprof.policies.plan.plan import Plan
     from memprof.policies.plan.plan_file import read_plan
 
@@ -85,20 +85,20 @@ def chosen_plan(plan_path: Path | None, flags: Mapping[str, Any]) -> Plan | None
 
 
 def _with_ranks(kind: type[Policy], text: str, world_size: int | None) -> str:
-    """Returns what stands behind a flag, with the number of ranks where it is missing: ``fsdp``, ``3``."""
+    """Returns a flag's value, with the number of ranks added if it is missing: ``fsdp``, ``3``."""
     has_ranks = any(field.name == "world_size" for field in dataclasses.fields(kind))  # type: ignore[arg-type]
     return f"{text}:{world_size}" if has_ranks and world_size is not None and ":" not in text else text
 
 
 def _over(plan: Plan, world_size: int) -> Plan:
-    """Returns the plan over another number of ranks; what was predicted of it no longer holds.
+    """Returns the plan for another number of ranks, without its prediction, which no longer holds.
 
     Raises:
-        PolicyError: Nothing in it is divided over ranks.
+        PolicyError: No policy of the plan shards over ranks.
     """
     divided = [hasattr(policy, "world_size") for policy in plan.policies]
     if not any(divided):
-        raise PolicyError("--world-size says over how many ranks to shard, and the plan does not: add --shard fsdp.")
+        raise PolicyError("--world-size needs a plan that shards: add --shard fsdp.")
     changes: dict[str, Any] = {"world_size": world_size}
     policies = tuple(
         dataclasses.replace(policy, **changes) if is_divided else policy  # type: ignore[type-var]

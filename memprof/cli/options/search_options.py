@@ -1,4 +1,4 @@
-"""The options by which a search for plans is asked for, for every verb that makes one."""
+"""The options of a plan search, for every verb that runs one."""
 
 from __future__ import annotations
 
@@ -14,30 +14,28 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-#: A peak to read a budget against before any was recorded, so that a mistake in it is told before the job runs.
+#: A placeholder peak to validate a budget with before anything is recorded, so that errors surface before the job runs.
 _SOME_PEAK_BYTES = 1 << 40
 
 
 def search_options(command: F) -> F:
-    """Gives a command ``--budget``, ``--machine``, ``--allow``, ``--forbid``, ``--max-slowdown`` and ``--time-limit``.
+    """Adds ``--budget``, ``--machine``, ``--allow``, ``--forbid``, ``--max-slowdown`` and ``--time-limit``.
 
-    The command takes them as ``**asked`` and hands that to ``wish_of``.
+    The command takes them as ``**asked`` and passes them to ``read_search_request``.
     """
     options = (
-        click.option(
-            "--budget", metavar="SIZE", help="Most bytes allocated at once: 24GiB, or 60% of the recorded peak."
-        ),
+        click.option("--budget", metavar="SIZE", help="Maximum peak memory: 24GiB, or 60% of the recorded peak."),
         click.option("--machine", metavar="NAME", help="Budget of this device, such as rtx3090 or a100-80g."),
-        click.option("--allow", multiple=True, metavar="POLICY", help="Use these policies only; may be repeated."),
+        click.option("--allow", multiple=True, metavar="POLICY", help="Use only this policy; may be repeated."),
         click.option("--forbid", multiple=True, metavar="POLICY", help="Do not use this policy; may be repeated."),
-        click.option("--max-slowdown", metavar="SHARE", help="Most time a step may take beyond the recorded one: 15%."),
+        click.option("--max-slowdown", metavar="SHARE", help="Maximum increase of the step time: 15%."),
         click.option(
             "--time-limit",
             type=click.FloatRange(min=0.1),
             default=60.0,
             metavar="SECONDS",
             show_default=True,
-            help="Most time a search takes.",
+            help="Time limit of the search.",
         ),
     )
     for option in reversed(options):
@@ -53,14 +51,14 @@ def read_search_request(
     max_slowdown: str | None,
     time_limit: float,
 ) -> Callable[..., SearchRequest]:
-    """Reads what is asked for, and finds the mistakes in it.
+    """Validates the search options.
 
     Returns:
-        Makes the search request, of the peak that was recorded, in bytes, and what else a request holds.
+        A function that makes the search request from the recorded peak in bytes and further fields of a request.
 
     Raises:
-        UsageError: Something makes no sense.
-        PolicyError: A policy is named that there is not.
+        UsageError: An option is invalid.
+        PolicyError: Unknown policy.
     """
     from memprof.machines.budget import parse_budget
     from memprof.machines.catalogue import find_machine
@@ -87,12 +85,12 @@ def read_search_request(
 
 
 def _names(given: tuple[str, ...]) -> tuple[str, ...]:
-    """Reads names that may stand behind one flag with commas between."""
+    """Splits names that are given behind one flag, separated by commas."""
     return tuple(name.strip() for text in given for name in text.split(",") if name.strip())
 
 
 def _share(text: str | None) -> float | None:
-    """Reads ``15%`` or ``0.15``."""
+    """Parses a fraction: ``15%`` or ``0.15``."""
     if text is None:
         return None
     number = text.strip().removesuffix("%")
@@ -101,5 +99,5 @@ def _share(text: str | None) -> float | None:
     except ValueError:
         share = -1.0
     if not 0 <= share < float("inf"):
-        raise UsageError(f"{text!r} is no slowdown: write a share such as 15% or 0.15.")
+        raise UsageError(f"invalid slowdown {text!r}: write a fraction such as 15% or 0.15.")
     return share

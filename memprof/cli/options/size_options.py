@@ -1,4 +1,4 @@
-"""The options by which plans are asked for at another size than was recorded: a batch, a length, many lengths."""
+"""The options that plan for another size than was recorded: a batch, a length, a distribution of lengths."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def size_options(command: F) -> F:
-    """Gives a command ``--at-batch``, ``--at-length``, ``--lengths`` and ``--also``.
+    """Adds ``--at-batch``, ``--at-length``, ``--lengths`` and ``--also`` to a command.
 
-    The command takes ``batch``, ``length``, ``lengths`` and ``also``, and makes an ``AskedSize`` of them.
+    The command takes ``batch``, ``length``, ``lengths`` and ``also``, and builds an ``AskedSize`` from them.
     """
     options = (
-        click.option("--at-batch", "batch", type=click.IntRange(min=1), metavar="N", help="Plan for this batch."),
+        click.option("--at-batch", "batch", type=click.IntRange(min=1), metavar="N", help="Plan for this batch size."),
         click.option(
             "--at-length",
             "length",
             type=click.IntRange(min=1),
             metavar="N",
-            help="Plan for sequences of this length, from a recording whose steps are of several.",
+            help="Plan for sequences of this length, from a recording with several lengths.",
         ),
         click.option(
             "--lengths",
             type=click.Path(path_type=Path),
             metavar="FILE",
-            help="Plan for the longest of a data set's batches: one length a line, or those of a batch's samples.",
+            help="Plan for a data set's longest batch: a file with one length, or one batch's lengths, per line.",
         ),
         click.option(
             "--also",
@@ -54,13 +54,13 @@ def size_options(command: F) -> F:
 
 @dataclass(frozen=True)
 class AskedSize:
-    """The size that plans are asked for at.
+    """The size to plan for.
 
     Attributes:
-        batch: What ``--at-batch`` says.
-        length: What ``--at-length`` says.
-        lengths: What ``--lengths`` says.
-        also: The other recordings.
+        batch: Value of ``--at-batch``.
+        length: Value of ``--at-length``.
+        lengths: Value of ``--lengths``.
+        also: Further recordings of the job at other sizes.
     """
 
     batch: int | None
@@ -70,36 +70,36 @@ class AskedSize:
 
     @property
     def option(self) -> str:
-        """The option by which another size is asked for, "" where none is.
+        """The option that selects another size, "" if none does.
 
         Raises:
-            UsageError: There are several.
+            UsageError: More than one does.
         """
         given = {"--at-batch": self.batch, "--at-length": self.length, "--lengths": self.lengths}
         names = [name for name, value in given.items() if value is not None]
         if len(names) > 1:
-            raise UsageError(f"{' and '.join(names)} ask for different sizes: give one of them.")
+            raise UsageError(f"{' and '.join(names)} are mutually exclusive: give only one.")
         return names[0] if names else ""
 
     def basis(self, basis: Basis, opened: Trace, machine: Accelerator | None, step_number: int | None) -> Basis:
-        """Returns the steps to plan for at that size.
+        """Returns the steps to plan for, scaled to the requested size.
 
         Args:
             basis: The steps as recorded.
-            opened: Their recording.
-            machine: The machine they are to run on; None for the recording's own.
-            step_number: The only step to start from; None for all.
+            opened: The recording they are from.
+            machine: The target device; None for the recording's own.
+            step_number: The only step to scale; None for all.
 
         Raises:
             BadInputError: A file is missing, damaged, or contains no lengths.
-            InconclusiveError: The recordings do not tell that size.
-            UsageError: One step alone is asked for, and how it grows with its length is not known from that.
+            InconclusiveError: The recordings do not determine the step at that size.
+            UsageError: A single step is selected; one step does not determine how memory grows with length.
         """
         if not self.option:
             return basis
         if step_number is not None and self.batch is None:
             raise UsageError(
-                f"{self.option} needs all steps of the recording, which are of several lengths: leave out --step."
+                f"{self.option} needs all steps of the recording, at their several lengths: remove --step."
             )
         from memprof.analysis.allocator.allocator_report import settings_in_force
         from memprof.analysis.plans.another_size import at_batch, at_length, at_lengths

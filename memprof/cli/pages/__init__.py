@@ -1,1 +1,1 @@
-"""The pages that verbs print, as text, Markdown and HTML."""
+"""The output pages of the verbs, as text, Markdown and HTML."""

@@ -1,4 +1,4 @@
-"""Lays out the pages of `memprof report --allocator` and `--static`."""
+"""The pages of `memprof report --allocator` and `--static`."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from memprof.units import format_bytes, format_bytes_change, format_percent
 
 _ROWS = 8
 _AS_IF = (
-    "recorded on CPU, which has no caching allocator: this is what the step would reserve on a CUDA device, whose "
-    "kernels take other workspaces"
+    "recorded on CPU, which has no caching allocator: these are modelled for a CUDA device, whose "
+    "kernels use other workspaces"
 )
 
 
@@ -46,10 +46,10 @@ def show_page(
     Args:
         kind: ``allocator`` or ``static``.
         trace: The trace.
-        name: The trace as the user named it.
+        name: The trace's path as the user gave it.
         rank: The rank; None for the one with the highest peak.
-        step_number: The step; None for the fullest one.
-        top: Rows of the longest table; None for what suits.
+        step_number: The step; None for the one with the highest peak.
+        top: Maximum rows of the longest table; None for the default.
         is_json: Print JSON instead.
     """
     page = Page.for_stdout()
@@ -78,7 +78,7 @@ def show_page(
 
 
 def _show_end(page: Page, kind: str, trace: Trace, *, is_json: bool) -> None:
-    """Prints what a snapshot without a history tells of its segments; a plan needs a history."""
+    """Prints the final segments of a snapshot without a history; a static plan requires a history."""
     if kind == "static":
         raise InconclusiveError(f"{trace.path} {NO_HISTORY}, so there is no step to plan.")
     report = describe_end(trace.table(Segments))
@@ -89,19 +89,19 @@ def _show_end(page: Page, kind: str, trace: Trace, *, is_json: bool) -> None:
     page.add(
         Text(
             f"{format_bytes(report.reserved)} are reserved; {format_bytes(unused)} of it "
-            f"({_share(unused, report.reserved)}) is not in use.",
+            f"({_share(unused, report.reserved)}) is unused.",
             style="bold",
         )
     )
-    page.add(Text(f"The recording {NO_HISTORY}: what other settings would give cannot be told."))
+    page.add(Text(f"The recording {NO_HISTORY}: other settings cannot be modelled."))
     table = make_table("part", ">bytes", ">share")
     for text, size in (
         ("asked for", report.requested),
         ("rounding inside blocks", report.allocated + report.pending - report.requested),
-        ("holes beside blocks in use", report.holes),
-        ("segments wholly free (empty_cache() gives them back)", report.idle),
+        ("free blocks in partly used segments", report.holes),
+        ("fully free segments (released by empty_cache())", report.idle),
         ("reserved", report.reserved),
-        ("awaiting another stream, of the first two", report.pending),
+        ("pending free (in use by another stream), included above", report.pending),
     ):
         table.add_row(text, format_bytes(size), _share(size, report.reserved))
     page.add_section(f"Reserved in {report.segments:,} segments", table)
@@ -109,48 +109,48 @@ def _show_end(page: Page, kind: str, trace: Trace, *, is_json: bool) -> None:
 
 
 def fill_allocator_page(page: Page, report: AllocatorReport, trace: str, top: int | None) -> None:
-    """Writes what the caching allocator makes of a step.
+    """Adds the caching allocator's behaviour in a step to a page.
 
     Args:
         page: The page.
-        report: What there is to say.
-        trace: The trace as the user named it.
-        top: Rows of the table of segments; None for what suits.
+        report: The allocator report.
+        trace: The trace's path as the user gave it.
+        top: Maximum rows of the segment table; None for the default.
     """
     unused = report.reserved_peak - report.at_growth.allocated
     verb = "would reserve" if report.device == "cpu" else "reserves"
     page.add(
         Text(
             f"Step {report.step} {verb} {format_bytes(report.reserved_peak)} at its peak; {format_bytes(unused)} of it "
-            f"({_share(unused, report.reserved_peak)}) is not in use then.",
+            f"({_share(unused, report.reserved_peak)}) is unused then.",
             style="bold",
         )
     )
     page.add(Text(printable(report.advice)))
     page.add(Text(_basis(report), style="dim"))
-    page.add_section("Reserved when it first stands at its highest", _split(report), _growth(report))
+    page.add_section("Reserved memory at its first maximum", _split(report), _growth(report))
     page.add_section(
-        "Segments with most free bytes then",
+        "Segments with the most free bytes at that time",
         _segments(report, top or _ROWS),
-        "a segment can be given back once every block in it is freed",
+        "a segment can be released once every block in it is freed",
     )
     page.add_section("The same step under other settings", _outcomes(report))
     page.add("")
     page.add(
         Text.assemble(
-            ("next: ", "dim"), f"memprof report {shlex.quote(trace)} --static", ("  what planning ahead saves", "dim")
+            ("next: ", "dim"), f"memprof report {shlex.quote(trace)} --static", ("  savings of static planning", "dim")
         )
     )
 
 
 def fill_static_page(page: Page, report: StaticReport, trace: str, top: int | None) -> None:
-    """Writes what a step needs when it is planned ahead.
+    """Adds the statically planned memory of a step to a page.
 
     Args:
         page: The page.
-        report: What there is to say.
-        trace: The trace as the user named it.
-        top: Rows of the table of operators; None for what suits.
+        report: The static report.
+        trace: The trace's path as the user gave it.
+        top: Maximum rows of the operator table; None for the default.
     """
     page.add(Text(_static_verdict(report), style="bold"))
     if report.device == "cpu":
@@ -158,20 +158,20 @@ def fill_static_page(page: Page, report: StaticReport, trace: str, top: int | No
     if not report.has_reads:
         page.add(
             Text(
-                "it was not recorded which operators read what: storages are planned for as long as they were alive",
+                "operator inputs were not recorded: storages are planned for their whole lifetime",
                 style="dim",
             )
         )
     table = make_table("way", ">bytes", ">above the bound")
     rows: list[tuple[str, int | None]] = [
-        (f"all {report.storages:,} storages and workspaces side by side", report.total),
+        (f"all {report.storages:,} storages and workspaces, without reuse", report.total),
         ("caching allocator: reserved, as modelled", report.reserved),
-        ("caching allocator: given out at most", report.allocated),
-        ("planned ahead, in order of birth, best fit", report.best_fit),
-        ("planned ahead, largest first", report.greedy),
-        ("alive at once, as recorded", report.kept_bound),
+        ("caching allocator: peak allocated", report.allocated),
+        ("static plan, in allocation order, best fit", report.best_fit),
+        ("static plan, largest first", report.greedy),
+        ("peak live bytes, as recorded", report.kept_bound),
         ("lower bound: needed at once", report.bound),
-        ("planned ahead, largest first, in place where possible", report.in_place_greedy),
+        ("static plan, largest first, in place where possible", report.in_place_greedy),
         ("lower bound, in place where possible", report.in_place_bound),
     ]
     for text, size in rows:
@@ -180,7 +180,7 @@ def fill_static_page(page: Page, report: StaticReport, trace: str, top: int | No
         else:
             table.add_row(text, format_bytes(size), format_bytes_change(size - report.bound))
     page.add_section("The step, planned and not", table)
-    operators = make_table("operator", ">calls", ">results with no memory of their own", ">lowers the bound by")
+    operators = make_table("operator", ">calls", ">results computed in place", ">lowers the bound by")
     shown = report.in_place[: top or _ROWS]
     for one in shown:
         operators.add_row(
@@ -188,16 +188,16 @@ def fill_static_page(page: Page, report: StaticReport, trace: str, top: int | No
         )
     left = len(report.in_place) - len(shown)
     page.add_section(
-        "What writing results over inputs would save, by operator",
+        "Savings of in-place results, by operator",
         operators,
-        f"{left} more operators left out; --top shows more" if left else "",
+        f"{left} more operators; --top shows more" if left else "",
     )
     page.add("")
     page.add(
         Text.assemble(
             ("next: ", "dim"),
             f"memprof report {shlex.quote(trace)} --allocator",
-            ("  where reserved memory is not in use", "dim"),
+            ("  where reserved memory is unused", "dim"),
         )
     )
 
@@ -210,7 +210,7 @@ def _basis(report: AllocatorReport) -> str:
     if recorded is None:
         return printable(f"modelled on {report.device} with {settings}")
     off = report.reserved_peak - recorded
-    apart = f"the model is off by {format_bytes_change(off)}: it does not know what was cached before the step"
+    apart = f"the model is off by {format_bytes_change(off)}: blocks cached before the step are unknown"
     return printable(
         f"modelled on {report.device} with {settings}; recorded: {format_bytes(recorded)}, "
         + (apart if off else "the same")
@@ -233,8 +233,8 @@ def _split(report: AllocatorReport) -> Table:
     for text, size in (
         ("asked for", held.requested),
         ("rounding inside blocks", held.allocated - held.requested),
-        ("holes beside blocks in use", held.pinned_bytes),
-        ("segments wholly free (empty_cache() gives them back)", held.idle_bytes),
+        ("free blocks in partly used segments", held.pinned_bytes),
+        ("fully free segments (released by empty_cache())", held.idle_bytes),
         ("reserved", held.reserved),
         ("largest free block", held.largest_free),
     ):
@@ -243,7 +243,7 @@ def _split(report: AllocatorReport) -> Table:
 
 
 def _segments(report: AllocatorReport, rows: int) -> Table:
-    table = make_table(">free", "of", ">largest hole", ">blocks", "largest block in it", "made at")
+    table = make_table(">free", "of", ">largest free block", ">blocks", "largest block in it", "made at")
     for segment in report.segments[:rows]:
         use, pin = segment.use, segment.pin
         table.add_row(
@@ -278,14 +278,14 @@ def _static_verdict(report: StaticReport) -> str:
     best = min((size for size in (report.greedy, report.best_fit) if size is not None), default=report.bound)
     would = "would reserve" if report.device == "cpu" else "reserves"
     return (
-        f"Step {report.step} needs {format_bytes(report.bound)} at least and {format_bytes(best)} when planned ahead; "
+        f"Step {report.step} needs {format_bytes(report.bound)} at least and {format_bytes(best)} with a static plan; "
         f"the caching allocator {would} {format_bytes(report.reserved)}, "
         f"{format_percent((report.reserved - best) / best if best else 0.0)} more."
     )
 
 
 def _words(pin: Pin) -> str:
-    """Says what a block is for: ``activation aten.addmm.default in layers.3``."""
+    """Describes a block's contents: ``activation aten.addmm.default in layers.3``."""
     category = "" if pin.category == "unknown" else pin.category.replace("_", " ")
     what = " ".join(text for text in (category, pin.name) if text)
     return printable(f"{what} in {pin.module}" if pin.module and pin.module not in pin.name else what)

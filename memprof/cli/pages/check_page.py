@@ -1,4 +1,4 @@
-"""Lays out what dry runs say of plans: a part of the page of `memprof suggest`."""
+"""The results of dry runs on the page of `memprof suggest`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from memprof.units import format_bytes, format_bytes_change
 
 
 def describe_check(checked: tuple[Checked, ...]) -> str:
-    """Says behind the verdict on the plan that is kept whether a dry run confirms it; "" where there was none."""
+    """Returns whether a dry run confirms the plan that is kept, to follow the verdict; "" without a dry run."""
     if not checked:
         return ""
     found = confirmed(checked)
@@ -22,18 +22,17 @@ def describe_check(checked: tuple[Checked, ...]) -> str:
 
 
 def describe_none(checked: tuple[Checked, ...]) -> str:
-    """Says that every plan that was dry-run is over the budget as applied."""
+    """Returns a sentence: every dry-run plan exceeds the budget as applied."""
     budget = format_bytes(checked[0].budget_bytes)
     if len(checked) == 1:
-        return (
-            f"As applied, in a dry run, {checked[0].plan.describe()} is not within {budget} as was predicted: not kept."
-        )
-    return f"Of {len(checked)} plans predicted to be within {budget}, none is as applied in a dry run: none is kept."
+        plan = checked[0].plan.describe()
+        return f"In a dry run, {plan} exceeds {budget}, contrary to the prediction: not kept."
+    return f"Of {len(checked)} plans predicted to be within {budget}, none is in a dry run: none is kept."
 
 
 def check_table(checked: tuple[Checked, ...]) -> Table:
-    """Returns the table of plans that were looked at, one line a plan."""
-    table = make_table("plan", ">predicted", ">dry run", ">difference", "what came of it")
+    """Returns the table of checked plans, one row per plan."""
+    table = make_table("plan", ">predicted", ">dry run", ">error", "result")
     for one in checked:
         table.add_row(
             Text(printable(one.plan.describe())),

@@ -1,4 +1,4 @@
-"""`memprof suggest --compare`: what every planner needs at every budget."""
+"""`memprof suggest --compare`: the predicted peak and time of every planner at every budget."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from memprof.units import format_bytes
 
 
 def show_comparison(opened: Trace, step_number: int | None, time_limit_s: float, *, is_json: bool) -> None:
-    """Asks every planner, and prints the table.
+    """Runs every planner and prints the table.
 
     Args:
         opened: The recording.
-        step_number: The step; None for the fullest one.
-        time_limit_s: Most time for each search.
+        step_number: The step; None for the one with the highest peak.
+        time_limit_s: Time limit of each search, in seconds.
         is_json: Print JSON instead.
     """
     step = basis_of(opened, step_number).step
@@ -38,8 +38,8 @@ def show_comparison(opened: Trace, step_number: int | None, time_limit_s: float,
     budgets = {point.share: point.budget_bytes for point in points}
     peak = max(budgets.values()) / max(budgets)
     page.add(Text(f"Time on top of the recorded step, by planner and budget; recorded peak {format_bytes(int(peak))}."))
-    page.add(Text("Schedules of operators: a lower bound for plans, which choose whole modules.", style="dim"))
-    page.add_section("Overhead", _table(points), "* proved to be the least; - nothing found; x proved infeasible")
+    page.add(Text("Per-operator schedules: a lower bound for plans, which choose whole modules.", style="dim"))
+    page.add_section("Overhead", _table(points), "* proved optimal; - nothing found; x proved infeasible")
     page.add_section("Planners", _sources())
     page.write()
 

@@ -1,4 +1,4 @@
-"""`memprof suggest --devices`: how many devices a job needs, and what each of them holds."""
+"""`memprof suggest --devices`: how many devices a job needs, and the peak of each."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ def show_devices(
     *,
     is_json: bool,
 ) -> int:
-    """Predicts one rank of 2 to 1,024, and prints the table.
+    """Predicts the peak of one rank for 2 to 1,024 ranks, and prints the table.
 
     Args:
         basis: The recorded step.
-        trace: What the recording is called.
-        search_request: Makes the search request of the recorded peak.
-        machine: The device, for what it sends to others.
-        written: Where to write the plan that fits, or None.
+        trace: Name of the recording.
+        search_request: Makes the search request from the recorded peak.
+        machine: The device, for its interconnect bandwidth.
+        written: Path for the plan that fits, or None.
         is_json: Print JSON instead.
 
     Returns:
-        The exit code: 4 where no number of devices is enough.
+        The exit code: 4 if no number of devices suffices.
     """
     step = basis.step
     peak = int(live_bytes(step).during.max(initial=0))
@@ -79,13 +79,13 @@ def show_devices(
 def _verdict(found: Devices) -> Text:
     budget = format_bytes(found.budget_bytes)
     if found.fits_alone:
-        return Text(f"One device is enough: the job holds {format_bytes(found.alone_bytes)} of {budget}.")
+        return Text(f"One device suffices: the job needs {format_bytes(found.alone_bytes)} of {budget}.")
     needed = found.needed
     if needed is None:
         least = min(found.ranks, key=lambda each: each.peak_allocated_bytes, default=None)
         nearest = f": {_title(least)} still holds {format_bytes(least.peak_allocated_bytes)}" if least else ""
         return Text(
-            f"No number of devices is enough{nearest}, over the {budget} asked for. Activations are not divided."
+            f"No number of devices suffices{nearest}, over the budget of {budget}. Activations are not sharded."
         )
     held, alone = format_bytes(needed.peak_allocated_bytes), format_bytes(found.alone_bytes)
     return Text(
@@ -115,7 +115,7 @@ def _table(found: Devices) -> Table:
 
 def _next(found: Devices, trace: str, written: Path | None) -> str:
     if found.fits_alone:
-        return "next: nothing to do"
+        return "next: no action needed"
     if found.needed is None:
         return f"next: memprof suggest {trace} --budget {found.budget_bytes}  (checkpointing shrinks activations)"
     if written is not None:

@@ -1,4 +1,4 @@
-"""A diff as a JUnit report: one test case for each gate, so that every CI system shows it."""
+"""A diff as a JUnit report: one test case per gate, for CI systems."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import xml.etree.ElementTree as ET
 from memprof.analysis.diff.comparison import Diff
 from memprof.cli.pages.diff_words import headline
 
-#: What XML 1.0 cannot hold.
+#: Characters that are invalid in XML 1.0.
 _FORBIDDEN = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def diff_to_junit(found: Diff) -> str:
-    """Returns the gates of a diff as JUnit XML; one that only warns passes, with what it says as its output."""
+    """Returns the gates of a diff as JUnit XML; a gate that only warns passes, with the warning as its output."""
     verdicts = found.verdicts
     failures = sum(level == "fail" and verdict.is_failed for level, verdict in verdicts)
     skipped = sum(not verdict.is_known for _, verdict in verdicts)

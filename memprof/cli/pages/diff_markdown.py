@@ -1,4 +1,4 @@
-"""A diff for people who review a change: Markdown for a comment, GitHub's annotations, and a page of HTML."""
+"""A diff for code review: a Markdown comment, GitHub annotations, and an HTML page."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from memprof.cli.pages.diff_words import (
 )
 from memprof.units import format_bytes, format_bytes_change
 
-#: By this a later run finds the comment of an earlier one and replaces it. It stands last: mails show the beginning.
+#: Marks the comment so that a later run can replace it. It comes last because mail previews show the beginning.
 MARKER = "<!-- memprof-diff -->"
-#: GitHub takes comments up to 65,536 characters.
+#: GitHub's limit on comments: 65,536 characters.
 _LONGEST = 60_000
 _SPECIAL = re.compile(r"([\\`*_{}\[\]()#+!|~@$^:/=-])")
 
 
 def to_markdown(found: Diff, rows: int, names: tuple[str, str]) -> str:
-    """Returns a diff as Markdown for a comment on a change, with a hidden marker last.
+    """Returns a diff as Markdown for a review comment, with a hidden marker at the end.
 
     Args:
         found: The diff.
-        rows: Rows of a table at most; fewer where the comment would be too long.
-        names: What the two sides are called.
+        rows: Maximum rows per table; fewer if the comment would be too long.
+        names: Names of the two sides.
     """
     while True:
         text = _markdown(found, rows, names)
@@ -49,9 +49,9 @@ def to_markdown(found: Diff, rows: int, names: tuple[str, str]) -> str:
 
 
 def to_github(found: Diff, rows: int, names: tuple[str, str]) -> str:
-    """Returns GitHub's annotations, on the line that holds most of the change; adds the tables to the job's summary.
+    """Returns GitHub annotations on the line that changed most, and appends the tables to the job summary.
 
-    The summary is the file that ``GITHUB_STEP_SUMMARY`` names; where it names none, the annotations are all.
+    The summary is the file in ``GITHUB_STEP_SUMMARY``; if it is unset, only the annotations are written.
     """
     summary = os.environ.get("GITHUB_STEP_SUMMARY")
     if summary:
@@ -71,7 +71,7 @@ def to_github(found: Diff, rows: int, names: tuple[str, str]) -> str:
 
 
 def to_html(found: Diff, rows: int, names: tuple[str, str]) -> str:
-    """Returns a diff as a page of HTML that needs nothing else."""
+    """Returns a diff as a self-contained HTML page."""
     parts = [
         f"<h1>{html.escape(headline(found))}</h1>",
         *(f"<p class='{kind}'>{html.escape(words)}</p>" for kind, words in _remarks(found)),
@@ -111,7 +111,7 @@ def _markdown(found: Diff, rows: int, names: tuple[str, str]) -> str:
     causes = explain(found)
     if causes:
         parts += [
-            "Likeliest cause first:",
+            "Most likely cause first:",
             "",
             *(f"{place}. {_safe(one.sentence)}" for place, one in enumerate(causes[:5], 1)),
         ]
@@ -129,7 +129,7 @@ def _markdown(found: Diff, rows: int, names: tuple[str, str]) -> str:
 
 
 def _remarks(found: Diff) -> list[tuple[str, str]]:
-    """Returns what the gates say, failures first, and what else a reader must know."""
+    """Returns the gate results, failures first, then further notes."""
     remarks = [_remark(level, verdict) for level, verdict in found.verdicts]
     remarks += [("warn", f"{one.what} is {one.base} in the base and {one.head} now") for one in found.differences]
     remarks += [("warn", warning) for warning in found.warnings]
@@ -169,7 +169,7 @@ def _html_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _place(found: Diff) -> str:
-    """Returns the annotation's file and line, where the line that changed most lies below the current folder."""
+    """Returns the annotation's file and line, if the line that changed most is below the current folder."""
     first = first_line(found)
     file, line = found.head.lines.get(first.name, ("", 0)) if first is not None else ("", 0)
     folder = Path(os.environ.get("GITHUB_WORKSPACE") or Path.cwd())
@@ -179,7 +179,7 @@ def _place(found: Diff) -> str:
 
 
 def _safe(text: str) -> str:
-    """Returns a text that Markdown shows as it is, on one line."""
+    """Returns a text escaped for Markdown, on one line."""
     return _SPECIAL.sub(r"\\\1", html.escape(" ".join(text.split()), quote=False))
 
 

@@ -1,4 +1,4 @@
-"""Writes a diff in the form that was asked for, to stdout or whole to a file."""
+"""Writes a diff in the requested format to stdout or atomically to a file."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def write_output(
     Args:
         found: The diff.
         form: One of FORMATS.
-        output: The file, None for stdout.
-        rows: Rows of a table at most.
-        explains: Say in words what changed.
-        names: What the two sides are called.
+        output: The file; None for stdout.
+        rows: Maximum rows per table.
+        explains: Explain the changes in words.
+        names: Names of the two sides.
     """
     text = render(found, form, rows, explains=explains, names=names)
     write_text(text, output)
@@ -34,7 +34,7 @@ def write_output(
 
 
 def write_text(text: str, output: Path | None) -> None:
-    """Writes a text to a file, whole or not at all; to stdout where there is none.
+    """Writes a text atomically to a file, or to stdout if there is none.
 
     Raises:
         OutputError: The file cannot be written.
@@ -49,7 +49,7 @@ def write_text(text: str, output: Path | None) -> None:
 
 
 def render(found: Diff, form: str, rows: int, *, explains: bool, names: tuple[str, str]) -> str:
-    """Returns a diff as text of a form."""
+    """Returns a diff as text in the given format."""
     if form == "json":
         from memprof.analysis.diff.diff_json import diff_to_json
 

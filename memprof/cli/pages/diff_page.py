@@ -1,4 +1,4 @@
-"""Lays out the page of `memprof diff`."""
+"""The page of `memprof diff`."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from memprof.units import format_bytes, format_bytes_change
 
 
 def fill_diff(page: Page, found: Diff, rows: int, *, explains: bool, names: tuple[str, str]) -> None:
-    """Writes a diff on a page.
+    """Adds a diff to a page.
 
     Args:
         page: The page.
         found: The diff.
-        rows: Rows of a table at most.
-        explains: Say in words what changed.
-        names: What the two sides are called.
+        rows: Maximum rows per table.
+        explains: Explain the changes in words.
+        names: Names of the two sides.
     """
     page.add(Text(printable(headline(found)), style="bold"))
     for level, verdict in found.verdicts:
@@ -51,7 +51,7 @@ def fill_diff(page: Page, found: Diff, rows: int, *, explains: bool, names: tupl
         page.add(Text(ranks))
     if explains:
         _explain(page, found)
-    page.add_section("Fullest moments", _moments(found), "of the whole step, and of each phase")
+    page.add_section("Peaks", _moments(found), "of the whole step, and of each phase")
     for kind, title in TITLES.items():
         parts, more = changed(found.focus, kind, rows)
         remark = f"in {found.focus.name}; the parts sum to the change" + (f"; {more} more" if more else "")
@@ -64,7 +64,10 @@ def fill_diff(page: Page, found: Diff, rows: int, *, explains: bool, names: tupl
     if any(name.endswith(".json") for name in names):
         command, reason = f"memprof report {shlex.quote(names[1])}", "what fills it now"
     else:
-        command, reason = f"memprof dashboard {shlex.quote(names[0])} {shlex.quote(names[1])}", "see both, side by side"
+        command, reason = (
+            f"memprof dashboard {shlex.quote(names[0])} {shlex.quote(names[1])}",
+            "compare both in a browser",
+        )
     page.add(Text.assemble(("next: ", "dim"), printable(command), (f"  {reason}", "dim")))
 
 
@@ -72,14 +75,14 @@ def _explain(page: Page, found: Diff) -> None:
     causes = explain(found)
     page.add("")
     if not causes:
-        page.add(Text("No cause: nothing changed." if found.is_unchanged else "No cause was found beyond the tables."))
+        page.add(Text("No cause: nothing changed." if found.is_unchanged else "No cause found beyond the tables."))
     for number, cause in enumerate(causes, start=1):
         page.add(Text(printable(f"{number}. {cause.sentence}")))
     modules = modules_of(found)
     if modules:
         told = ", ".join(f"{one.name} {format_bytes_change(one.bytes)}" for one in modules[:8])
         more = f" and {len(modules) - 8} more" if len(modules) > 8 else ""
-        page.add(Text(printable(f"Nine tenths of the change in {found.focus.name} are in: {told}{more}")))
+        page.add(Text(printable(f"90 % of the change in {found.focus.name} is in: {told}{more}")))
 
 
 def _moments(found: Diff) -> Table:

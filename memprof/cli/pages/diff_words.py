@@ -1,4 +1,4 @@
-"""The words that every form of a diff shares: its headline, and how changes and times are written."""
+"""Wording shared by all formats of a diff: the headline, and how changes and times are formatted."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from memprof.analysis.diff.comparison import Change, Diff, Pair
 from memprof.analysis.diff.summary import NOTHING
 from memprof.units import format_bytes, format_bytes_change, format_us
 
-#: Longest name that is written whole.
+#: Longest name that is not shortened.
 _LONGEST_NAME = 120
 
-#: Kinds of parts, and what their tables are called.
+#: Kinds of parts, and the titles of their tables.
 TITLES = {
     "category": "by category",
     "module": "by module",
-    "op": "by the operator that made it",
+    "op": "by allocating operator",
     "source": "by line of code",
     "storage": "by storage",
 }
 
 
 def headline(found: Diff) -> str:
-    """Says in a sentence what became of the peak, and what most of that is."""
+    """Returns the change of the peak and its largest part in one sentence."""
     pair = found.peak
     if found.is_unchanged:
         return f"Nothing changed: the peak is {format_bytes(pair.head_bytes)}, and every phase holds the same."
     if not pair.bytes:
-        return f"The peak is the same, {format_bytes(pair.head_bytes)}; what it is made of, or another phase, is not."
+        return f"The peak is the same, {format_bytes(pair.head_bytes)}; its composition, or another phase, differs."
     words = f"The peak {'grew' if pair.bytes > 0 else 'shrank'} by {format_bytes(abs(pair.bytes))}"
     share = percent(pair.bytes, pair.base_bytes)
     words += f" ({share})" if share else ""
@@ -39,13 +39,13 @@ def headline(found: Diff) -> str:
 
 
 def short(name: str) -> str:
-    """Returns a name, its middle left out where it is long."""
+    """Returns a name, its middle elided if it is long."""
     half = _LONGEST_NAME // 2
     return name if len(name) <= _LONGEST_NAME else f"{name[:half]}…{name[-half:]}"
 
 
 def first_line(found: Diff) -> Change | None:
-    """Returns the line of code, or else the module, that changed most in the direction of the whole."""
+    """Returns the line of code, or else the module, with the largest change in the direction of the total."""
     whole = found.focus.bytes
     for kind in ("source", "module"):
         for one in found.focus.parts[kind]:
@@ -55,7 +55,7 @@ def first_line(found: Diff) -> Change | None:
 
 
 def moved(found: Diff) -> str:
-    """Says where the peak is now, and where it was where that is elsewhere."""
+    """Returns where the peak is now, and where it was if it moved."""
     base, head = found.base.peak, found.head.peak
     if found.has_moved:
         return f"The peak moved from {base.place} ({base.op}) to {head.place} ({head.op})."
@@ -63,26 +63,26 @@ def moved(found: Diff) -> str:
 
 
 def percent(change: float, base: float) -> str:
-    """Writes a change as a share of its base; nothing where there is none."""
+    """Formats a change as a percentage of its base; "" if the base is zero."""
     return f"{100 * change / base:+.1f} %" if base and math.isfinite(change / base) else ""
 
 
 def pair_row(pair: Pair) -> tuple[str, str, str, str, str]:
-    """Returns name, base, head, change and share of a moment."""
+    """Returns name, base, head, change and percentage of one moment."""
     base = "" if pair.base is None else format_bytes(pair.base.bytes)
     head = "" if pair.head is None else format_bytes(pair.head.bytes)
     return pair.name, base, head, format_bytes_change(pair.bytes), percent(pair.bytes, pair.base_bytes)
 
 
 def time_rows(found: Diff) -> list[tuple[str, str, str, str, str]]:
-    """Returns the rows of step time, recompute time and reserved bytes, as far as both sides have them."""
+    """Returns the rows of step time, recompute time and reserved bytes, where both sides have them."""
     rows = []
     for name, base, head in (
         ("step time", found.base.step_time_us, found.head.step_time_us),
         ("recompute time", found.base.recompute_time_us, found.head.recompute_time_us),
     ):
         if math.isfinite(base) and math.isfinite(head) and (base or head):
-            change = round(head - base, 1) + 0.0  # no -0.0
+            change = round(head - base, 1) + 0.0  # avoid -0.0
             sign = "+" if change > 0 else ""
             rows.append((name, format_us(base), format_us(head), f"{sign}{format_us(change)}", percent(change, base)))
     if found.base.reserved_bytes >= 0 and found.head.reserved_bytes >= 0:
@@ -97,7 +97,7 @@ def time_rows(found: Diff) -> list[tuple[str, str, str, str, str]]:
 
 
 def rank_words(found: Diff) -> str:
-    """Says which rank is the worst and how far they are apart; nothing for a job of one."""
+    """Returns the worst rank and the spread between ranks; "" for a single-rank job."""
     if max(len(found.base.rank_peaks), len(found.head.rank_peaks)) < 2:
         return ""
     told = []
@@ -110,13 +110,13 @@ def rank_words(found: Diff) -> str:
 
 
 def changed(pair: Pair, kind: str, rows: int) -> tuple[list[Change], int]:
-    """Returns the largest changes of a kind, and how many more there are."""
+    """Returns the largest changes of a kind, and the number of remaining ones."""
     parts = [one for one in pair.parts[kind] if one.bytes]
     return parts[:rows], max(0, len(parts) - rows)
 
 
 def state(change: Change) -> str:
-    """Says whether a part is new, gone, grown or less."""
+    """Returns whether a part is new, gone, larger or smaller."""
     if not change.base:
         return "new"
     if not change.head:

@@ -1,4 +1,4 @@
-"""Lays out an estimate: what it comes to, term by term with formulas, beside a machine and a recording."""
+"""The page of an estimate: the total, each term with its formula, and a comparison with a device and a recording."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ def fill_estimate(
     *,
     has_reasons: bool,
 ) -> None:
-    """Writes an estimate on a page.
+    """Adds an estimate to a page.
 
     Args:
         page: The page.
         found: The estimate.
-        on: The machine it is set beside.
-        compared: The recording it is set beside, part by part.
+        on: The device to compare with.
+        compared: The recording to compare with, part by part.
         trace: The recording's path, "" without one.
-        has_reasons: Also each formula's source, and when not to use it.
+        has_reasons: Also show each formula's source and limitations.
     """
     page.add(Text(printable(_verdict(found)), style="bold"))
     page.add(Text(printable(describe_setting(found.setting, found.model)), style="dim"))
@@ -42,14 +42,14 @@ def fill_estimate(
     page.add(Text(printable(_letters(found)), style="dim"))
     page.add(Text(printable(_moments(found)), style="dim"))
     if compared is not None:
-        page.add_section("Beside the recording", _compared_table(compared), trace)
+        page.add_section("Compared with the recording", _compared_table(compared), trace)
     if has_reasons:
         _add_reasons(page, found)
     page.add("")
     for note in found.model.notes:
         page.add(Text(printable(f"note: {note}"), style="dim"))
     if isinstance(found.model.shape, int):
-        page.add(Text("note: of a number of parameters alone no activations follow: give a shape", style="dim"))
+        page.add(Text("note: a parameter count alone does not determine activations: give a shape", style="dim"))
     page.add(_next(on, trace))
 
 
@@ -73,11 +73,11 @@ def _on_machine(on: OnMachine, found: Estimate) -> str:
     text += "" if on.fits else ": does not fit"
     if on.least_ranks is None:
         smaller = "make the batch smaller" + ("" if setting.checkpoint == "layers" else ", or add --checkpoint layers")
-        return f"{text}. Over {MOST_RANKS:,} ranks with ZeRO {on.zero} it does not fit either: {smaller}."
+        return f"{text}. Over {MOST_RANKS:,} ranks with ZeRO {on.zero} it does not fit, either: {smaller}."
     if on.least_ranks == 1:
-        return f"{text}. One is enough." if setting.zero else f"{text}."
+        return f"{text}. One device suffices." if setting.zero else f"{text}."
     cards = on.least_ranks * setting.tensor_ranks
-    return f"{text}. With ZeRO {on.zero}, {cards:,} are enough, each with this batch."
+    return f"{text}. With ZeRO {on.zero}, {cards:,} devices suffice, each with this batch."
 
 
 def _term_table(found: Estimate) -> Table:
@@ -103,14 +103,14 @@ def _cells(size: int, found: Estimate) -> tuple[str, str]:
 
 
 def _moments(found: Estimate) -> str:
-    """Says what is held at once where gradients are freed before forward."""
-    words = {"loss": "at the loss", "backward": "where layers run again", "update": "at the update"}
+    """Returns what is alive at once if gradients are freed before forward."""
+    words = {"loss": "at the loss", "backward": "where layers are recomputed", "update": "at the update"}
     moments = ", ".join(f"{format_bytes(size)} {words[name]}" for name, size in found.moments.items())
     return f"at once, where gradients are freed before forward: {moments}"
 
 
 def _letters(found: Estimate) -> str:
-    """Says what the letters of the formulas stand for."""
+    """Returns the legend of the formulas' variables."""
     meanings = {
         "P": "parameters",
         "Pm": "of a layer, in matrix products",
@@ -152,9 +152,9 @@ def _share(ratio: float) -> str:
 
 
 def _add_reasons(page: Page, found: Estimate) -> None:
-    """Adds each term's source and where it does not hold."""
+    """Adds each term's source and limitations."""
     page.add("")
-    page.add(Text("Sources, and when not to use a formula", style="bold"))
+    page.add(Text("Sources and limitations of the formulas", style="bold"))
     for term in found.terms:
         page.add(Text(printable(f"{term.name}: {term.formula}")))
         page.add(Text(printable(f"  source: {term.source}"), style="dim"))
@@ -165,7 +165,7 @@ def _add_reasons(page: Page, found: Estimate) -> None:
 
 
 def _next(on: OnMachine | None, trace: str) -> Text:
-    """Names the command that measures what is estimated here."""
+    """Returns the command that measures what is estimated here."""
     if trace:
         command, reason = f"memprof report {shlex.quote(trace)}", "what the peak is made of"
     else:

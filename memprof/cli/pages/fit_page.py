@@ -1,4 +1,4 @@
-"""Lays out what `memprof fit` found, as a page and as JSON."""
+"""The result of `memprof fit`, as a page and as JSON."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from memprof.units import format_bytes, format_bytes_of, format_us
 
 
 def fill_fit(page: Page, found: FitResult, job: str) -> None:
-    """Writes what came of a fit on a page.
+    """Adds the result of a fit to a page.
 
     Args:
         page: The page.
-        found: What came of it.
-        job: The job's words, for the next command.
+        found: The result.
+        job: The job's command line, for the next command.
     """
     page.add(Text(printable(_verdict(found)), style="bold"))
     for warning in found.warnings:
         page.add(Text(f"warning: {printable(warning)}", style="yellow"))
     if found.recorded is not None:
         peak, time = format_bytes(found.recorded.peak_bytes), _time(found.recorded.step_time_us)
-        how = ", in a dry run since the job itself ran out of memory" if found.is_from_dry_run else ""
+        how = ", in a dry run because the job itself ran out of memory" if found.is_from_dry_run else ""
         page.add(Text(f"as it is{how}: peak {peak}, step {time}", style="dim"))
     page.add_section("Runs under a plan", _attempt_table(found), "in order")
     if found.best is not None and not _is_compiled(found.best):
@@ -46,11 +46,11 @@ def fill_fit(page: Page, found: FitResult, job: str) -> None:
 
 
 def fit_to_json(found: FitResult, job: str) -> Json:
-    """Returns what came of a fit ready for ``json.dump``.
+    """Returns the result of a fit as JSON containers.
 
     Args:
-        found: What came of it.
-        job: The job's words, for the next command.
+        found: The result.
+        job: The job's command line, for the next command.
     """
     best, outputs = found.best, found.request.outputs
     return {
@@ -87,7 +87,7 @@ def _verdict(found: FitResult) -> str:
     best, recorded, budget = found.best, found.recorded, format_bytes(found.budget_bytes)
     if found.is_met and recorded is not None:
         peak = format_bytes(recorded.peak_bytes)
-        return f"The job fits as it is: its peak of {peak} is within {budget}. No plan was written."
+        return f"The job already fits: its peak of {peak} is within {budget}. No plan was written."
     if best is None or best.measured is None or recorded is None:
         return found.reason
     more = " Interrupted: this is the best plan verified so far." if found.ended_by else ""
@@ -107,13 +107,13 @@ def _change(now_us: float, before_us: float) -> str:
 def _attempt_table(found: FitResult) -> Table:
     is_dry = any(one.dry_bytes is not None for one in found.attempts)
     columns = [">dry run", ">difference"] if is_dry else []
-    table = make_table("", "plan", ">predicted", *columns, ">measured", ">step time", "what came of it")
+    table = make_table("", "plan", ">predicted", *columns, ">measured", ">step time", "result")
     words = {
         "fits": "within the budget",
         "above": "above the budget",
         "refused": "refused: ",
         "failed": "failed: ",
-        "passed over": "passed over: its dry run is above the budget",
+        "passed over": "skipped: its dry run is above the budget",
     }
     for number, one in enumerate(found.attempts, start=1):
         peak = "" if one.measured is None else format_bytes(one.measured.peak_bytes)
@@ -132,7 +132,7 @@ def _attempt_table(found: FitResult) -> Table:
 
 
 def _dry_cells(one: Attempt) -> tuple[str, str]:
-    """Returns a dry run's peak, and by how much it is off the prediction."""
+    """Returns a dry run's peak, and the prediction's error."""
     prediction = one.plan.prediction
     if one.dry_bytes is None or prediction is None:
         return "", ""
@@ -142,7 +142,7 @@ def _dry_cells(one: Attempt) -> tuple[str, str]:
 def _comparison_table(best: Attempt) -> Table:
     table = make_table("", ">predicted", ">measured", ">error")
     prediction, measured = best.plan.prediction, best.measured
-    assert measured is not None  # it was verified
+    assert measured is not None  # verified
     assert prediction is not None
     peaks = prediction.peak_allocated_bytes, measured.peak_bytes
     times = prediction.step_time_us, measured.step_time_us
@@ -167,7 +167,7 @@ def _next(found: FitResult, job: str) -> list[tuple[str, str]]:
     report = (f"memprof report {run}", "what fills its memory")
     if found.returncode or found.is_met:
         return [report]
-    return [(f"memprof suggest {run} --budget {found.budget_bytes}", "every plan that was found"), report]
+    return [(f"memprof suggest {run} --budget {found.budget_bytes}", "all plans found"), report]
 
 
 def _time(duration_us: float) -> str:
@@ -175,7 +175,7 @@ def _time(duration_us: float) -> str:
 
 
 def _is_compiled(attempt: Attempt) -> bool:
-    """Tells whether what a plan leads to was known only when it had run."""
+    """Returns whether the plan compiles, so that its effect could only be measured."""
     return any(policy.source == "measured" for policy in attempt.plan.policies)
 
 
@@ -191,7 +191,7 @@ def _measured(measured: Measured | None) -> Json | None:
 
 
 def _measured_bytes(found: FitResult) -> int | None:
-    """Returns the peak under the plan that was kept, or of the job as it is where that fits; None of neither."""
+    """Returns the peak under the plan that was kept, or of the unmodified job if it fits; None if neither."""
     measured = found.recorded if found.is_met else None if found.best is None else found.best.measured
     return None if measured is None else measured.peak_bytes
 

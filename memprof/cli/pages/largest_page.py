@@ -37,14 +37,14 @@ def show_largest(
     *,
     is_json: bool,
 ) -> int:
-    """Searches, writes the plan, and prints what was found.
+    """Runs the search, writes the plan and prints the result.
 
     Args:
-        bases: The steps of the recordings, each at another size; a budget in per cent is of the first one's peak.
-        trace: The first recording, as it was named.
-        search_request: Makes the search request, of the recorded peak.
+        bases: The steps of the recordings, each at another size; a budget in percent refers to the first one's peak.
+        trace: The first recording's path as the user gave it.
+        search_request: Makes the search request from the recorded peak.
         what: ``batch`` or ``sequence``.
-        written: Where the plan goes, None for nowhere.
+        written: Path for the plan; None to write none.
         is_json: Print JSON instead.
 
     Returns:
@@ -58,7 +58,7 @@ def show_largest(
     if written is not None and best is not None and best.policies and found.step is not None:
         plan, _ = best.plan.predict(found.step, trace=trace)
         assert plan.prediction is not None
-        # The step it starts from is known in that way itself.
+        # The prediction is only as certain as the step it starts from.
         prediction = dataclasses.replace(plan.prediction, how=found.source, machine=bases[0].machine)
         write_plan(written, dataclasses.replace(plan, prediction=prediction, budget_bytes=asked.budget_bytes))
     if is_json:
@@ -86,7 +86,8 @@ def _fill(
         least = min(found.tried, key=lambda one: one.least_bytes)
         page.add(
             Text(
-                f"No {what} fits {budget}: at {least.size} the least peak is {format_bytes(least.least_bytes)}.", "bold"
+                f"No {what} fits {budget}: at {least.size} the lowest peak is {format_bytes(least.least_bytes)}.",
+                "bold",
             )
         )
         return
@@ -101,12 +102,12 @@ def _fill(
         )
     )
     if found.was_stopped:
-        page.add(Text("warning: the search was stopped before its end; a larger one may fit.", style="yellow"))
+        page.add(Text("warning: the search was stopped early; a larger one may fit.", style="yellow"))
     if found.size > 4 * max(found.sizes):
         page.add(
             Text(
                 f"warning: {found.size} is far from what was recorded ({', '.join(map(str, found.sizes))}); record the "
-                f"job nearer to it, and add that with --also.",
+                f"job nearer to it, and add that recording with --also.",
                 style="yellow",
             )
         )

@@ -1,4 +1,4 @@
-"""What `memprof suggest` says of a recording that holds no whole step."""
+"""The output of `memprof suggest` for a recording without a complete step."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from memprof.units import format_bytes
 
 
 def show_partial(found: PartialStep, budget_bytes: int, *, is_json: bool) -> int:
-    """Prints what is known; returns the exit code, which says that there is no answer.
+    """Prints what was recorded; returns the exit code for an inconclusive result.
 
     Args:
-        found: What is known.
-        budget_bytes: What the job may allocate.
+        found: The partial step.
+        budget_bytes: The memory budget in bytes.
         is_json: Print JSON instead of a page.
     """
     if is_json:
@@ -39,26 +39,26 @@ def _fill(page: Page, found: PartialStep, budget_bytes: int) -> None:
     least = format_bytes(found.least_bytes)
     page.add(
         Text(
-            f"No plan yet: {printable(found.trace)} holds no whole step, so what backward and the optimizer need is "
-            f"not known. The peak of a whole step is at least {least}.",
+            f"No plan yet: {printable(found.trace)} contains no complete step, so the memory of backward and the "
+            f"optimizer is unknown. The peak of a complete step is at least {least}.",
             style="bold",
         )
     )
     failure = found.failure
     if failure is not None and not failure.is_caught:
         page.add(Text(printable(describe_failure(failure))))
-    table = make_table("what", ">bytes", "how it is known")
+    table = make_table("what", ">bytes", "source")
     for part in found.reached.parts:
         table.add_row(str(part.key or "other").replace("_", " "), format_bytes(part.bytes), "recorded")
     if found.asked_bytes:
         table.add_row("asked for", format_bytes(found.asked_bytes), "recorded")
-    page.add_section("The most the recorded part held", table, printable(found.moment.describe()))
-    table = make_table("what", ">bytes", "how it is known")
+    page.add_section("Peak of the recorded part", table, printable(found.moment.describe()))
+    table = make_table("what", ">bytes", "source")
     table.add_row("parameters, buffers", format_bytes(found.parameter_bytes), "recorded")
-    table.add_row("gradients", format_bytes(found.gradient_bytes), "as large as the parameters trained")
+    table.add_row("gradients", format_bytes(found.gradient_bytes), "same size as the trained parameters")
     known = f"; that of {', '.join(found.unknown)} is not known" if found.unknown else ""
     table.add_row("optimizer state", format_bytes(found.state_bytes), f"by the optimizer's class and settings{known}")
-    page.add_section("Every update holds", table, f"{format_bytes(found.update_bytes)} in all")
+    page.add_section("Live in every update", table, f"{format_bytes(found.update_bytes)} in all")
     page.add("")
     for sentence in fits_at_all(found, budget_bytes):
         page.add(Text(sentence))
@@ -74,27 +74,27 @@ def _fill(page: Page, found: PartialStep, budget_bytes: int) -> None:
 
 
 def fits_at_all(found: PartialStep, budget_bytes: int) -> list[str]:
-    """Says which parts cannot fit a budget, and how large a batch could."""
+    """Returns which parts alone exceed the budget, and how large a batch could be."""
     budget = format_bytes(budget_bytes)
     if found.update_bytes > budget_bytes:
         over = format_bytes(found.update_bytes - budget_bytes)
         sentence = (
-            f"No batch fits {budget} as the job is: parameters, gradients and optimizer state alone are {over} over. "
-            "What makes these smaller: --shard, --swap of them, --precision pure-bf16, an optimizer with less state."
+            f"No batch fits {budget} without a plan: parameters, gradients and optimizer state alone are {over} over. "
+            "To shrink these: --shard, --swap of them, --precision pure-bf16, an optimizer with less state."
         )
         return [sentence]
     sentences = []
     if found.seen_bytes > budget_bytes:
         state = " with the optimizer's state there" if found.state_missing_bytes else ""
         sentences.append(
-            f"As it is the job does not fit {budget}: what was seen of its step needs "
+            f"Without a plan, the job does not fit {budget}: the recorded part of its step needs "
             f"{format_bytes(found.seen_bytes)}{state}."
         )
     else:
-        sentences.append(f"What was seen of the step fits {budget}; whether the rest does is not known.")
+        sentences.append(f"The recorded part of the step fits {budget}; whether the rest does is unknown.")
     largest = found.largest_batch(budget_bytes)
     if largest is not None and found.batch is not None and largest < found.batch:
-        sentences.append(f"By that, a batch of {largest} is the most that can fit, of the {found.batch} it had.")
+        sentences.append(f"The largest batch that can fit is therefore {largest}, of {found.batch} recorded.")
     return sentences
 
 
@@ -102,7 +102,7 @@ def _smaller(found: PartialStep, budget_bytes: int) -> str:
     largest = found.largest_batch(budget_bytes)
     if largest is None or found.batch is None:
         return "with a smaller batch"
-    # The rest of the step needs memory too, and half the batch leaves room for it.
+    # The rest of the step needs memory too; half the batch leaves room for it.
     most = max(1, min(largest, found.batch // 2))
     return f"with the job's batch set to {1 << (most.bit_length() - 1)} or less"
 

@@ -1,4 +1,4 @@
-"""Lays out the pages of `memprof predict` and `memprof verify`."""
+"""The pages of `memprof predict` and `memprof verify`."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from memprof.units import format_bytes, format_bytes_between, format_bytes_chang
 
 
 def fill_forecast(page: Page, made: Forecast, plan_path: Path | None, output: Path | None) -> None:
-    """Writes a prediction on a page.
+    """Adds a prediction to a page.
 
     Args:
         page: The page.
         made: The prediction.
-        plan_path: The file that holds the plan, None where none does.
-        output: The trace written, None where none was.
+        plan_path: The plan file; None if there is none.
+        output: The trace that was written; None if none was.
     """
     before, after = made.recorded, made.predicted
     page.add(Text(_forecast_verdict(made), style="bold"))
@@ -45,7 +45,7 @@ def fill_forecast(page: Page, made: Forecast, plan_path: Path | None, output: Pa
     interval = None if made.plan.prediction is None else made.plan.prediction.interval
     if interval is not None and not interval.is_exact:
         bounds = format_bytes_between(interval.least_bytes, interval.most_bytes)
-        page.add(Text(f"expect {bounds}: so far were such predictions off on other jobs"))
+        page.add(Text(f"expect {bounds}: the error range of such predictions on other jobs"))
     if before.reserved_bytes is not None and after.reserved_bytes is not None:
         change = format_bytes_change(after.reserved_bytes - before.reserved_bytes)
         page.add(
@@ -57,13 +57,13 @@ def fill_forecast(page: Page, made: Forecast, plan_path: Path | None, output: Pa
     page.add(Text(f"step time {_times(before.step_time_us, after.step_time_us)}"))
     page.add(Text(_facts(made), style="dim"))
     fill_basis(page, made.basis)
-    page.add_section("Policies", _stage_table(made), "each with those above it")
+    page.add_section("Policies", _stage_table(made), "cumulative")
     phases = tuple(in_order((*before.phases, *after.phases)))
-    page.add_section("Most bytes in each phase", _change_table("phase", _by_phase(before), _by_phase(after), phases))
+    page.add_section("Peak of each phase", _change_table("phase", _by_phase(before), _by_phase(after), phases))
     page.add_section(
-        "Alive at the peak, by category",
+        "Live bytes at the peak, by category",
         _change_table("category", before.categories, after.categories, CATEGORIES, has_total=True),
-        "recorded peak beside predicted peak",
+        "recorded peak and predicted peak",
     )
     page.add("")
     for source in dict.fromkeys([stage.policy.source for stage in made.stages]):
@@ -74,14 +74,14 @@ def fill_forecast(page: Page, made: Forecast, plan_path: Path | None, output: Pa
         if names:
             page.add(Text(f"{', '.join(names)}: {NUMERICS_IN_WORDS[numerics]}"))
     if all(stage.policy.numerics == "none" for stage in made.stages):
-        page.add(Text("The numbers that the job computes stay the same.", style="dim"))
+        page.add(Text("Numerics are bit-identical.", style="dim"))
     page.add("")
     for command, reason in _next_after_forecast(made, plan_path, output):
         page.add(Text.assemble(("next: ", "dim"), command, (f"  {reason}", "dim")))
 
 
 def fill_basis(page: Page, basis: Basis) -> None:
-    """Says on a page how the steps that plans are made for differ, and which times are not the recording's own."""
+    """Adds how the planned steps differ, and which times are not from the recording."""
     for sentence in () if basis.mix is None else basis.mix.describe():
         page.add(Text(sentence))
     if steps := describe_steps(basis.peaks):
@@ -91,13 +91,13 @@ def fill_basis(page: Page, basis: Basis) -> None:
 
 
 def fill_verification(page: Page, found: Verification, head: str, plan_path: Path) -> None:
-    """Writes a comparison on a page.
+    """Adds a comparison of prediction and measurement to a page.
 
     Args:
         page: The page.
         found: The comparison.
-        head: The run under the plan, as the user named it.
-        plan_path: The file that holds the plan.
+        head: Path of the run under the plan, as the user gave it.
+        plan_path: The plan file.
     """
     page.add(Text(printable(describe_short(found)), style="bold"))
     if found.budget is not None:
@@ -109,8 +109,8 @@ def fill_verification(page: Page, found: Verification, head: str, plan_path: Pat
     page.add(Text(f"plan: {printable(found.plan.describe())}", style="dim"))
     if not found.unlike:
         page.add_section("Counters", _counter_table(found))
-        page.add_section("Most bytes in each phase", _compared_table("phase", found.phases))
-        page.add_section("Alive at the peak, by category", _compared_table("category", found.categories))
+        page.add_section("Peak of each phase", _compared_table("phase", found.phases))
+        page.add_section("Live bytes at the peak, by category", _compared_table("category", found.categories))
     page.add("")
     for command, reason in _next_after_verification(found, head, plan_path):
         page.add(Text.assemble(("next: ", "dim"), printable(command), (f"  {reason}", "dim")))
@@ -233,7 +233,7 @@ def _next_after_verification(found: Verification, head: str, plan_path: Path) ->
     if found.budget is not None and found.budget.fits is False:
         job = PlannedJob(found.plan, plan_path, words_for_record(found.manifest))
         over = commands_over_budget(job, found.budget.measured_bytes or 0)
-    return over or [(f"memprof report {shlex.quote(head)}", "what is left")]
+    return over or [(f"memprof report {shlex.quote(head)}", "what remains")]
 
 
 def _next_after_forecast(made: Forecast, plan_path: Path | None, output: Path | None) -> list[tuple[str, str]]:
@@ -242,12 +242,12 @@ def _next_after_forecast(made: Forecast, plan_path: Path | None, output: Path | 
     budget = made.plan.budget_bytes
     if budget is not None and made.predicted.peak.allocated_bytes > budget:
         search = f"memprof suggest {shlex.quote(made.trace)} --budget {spell_bytes(budget)}"
-        commands.append((search, "plans that are predicted to fit"))
+        commands.append((search, "plans predicted to fit"))
     elif plan_path is not None:
         record = f"memprof record --plan {shlex.quote(str(plan_path))} {printable(job)}"
         commands.append((record, "train under it, and compare"))
     else:
         commands.append(("the same with --write plan.toml", "keep the plan, to train under it"))
     if output is not None:
-        commands.append((f"memprof report {shlex.quote(str(output))}", "what is left"))
+        commands.append((f"memprof report {shlex.quote(str(output))}", "what remains"))
     return commands

@@ -1,4 +1,4 @@
-"""The page of `memprof report --by rank`: which rank is worst, how far they lie apart, and who is waited for."""
+"""The page of `memprof report --by rank`: the worst rank, the spread between ranks, and the stragglers."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ _ROWS = 12
 def fill_rank_page(
     page: Page, compared: RankComparison, found: Stragglers, notes: tuple[str, ...], trace: str, top: int | None
 ) -> None:
-    """Writes the ranks on a page.
+    """Adds the comparison of ranks to a page.
 
     Args:
         page: The page.
         compared: The ranks.
-        found: Who is waited for.
+        found: The stragglers.
         notes: What of the job is missing.
-        trace: The trace as the user named it.
-        top: Rows per table; None for what suits.
+        trace: The trace's path as the user gave it.
+        top: Maximum rows per table; None for the default.
     """
     rows = top or _ROWS
     page.add(Text(describe_ranks(compared), style="bold"))
     for note in notes:
         page.add(Text(f"warning: {printable(note)}", style="yellow"))
-    page.add_section("Ranks", tables.peaks(compared, max(rows, 2)), "each at the peak of its own fullest step")
-    page.add_section("Apart in each phase", tables.spreads(compared.phases, "phase", rows), "fullest moments")
-    page.add_section("Apart by category", tables.spreads(compared.categories, "category", rows), "at the peaks")
-    page.add_section("Apart by module", tables.spreads(compared.modules, "module", rows), "that owns or made it")
+    page.add_section("Ranks", tables.peaks(compared, max(rows, 2)), "each at the peak of its own highest step")
+    page.add_section("Spread by phase", tables.spreads(compared.phases, "phase", rows), "peaks")
+    page.add_section("Spread by category", tables.spreads(compared.categories, "category", rows), "at the peaks")
+    page.add_section("Spread by module", tables.spreads(compared.modules, "module", rows), "owner or allocator")
     page.add_section(
-        "Last to the collectives", tables.stragglers(found, rows), found.describe_clocks() or "recorded steps"
+        "Stragglers at collectives", tables.stragglers(found, rows), found.describe_clocks() or "recorded steps"
     )
-    page.add_section("Collectives waited for longest", tables.late_collectives(found, min(rows, 6)))
+    page.add_section("Longest waits at collectives", tables.late_collectives(found, min(rows, 6)))
     page.add("")
     if compared.worst is not None:
         command = f"memprof report {shlex.quote(trace)} --rank {compared.worst}"
@@ -47,7 +47,7 @@ def fill_rank_page(
 
 
 def describe_ranks(compared: RankComparison) -> str:
-    """Says in a sentence which rank is worst, and how far the ranks lie apart."""
+    """Returns the worst rank and the spread between ranks in one sentence."""
     whole = compared.peak
     if whole is None:
         return f"None of {len(compared.ranks)} ranks ran an operator while it was recorded."

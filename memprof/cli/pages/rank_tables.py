@@ -1,4 +1,4 @@
-"""The tables that set the ranks of a job side by side, drawn."""
+"""The tables that compare the ranks of a job."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _OUTSIDE = "(outside any module)"
 
 
 def peaks(compared: RankComparison, rows: int, shown: int | None = None) -> Table:
-    """Draws the peak of each rank; of many ranks, the fullest and the emptiest.
+    """Draws the peak of each rank; with many ranks, the highest and lowest.
 
     Args:
         compared: The ranks.
-        rows: Most rows.
-        shown: The rank that the rest of the page is of.
+        rows: Maximum rows.
+        shown: The rank shown on the rest of the page.
     """
     ordered = sorted(
         compared.ranks, key=lambda one: (-(one.peak_bytes if one.peak_bytes is not None else -1), one.rank)
@@ -51,14 +51,14 @@ def peaks(compared: RankComparison, rows: int, shown: int | None = None) -> Tabl
 
 
 def spreads(parts: Sequence[Spread], head: str, rows: int) -> Table:
-    """Draws how far the ranks lie apart in phases, categories or modules; what is alike in all is left out.
+    """Draws the spread between ranks by phase, category or module; parts without any spread are left out.
 
     Args:
-        parts: The parts, in the order to draw them.
-        head: What they are.
-        rows: Most rows.
+        parts: The parts, in drawing order.
+        head: Column header of the parts.
+        rows: Maximum rows.
     """
-    table = make_table(head, ">least", ">median", ">most", ">apart", ">most to median", "of rank")
+    table = make_table(head, ">min", ">median", ">max", ">spread", ">max to median", "on rank")
     apart = [one for one in parts if one.bytes]
     for one in apart[:rows]:
         table.add_row(
@@ -72,13 +72,13 @@ def spreads(parts: Sequence[Spread], head: str, rows: int) -> Table:
         )
     if len(apart) > rows:
         cut = len(apart) - rows
-        table.add_row(cell(f"{cut:,} more less far apart", "dim"))
+        table.add_row(cell(f"{cut:,} more with less spread", "dim"))
     return table
 
 
 def stragglers(found: Stragglers, rows: int) -> Table:
-    """Draws which ranks come last to the collectives of the job."""
-    table = make_table(">rank", ">collectives", ">last to come", ">behind the median", ">waited itself")
+    """Draws which ranks arrive last at the job's collectives."""
+    table = make_table(">rank", ">collectives", ">times last", ">behind the median", ">own wait")
     late = [one for one in found.ranks if one.times_last]
     for one in late[:rows]:
         table.add_row(
@@ -94,7 +94,7 @@ def stragglers(found: Stragglers, rows: int) -> Table:
 
 
 def late_collectives(found: Stragglers, rows: int) -> Table:
-    """Draws the collectives to which one rank came much later than the others."""
+    """Draws the collectives at which one rank arrived much later than the others."""
     table = make_table(
         "collective", ">step", ">place", "phase", ">bytes", ">last rank", ">behind the median", ">spread"
     )

@@ -1,4 +1,4 @@
-"""Lays out the page of `memprof report`: the verdict, what to know about it, the tables, and what to type next."""
+"""The page of `memprof report`: the verdict, notes, the tables, and the next command."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _PLURALS = {
     "temporary": "temporaries",
     "workspace": "kernel workspace",
     "collective": "communication buffers",
-    "unknown": "of unknown use",
+    "unknown": "uncategorized",
 }
 _ROWS = 6
 _TREE_ROWS = 12
@@ -35,14 +35,14 @@ _ROWS_ALONE = 30
 
 
 def fill_page(page: Page, report: Report, trace: str, table: str | None, top: int | None) -> None:
-    """Writes a report on a page.
+    """Adds a report to a page.
 
     Args:
         page: The page.
-        report: What there is to say.
-        trace: The trace as the user named it.
-        table: The one table to show; None for all.
-        top: Rows per table; None for what suits.
+        report: The report.
+        trace: The trace's path as the user gave it.
+        table: The only table to show; None for all.
+        top: Maximum rows per table; None for the default.
     """
     page.add(Text(verdict(report), style="bold"))
     if report.post_mortem is not None:
@@ -69,7 +69,7 @@ def fill_page(page: Page, report: Report, trace: str, table: str | None, top: in
 
 
 def verdict(report: Report) -> str:
-    """Returns the report in one sentence: the peak, where it is, and what most of it is."""
+    """Returns the report in one sentence: the peak, where it occurs, and its largest part."""
     peak = report.at_peak.moment
     whole, parts = report.at_peak.by_category.total_bytes, report.at_peak.by_category.parts
     share = ""
@@ -82,7 +82,7 @@ def verdict(report: Report) -> str:
 
 
 def _steps(report: Report) -> str:
-    """Says how the recorded steps differ; "" where they do not."""
+    """Returns how the recorded steps differ; "" if they do not."""
     words = describe_steps(report.step_peaks)
     return f"; {words}" if words else ""
 
@@ -119,55 +119,55 @@ def _add_all(page: Page, report: Report, top: int | None) -> None:
     if report.compared is not None:
         page.add_section("Ranks", rank_tables.peaks(report.compared, top or _RANK_ROWS, report.rank))
     moment = f"step {shown.moment.step}, operator {shown.moment.op_id} of {len(report.step.ops)}"
-    page.add_section(f"Alive {when}, by category", tables.categories(report, has_bars=page.is_terminal), moment)
-    page.add_section("Fullest moment of each phase", tables.phase_peaks(report))
+    page.add_section(f"Live bytes {when}, by category", tables.categories(report, has_bars=page.is_terminal), moment)
+    page.add_section("Peak of each phase", tables.phase_peaks(report))
     page.add_section(
-        f"Alive {when}, by module", tables.module_tree(report, shown.by_module, tree_rows), "that owns or made it"
+        f"Live bytes {when}, by module", tables.module_tree(report, shown.by_module, tree_rows), "owner or allocator"
     )
-    page.add_section(f"Alive {when}, by operator", tables.operators(shown, rows), "that made it")
-    page.add_section(f"Alive {when}, by source line", tables.source_lines(shown, rows), "that made it")
+    page.add_section(f"Live bytes {when}, by operator", tables.operators(shown, rows), "that allocated it")
+    page.add_section(f"Live bytes {when}, by source line", tables.source_lines(shown, rows), "that allocated it")
     page.add_section(f"Largest storages {when}", tables.largest(report, shown.holding, rows))
     _add_saved(page, report, tree_rows)
     _add_recompute(page, report, rows)
     is_dry = report.manifest.backend.name == DRY_RUN
-    teller = "as a driver would tell; the context is a rule" if is_dry else "as the driver tells"
+    teller = "as a driver would report; the context is an estimate" if is_dry else "as reported by the driver"
     for use in report.devices:
-        page.add_section(f"All of {use.device}", tables.device(use), f"at its fullest, {teller}")
-    page.add_section("Host memory", tables.host(report), "highest of the whole job")
+        page.add_section(f"All of {use.device}", tables.device(use), f"at its peak, {teller}")
+    page.add_section("Host memory", tables.host(report), "peak over the whole job")
 
 
 def _add_one(page: Page, report: Report, table: str, rows: int) -> None:
     shown = report.shown
     when = "at the peak" if report.at_moment is None else f"at operator {shown.moment.op_id}"
     if table == "category":
-        page.add_section(f"Alive {when}, by category", tables.categories(report, has_bars=page.is_terminal))
+        page.add_section(f"Live bytes {when}, by category", tables.categories(report, has_bars=page.is_terminal))
     elif table == "module":
-        page.add_section(f"Alive {when}, by module", tables.module_tree(report, shown.by_module, rows))
+        page.add_section(f"Live bytes {when}, by module", tables.module_tree(report, shown.by_module, rows))
         _add_saved(page, report, rows)
         _add_recompute(page, report, rows)
     elif table == "op":
-        page.add_section(f"Alive {when}, by operator that made it", tables.operators(shown, rows))
+        page.add_section(f"Live bytes {when}, by allocating operator", tables.operators(shown, rows))
     elif table == "source":
-        page.add_section(f"Alive {when}, by source line that made it", tables.source_lines(shown, rows))
+        page.add_section(f"Live bytes {when}, by allocating source line", tables.source_lines(shown, rows))
     elif table == "stack":
-        page.add_section(f"Alive {when}, by Python stack that made it", tables.stacks(shown, rows))
+        page.add_section(f"Live bytes {when}, by allocation stack", tables.stacks(shown, rows))
     elif table == "phase":
-        page.add_section(f"Alive {when}, by phase in which it was made", tables.phases(shown))
-        page.add_section("Fullest moment of each phase", tables.phase_peaks(report))
+        page.add_section(f"Live bytes {when}, by allocating phase", tables.phases(shown))
+        page.add_section("Peak of each phase", tables.phase_peaks(report))
     else:
         page.add_section(f"Largest storages alive {when}", tables.largest(report, shown.holding, rows))
 
 
 def _add_saved(page: Page, report: Report, rows: int) -> None:
     summary = report.saved_summary
-    when = "at its fullest" if report.at_moment is None else "then"
+    when = "at its peak" if report.at_moment is None else "then"
     remark = f"{format_bytes(summary.by_module.total_bytes)} {when}, operator {summary.op_id}"
     page.add_section("Saved for backward", tables.module_tree(report, summary.by_module, rows), remark)
 
 
 def _add_recompute(page: Page, report: Report, rows: int) -> None:
     table = tables.recompute(report, rows)
-    remarks = ["best first; rows may lie inside one another"] if table.row_count else []
+    remarks = ["best first; rows may be nested"] if table.row_count else []
     if report.recomputed_us:
         remarks.append(f"{format_us(report.recomputed_us)} of it in the step already")
     page.add_section("Recompute instead of saving", table, "; ".join(remarks), even_if_empty=bool(remarks))
@@ -181,10 +181,10 @@ def _next_commands(report: Report, trace: str, table: str | None) -> list[tuple[
         return [(f"{command} --step {report.step.number}", "the peak of this step")]
     if table is None:
         return [
-            *([(f"{command} --by rank", "how far the ranks lie apart, and in what")] if report.ranks else []),
-            (f"{command} --by module", "every layer by itself"),
+            *([(f"{command} --by rank", "spread between ranks")] if report.ranks else []),
+            (f"{command} --by module", "each layer"),
             (f"{command} --at {other.step}:{other.op_id}", "what is alive at another moment"),
         ]
     if table == "storage":
-        return [(f"{command} --by stack", "the Python stacks behind these")]
-    return [(f"{command} --by storage", "the single largest pieces")]
+        return [(f"{command} --by stack", "the allocation stacks")]
+    return [(f"{command} --by storage", "the largest storages")]

@@ -19,7 +19,7 @@ from memprof.cli.page import TailCell, cell, make_table, printable
 from memprof.units import format_bytes, format_percent, format_us
 
 _BEFORE = "(alive before the step)"
-_NOWHERE = "(before, or no stack)"
+_NOWHERE = "(before recording, or no stack)"
 _OUTSIDE = "(outside any module)"
 _COLOURS = {
     "parameter": "blue",
@@ -35,12 +35,12 @@ _COLOURS = {
 }
 _BAR_WIDTH = 16
 _FRAMES_SHOWN = 6
-#: Of modules that would free less than this share of what is saved, the table says nothing.
+#: Modules that would free less than this share of the saved tensors are left out of the table.
 _WORTH_A_ROW = 0.01
 
 
 def categories(report: Report, has_bars: bool) -> Table:
-    """Draws what is alive by category, beside each category's own maximum over the step."""
+    """Draws the live bytes by category, with each category's own maximum over the step."""
     split = report.shown.by_category
     held = {str(part.key): part.bytes for part in split.parts}
     elsewhere = {category: 0 for category in report.category_maxima if category not in held}
@@ -62,7 +62,7 @@ def categories(report: Report, has_bars: bool) -> Table:
 
 
 def phase_peaks(report: Report) -> Table:
-    """Draws the fullest moment of each phase."""
+    """Draws the peak of each phase."""
     table = make_table("phase", ">maximum", ">at operator", "operator", "module", "line")
     for moment in report.phase_peaks:
         table.add_row(
@@ -77,7 +77,7 @@ def phase_peaks(report: Report) -> Table:
 
 
 def module_tree(report: Report, split: Breakdown[int], limit: int) -> Table:
-    """Draws bytes by module as a tree; what a module holds of its own and the rows right below it sum to its bytes."""
+    """Draws bytes by module as a tree; a module's own bytes and its child rows sum to its total."""
     table = make_table("module", ">bytes", ">share", ">of its own")
     if not split.parts:
         return table
@@ -92,22 +92,22 @@ def module_tree(report: Report, split: Breakdown[int], limit: int) -> Table:
 
 
 def operators(shown: MomentSplit, limit: int) -> Table:
-    """Draws bytes by the operator that made them."""
+    """Draws bytes by allocating operator."""
     return _flat(shown.by_op, limit, ("operator",), lambda name: (_short_op(name),), _BEFORE)
 
 
 def source_lines(shown: MomentSplit, limit: int) -> Table:
-    """Draws bytes by the line of the user's code that made them."""
+    """Draws bytes by allocating line of user code."""
     return _flat(shown.by_source, limit, ("line", "function"), lambda line: (line.place, line.function), _NOWHERE)
 
 
 def phases(shown: MomentSplit) -> Table:
-    """Draws bytes by the phase in which they were made."""
+    """Draws bytes by the phase that allocated them."""
     return _flat(shown.by_phase, len(shown.by_phase.parts), ("made in",), lambda phase: (phase,), _BEFORE)
 
 
 def stacks(shown: MomentSplit, limit: int) -> Table:
-    """Draws bytes by the Python stack that made them: the user's innermost frames of it."""
+    """Draws bytes by Python allocation stack: its innermost user frames."""
     parts, rest, cut = shown.by_stack.top(limit)
     table = make_table(">bytes", ">share", ">storages", "frames, innermost first")
     for part in parts:
@@ -124,7 +124,7 @@ def stacks(shown: MomentSplit, limit: int) -> Table:
 
 
 def largest(report: Report, holding: Holding, limit: int) -> Table:
-    """Draws the largest single storages; the others and the operator's workspace are summed in the last rows."""
+    """Draws the largest single storages; the last rows sum the others and the operator's workspace."""
     table = make_table(">bytes", "category", "module", "tensor", "line", ">ops old")
     found = find_largest(holding, report.sources, limit)
     for storage in found:
@@ -146,7 +146,7 @@ def largest(report: Report, holding: Holding, limit: int) -> Table:
 
 
 def recompute(report: Report, limit: int) -> Table:
-    """Draws what running a module's forward again would cost beside what it would free, best first."""
+    """Draws each module's recompute time and the bytes it would free, best ratio first."""
     table = make_table("module", ">frees", ">costs", ">of step", ">work", ">frees per us")
     worth = _WORTH_A_ROW * report.saved_summary.by_module.total_bytes
     costs = [cost for cost in report.recompute if cost.freed_bytes >= worth]
@@ -165,7 +165,7 @@ def recompute(report: Report, limit: int) -> Table:
 
 
 def device(use: DeviceUse) -> Table:
-    """Draws whose the memory of a whole device is; the rows sum to what it has."""
+    """Draws how the memory of a whole device is divided; the rows sum to its capacity."""
     table = make_table("held by", ">bytes", ">share")
     parts = [("torch's allocator in this process (reserved)", use.reserved_bytes)]
     if use.own_bytes is None:
@@ -177,12 +177,12 @@ def device(use: DeviceUse) -> Table:
     for name, size in parts:
         table.add_row(cell(name), format_bytes(size), _share(size, use.total_bytes))
     if use.pinned_bytes:
-        table.add_row(cell("beside it, host memory held pinned", "dim"), format_bytes(use.pinned_bytes), "")
+        table.add_row(cell("in addition, pinned host memory", "dim"), format_bytes(use.pinned_bytes), "")
     return table
 
 
 def host(report: Report) -> Table:
-    """Draws the main memory of the job's processes; several of one role share a row."""
+    """Draws the host memory of the job's processes; processes of one role share a row."""
     table = make_table("process", ">resident", ">of its own")
     roles: dict[str, list[HostProcess]] = {}
     for process in report.host:
@@ -201,7 +201,7 @@ def host(report: Report) -> Table:
 def _flat(
     split: Breakdown[K], limit: int, headers: Sequence[str], name: Callable[[K], Sequence[str]], nowhere: str
 ) -> Table:
-    """Draws a split, largest part first; what is cut is summed in the last row, so that the rows sum to the whole."""
+    """Draws a breakdown, largest part first; the last row sums the rest, so that the rows sum to the total."""
     table = make_table(*headers, ">bytes", ">share", ">storages")
     blanks = [""] * (len(headers) - 1)
     parts, rest, cut = split.top(limit)
@@ -225,7 +225,7 @@ def _tree_cell(tree: ModuleTree, row: TreeRow) -> Text:
 
 
 def _module_cell(indent: str, label: str, tree: ModuleTree, node: int) -> Text:
-    """Makes ``label Type x12``: the type where the label is another word, the count where the node is folded."""
+    """Makes ``label Type x12``: the type if the label differs from it, the count if the node is folded."""
     text = cell(indent + label)
     if tree.types[node] != label:
         text.append(f" {printable(tree.types[node])}", style="dim")
@@ -239,7 +239,7 @@ def _other(count: int, what: str) -> str:
 
 
 def _short_op(name: str) -> str:
-    """Leaves out what most operators have in common: the namespace of torch's own, and the default overload."""
+    """Strips torch's own namespace and the default overload from an operator's name."""
     return name.removeprefix("aten.").removesuffix(".default")
 
 

@@ -1,4 +1,4 @@
-"""Lays out the page of `memprof suggest`."""
+"""The page of `memprof suggest`."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ _MOST_ROWS = 10
 def fill_suggestion(
     page: Page, found: Suggestion, written: Path | None, checked: tuple[Checked, ...] | None = None
 ) -> None:
-    """Writes what a search found on a page.
+    """Adds the result of a search to a page.
 
     Args:
         page: The page.
-        found: What it found.
-        written: The file the fastest plan was written to, None where it was not.
-        checked: Its plans that were dry-run, None where that was not asked for.
+        found: The result.
+        written: Path the fastest plan was written to; None if it was not.
+        checked: Its plans that were dry-run; None if not requested.
     """
     answer = found.answer
     page.add(Text(printable(_verdict(found, checked or ())), style="bold"))
     for warning in found.warnings:
         page.add(Text(f"warning: {printable(warning)}", style="yellow"))
     if answer.was_stopped:
-        page.add(Text("warning: the search was stopped before its end; there may be faster plans.", style="yellow"))
+        page.add(Text("warning: the search was stopped early; there may be faster plans.", style="yellow"))
     recorded = answer.recorded
     known = f"at {found.basis.at}" if found.basis.at else "recorded"
     page.add(
@@ -57,14 +57,14 @@ def fill_suggestion(
     if warning := _reserves_more(found):
         page.add(Text(f"warning: {printable(warning)}", style="yellow"))
     page.add_section("Plans that fit", _plan_table(found), "the fastest of each kind")
-    page.add_section("Dry runs of the job", check_table(checked or ()), "the plans as applied, in order")
-    page.add_section("Plans that do not", _other_table(found), "the nearest of each kind")
+    page.add_section("Dry runs", check_table(checked or ()), "the plans as applied, in order")
+    page.add_section("Over budget", _other_table(found), "closest candidate of each kind")
     page.add_section("Not possible here", _refused_table(found))
     page.add("")
     if answer.best is not None:
         page.add(
             Text(
-                f"least peak found: {describe_peak(answer.least)} with {printable(answer.least.plan.describe())}",
+                f"lowest peak found: {describe_peak(answer.least)} with {printable(answer.least.plan.describe())}",
                 style="dim",
             )
         )
@@ -83,7 +83,7 @@ def _verdict(found: Suggestion, checked: tuple[Checked, ...]) -> str:
     if best is None:
         return describe_least(found)
     if not best.policies:
-        return f"The job fits as it is: its peak of {format_bytes(best.peak_bytes)} is within {budget}."
+        return f"The job already fits: its peak of {format_bytes(best.peak_bytes)} is within {budget}."
     return (
         f"Within {budget}: {best.plan.describe()}, peak {_peak(best, checked)}, step time "
         f"{_change(best, answer.recorded)}.{describe_check(checked)}"
@@ -91,13 +91,13 @@ def _verdict(found: Suggestion, checked: tuple[Checked, ...]) -> str:
 
 
 def _peak(one: Candidate, checked: tuple[Checked, ...]) -> str:
-    """Says a plan's peak; as bounds where neither its replay nor a dry run tells it to the byte."""
+    """Returns a plan's peak; as bounds if neither replay nor a dry run determines it to the byte."""
     is_known = one.interval.is_exact or any(check.plan == one.plan and check.fits is not None for check in checked)
     return format_bytes(one.peak_bytes) if is_known else f"{describe_peak(one)}, not checked"
 
 
 def _reserves_more(found: Suggestion) -> str:
-    """Says where the fastest plan's tensors fit and the segments that hold them do not; "" where they do."""
+    """Returns a warning if the fastest plan's tensors fit but the segments that hold them do not; "" otherwise."""
     budget = found.answer.search_request.budget_bytes
     reserved = found.reserved[0] if found.reserved else None
     if reserved is None or reserved <= budget:
@@ -119,15 +119,15 @@ def _reserves_more(found: Suggestion) -> str:
 
 
 def _schedule(found: Suggestion) -> str:
-    """Says what a planner makes of single operators, beside what can be applied."""
+    """Returns a planner's per-operator schedule, compared with what can be applied."""
     made = found.answer.schedule
     assert made is not None
     if not made.peak_bytes:
         return f"{made.planner}: {made.status}. {made.reason}"
     change = made.step_time_us / found.answer.recorded.step_time_us - 1 if found.answer.recorded.step_time_us else 0.0
     return (
-        f"{made.planner}, running single operators again: peak {format_bytes(made.peak_bytes)}, step time "
-        f"{100 * change:+.1f} % ({made.status}). {made.reason} Plans choose the modules it runs again."
+        f"{made.planner}, recomputing single operators: peak {format_bytes(made.peak_bytes)}, step time "
+        f"{100 * change:+.1f} % ({made.status}). {made.reason} Plans choose the modules it recomputes."
     )
 
 
@@ -148,7 +148,7 @@ def _plan_table(found: Suggestion) -> Table:
     ):
         table.add_row(
             str(number),
-            Text(printable(one.plan.describe())),  # what to do is not cut
+            Text(printable(one.plan.describe())),  # the action is not truncated
             describe_peak(one),
             *([] if reserved is None else [format_bytes(reserved)]),
             format_bytes(recorded.peak_bytes - one.peak_bytes),
@@ -161,7 +161,7 @@ def _plan_table(found: Suggestion) -> Table:
 
 
 def _other_table(found: Suggestion) -> Table:
-    table = make_table("plan", ">peak", ">over by", ">change", "peak in", "most of it")
+    table = make_table("plan", ">peak", ">over by", ">change", "peak in", "largest part")
     budget, recorded = found.answer.search_request.budget_bytes, found.answer.recorded
     for one in found.others[:_MOST_ROWS]:
         over = found.answer.search_request.needed(one) - budget
@@ -179,7 +179,7 @@ def _other_table(found: Suggestion) -> Table:
 
 def _refused_table(found: Suggestion) -> Table:
     table = make_table("plan", "why")
-    # Of a reason that many plans share, the shortest plan tells.
+    # For a reason shared by many plans, show the shortest plan.
     by_reason: dict[str, str] = {}
     for plan, reason in sorted(found.answer.refused, key=lambda one: len(one[0])):
         by_reason.setdefault(reason, plan)
@@ -201,7 +201,7 @@ def _next(found: Suggestion, written: Path | None, checked: tuple[Checked, ...] 
     again = f"{suggest} --budget {answer.search_request.budget_bytes}"
     if answer.best is None:
         return [(f"{suggest} --budget {answer.search_request.needed(answer.least)}", "what fits")]
-    check = [(f"{again} --check", "dry-run the job under it, in seconds")] if _may_be_checked(found) else []
+    check = [(f"{again} --check", "dry-run the job under it (seconds)")] if _may_be_checked(found) else []
     is_known = answer.best.interval.is_exact
     if written is not None:
         batch = "" if found.basis.batch is None else f" with the job's batch set to {found.basis.batch}"
@@ -215,15 +215,15 @@ def _next(found: Suggestion, written: Path | None, checked: tuple[Checked, ...] 
             return [(f"{again} --check {2 * len(checked)}", "dry-run more of them")]
         if kept is None:
             room = answer.search_request.budget_bytes - max(one.difference_bytes or 0 for one in checked)
-            return [(f"{suggest} --budget {room} --check", "search with that much less")]
+            return [(f"{suggest} --budget {room} --check", "search with that much headroom")]
         return [(f"{again} --check --write plan.toml", "keep it, to train under it")]
     keep = (f"{again} --write plan.toml", "keep the fastest, to train under it")
-    # What is not known to the byte is checked first.
+    # Plans whose peak is not exact are checked first.
     first = [keep, *check] if is_known else [*check, keep]
     return [*first, (f"{again} --explain 1", "what it does, policy by policy")]
 
 
 def _may_be_checked(found: Suggestion) -> bool:
-    """Whether a dry run can confirm a plan: of a recording that says how it was started, at the size it had."""
+    """Returns whether a dry run can check a plan: the command line is recorded and the size unchanged."""
     command = found.manifest.command
     return bool(command) and not is_masked(command) and not found.basis.at

@@ -1,1 +1,1 @@
-"""One file per verb: each parses, makes one call and prints."""
+"""One file per verb: each parses its options, makes one call and prints the result."""

@@ -21,7 +21,7 @@ Examples:
   memprof check run.memprof --fail-on 'phase:backward>24GiB' --warn-on 'step_time>250ms'"""
 )
 @click.argument("trace", type=click.Path(), metavar="TRACE")
-@click.option("--budget", metavar="SIZE", help="Most bytes allocated at once: 40GiB.")
+@click.option("--budget", metavar="SIZE", help="Maximum peak memory: 40GiB.")
 @click.option("--machine", metavar="NAME", help="Budget of this device, such as rtx3090 or a100-80g.")
 @gate_options
 @click.option("--json", "is_json", is_flag=True, help="Print everything as JSON.")
@@ -33,11 +33,11 @@ def check(
     warn_on: tuple[str, ...],
     is_json: bool,
 ) -> int:
-    """Check a recording against a budget, without anything to compare it with.
+    """Check a recording against a budget, without a baseline.
 
-    TRACE is a recording or the JSON of memprof summary. The exit code is 4 where it is above. Without --budget, a
-    recording under a plan is checked against the plan's, by its fullest recorded step. Gates that bound growth need a
-    base: memprof diff.
+    TRACE is a recording or the JSON of memprof summary. The exit code is 4 if it exceeds the budget. Without --budget,
+    a recording under a plan is checked against the plan's budget, by its highest recorded step. Gates that bound
+    growth need a baseline: memprof diff.
     """
     fail, warn = chosen_gates(fail_on, warn_on)
     from memprof.analysis.diff.budget import NO_BUDGET, BudgetVerdict, judge_planned
@@ -55,7 +55,7 @@ def check(
             raise UsageError(
                 f"The gate {grows.text!r} bounds growth, and there is nothing to compare with: memprof diff."
             )
-    # Those of the project may be for diffs.
+    # The project's gates may be meant for diffs.
     fail, warn = ([gate for gate in gates if not gate.needs_base] for gates in (fail, warn))
     summary, planned = open_side(trace), None
     if budget is not None or machine is not None:
@@ -115,7 +115,7 @@ def check(
 
 
 def _another_plan(path: str, found: BudgetVerdict) -> list[tuple[str, str]]:
-    """Returns the commands that find another plan for a job that was over the budget of its own."""
+    """Returns the commands that find another plan for a job that exceeded the budget of its own plan."""
     from memprof.analysis.plans.another_plan import PlannedJob, commands_over_budget
     from memprof.analysis.plans.predict import words_for_record
     from memprof.policies.plan.plan_tables import plan_from_tables

@@ -1,4 +1,4 @@
-"""`memprof completion`: what a shell has to read once to complete memprof's words."""
+"""`memprof completion`: the script that a shell sources once to complete memprof's words."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from click.shell_completion import get_completion_class
 from memprof.cli.completing import VARIABLE
 
 _SHELLS = ("bash", "zsh", "fish")
-#: bash writes names of files with a slash behind folders, and with what is special quoted, where it is told that they
-#: are names of files. click's script does not tell it.
+#: bash quotes special characters and adds a slash to folders if completions are marked as file names. click's script
+#: does not mark them.
 _BASH_FILES = """
 _memprof_completion_files() {
     _memprof_completion "$@"
@@ -35,14 +35,14 @@ Examples:
 )
 @click.argument("shell", type=click.Choice(_SHELLS))
 def completion(shell: str) -> None:
-    """Print what makes a shell complete memprof's words.
+    """Print the shell completion script.
 
-    Completed are verbs, options and their values, recordings, the names of devices, and what policies take. Every
-    press of the key asks this memprof, so that a newer one needs nothing new.
+    Completes verbs, options and their values, recordings, devices and policy values. Each completion runs this memprof,
+    so an upgrade needs no new script.
     """
     from memprof.cli.main import memprof  # which imports this module
 
     kind = get_completion_class(shell)
-    assert kind is not None  # click knows these shells
+    assert kind is not None  # the shells are click's own
     source = kind(memprof, {}, "memprof", VARIABLE).source()
     click.echo(source + (_BASH_FILES if shell == "bash" else ""), nl=False)

@@ -1,4 +1,4 @@
-"""`memprof dashboard`: recordings in a browser. The page is a package of its own, which needs dash once it runs."""
+"""`memprof dashboard`: recordings in a browser. The page is a separate package, which needs dash at run time."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import importlib
 
 import click
 
-#: Found by name: no import of memprof's leads to dash.
+#: Looked up by name: no import in memprof leads to dash.
 dashboard: click.Command = importlib.import_module("memprof_dashboard.command").dashboard

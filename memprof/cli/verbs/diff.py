@@ -1,4 +1,4 @@
-"""`memprof diff`: what changed between two recordings, and whether that is still within the gates."""
+"""`memprof diff`: what changed between two recordings, and whether the gates hold."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Examples:
     metavar="WHAT",
     help="Compare although this differs: device, torch, CUDA, batch, 'allocator settings', ...; 'all' for everything.",
 )
-@click.option("--explain", "explains", is_flag=True, help="Say in words what changed, and which modules hold it.")
+@click.option("--explain", "explains", is_flag=True, help="Explain in words what changed, and in which modules.")
 @click.option("--format", "form", type=click.Choice(FORMATS), default="text", show_default=True, help="What to write.")
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Write to this file, replacing it."
@@ -52,10 +52,11 @@ def diff(
     output: Path | None,
     rows: int,
 ) -> int:
-    """Compare the memory of two recordings: the peak, every phase, and what they are made of.
+    """Compare the memory of two recordings: the peak, every phase, and their composition.
 
-    BASE and HEAD are recordings, or the JSON of memprof summary. Of several recordings a side the medians count. The
-    exit code is 4 where a --fail-on gate fails, and 3 where the two do not compare (another device, torch, batch ...).
+    BASE and HEAD are recordings, or the JSON of memprof summary. With several recordings per side, medians are
+    compared. The exit code is 4 if a --fail-on gate fails, and 3 if the two are not comparable (another device, torch,
+    batch ...).
     """
     fail, warn = chosen_gates(fail_on, warn_on)
     from memprof.analysis.diff.comparison import FRAME, compare, open_side
@@ -63,7 +64,7 @@ def diff(
 
     unknown = set(ignore) - {*FRAME, "all"}
     if unknown:
-        raise UsageError(f"--ignore knows no {min(unknown)!r}; there are {', '.join(FRAME)}, all.")
+        raise UsageError(f"unknown --ignore {min(unknown)!r}; known are {', '.join(FRAME)}, all.")
     found = compare(
         [open_side(path) for path in (base, *bases)],
         [open_side(path) for path in (head, *heads)],
@@ -74,6 +75,6 @@ def diff(
     if apart and not explains:
         told = "; ".join(f"{one.what} is {one.base} in the base and {one.head} now" for one in apart)
         flags = " ".join(f"--ignore {one.what!r}" if " " in one.what else f"--ignore {one.what}" for one in apart)
-        raise InconclusiveError(f"These do not compare: {told}. To compare them all the same: {flags}")
+        raise InconclusiveError(f"The recordings are not comparable: {told}. To compare them anyway: {flags}")
     write_output(found, form, output, rows, explains=explains, names=(base, head))
     return GateFailedError.exit_code if found.is_failed else 0

@@ -1,4 +1,4 @@
-"""`memprof doctor`: what can be recorded here, and what to mend."""
+"""`memprof doctor`: whether recording works here, and suggested fixes."""
 
 from __future__ import annotations
 
@@ -27,14 +27,13 @@ Examples:
   memprof doctor --quick
   memprof doctor --json > environment.json"""
 )
-@click.option("--quick", "is_quick", is_flag=True, help="Record nothing to try it.")
+@click.option("--quick", "is_quick", is_flag=True, help="Skip the test recording.")
 @click.option("--json", "is_json", is_flag=True, help="Print everything as JSON.")
 def doctor(is_quick: bool, is_json: bool) -> int:
-    """Say what can be recorded here, and what to mend.
+    """Check that recording works here and suggest fixes.
 
-    Looked at are this Python's torch and its devices, the folder that recordings go to, libraries, and the variables
-    and settings in force; then a job of a few lines is recorded and read. The exit code is 0 where recording works,
-    and 3 where it does not.
+    Checks this Python's torch and its devices, the output folder, libraries, and the variables and settings in force;
+    then records and reads a job of a few lines. The exit code is 0 if recording works, and 3 if it does not.
     """
     from memprof.launch.doctor.examine import examine
 
@@ -47,7 +46,7 @@ def doctor(is_quick: bool, is_json: bool) -> int:
 
 
 def _show(found: Examination) -> None:
-    # Colours as everywhere: on a terminal, or where they are asked for; click leaves them out in a pipe.
+    # Colors as elsewhere: on a terminal, or if forced; click strips them in a pipe.
     forced = os.environ.get("FORCE_COLOR", "") not in ("", "0")
     colour = False if os.environ.get("NO_COLOR") else True if forced else None
     width = 1 + max(len(finding.what) for finding in found.findings if len(finding.what) <= 24)
@@ -72,13 +71,13 @@ def _line(finding: Finding, width: int) -> str:
 
 
 def _plain(text: str) -> str:
-    """Returns a text with what is not printable escaped: variables and paths may hold anything."""
+    """Returns a text with unprintable characters escaped: variables and paths may contain anything."""
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def _verdict(found: Examination) -> str:
     count = sum(finding.level in ("fix", "fail") for finding in found.findings)
-    more = f"; {count} thing{'s' if count > 1 else ''} to mend, marked above" if count else ""
+    more = f"; {count} thing{'s' if count > 1 else ''} to fix, marked above" if count else ""
     tried = " by what was looked at; nothing was recorded to try it" if found.is_quick and found.works else ""
     if found.works:
         return f"Recording works here{tried}{more}. Next: memprof record train.py"

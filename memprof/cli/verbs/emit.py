@@ -34,21 +34,21 @@ Examples:
     "--output",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="The file; stdout where left out.",
+    help="The file.  [default: stdout]",
 )
 @click.option("-f", "--force", is_flag=True, help="Replace the file if it exists.")
 @click.option(
     "--batch",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Samples of the job's whole batch, for the forms that state how many a part of it has.",
+    help="Samples in the job's whole batch, for formats that contain the micro-batch size.",
 )
 def emit(plan_path: Path, target: str, output: Path | None, force: bool, batch: int | None) -> None:
     """Write a plan as PyTorch code, or as another trainer's configuration.
 
     pytorch and fsdp2 write a file that needs torch alone, and memprof for what torch has no way of its own for; hf,
-    lightning and torchtitan a file with their arguments, deepspeed a JSON. What a form cannot express is said on
-    stderr, and in the file where it can hold a comment. Where it can express nothing, the exit code is 2.
+    lightning and torchtitan a file with their arguments, deepspeed a JSON. What a format cannot express is reported on
+    stderr, and in a comment in the file if possible. If it can express nothing, the exit code is 2.
     """
     if output is not None:
         check_output(output, force=force)
@@ -68,18 +68,18 @@ def emit(plan_path: Path, target: str, output: Path | None, force: bool, batch: 
 def emitted_or_refused(
     plan: Plan, target: str, source: str, *, output: Path | None = None, batch: int = 0, module: str = "under_plan"
 ) -> Emitted:
-    """Writes a plan in a form, and says on stderr what is not in it.
+    """Exports a plan to a format, and prints on stderr what is not expressible in it.
 
     Args:
         plan: The plan.
-        target: Name of the form.
-        source: What the plan is called.
-        output: The file it will be in, whose name it can be imported by.
-        batch: Samples of the whole batch, 0 where that is not known.
-        module: Name to import it by where there is no file.
+        target: Name of the format.
+        source: Name of the plan.
+        output: The file to write; its name is the module to import.
+        batch: Samples in the whole batch; 0 if unknown.
+        module: Module name to import it by if there is no file.
 
     Raises:
-        UsageError: The plan is empty, or the form can express nothing of it.
+        UsageError: The plan is empty, or nothing of it is expressible in the format.
     """
     from memprof.emit.emission import Request
     from memprof.emit.names import in_own_names
@@ -87,7 +87,7 @@ def emitted_or_refused(
 
     form = target_named(target)
     if not plan.policies:
-        raise UsageError(f"There is nothing to write: {source} has no policies.")
+        raise UsageError(f"Nothing to write: {source} has no policies.")
     if output is not None and output.stem.isidentifier():
         module = output.stem
     emitted = form.emit(Request(in_own_names(plan), source, module, batch))
@@ -101,22 +101,20 @@ def emitted_or_refused(
 
 
 def print_suggested(found: Suggestion, chosen: Candidate | None, target: str) -> None:
-    """Prints the plan of a search in another form; a job that fits as it is needs none.
+    """Prints the plan of a search in another format; a job that already fits needs none.
 
     Raises:
-        GateFailedError: There is no plan that fits, or none that a dry run confirms.
-        UsageError: The form can express nothing of it.
+        GateFailedError: No plan fits, or no plan is confirmed by a dry run.
+        UsageError: Nothing of the plan is expressible in the format.
     """
     from memprof.analysis.plans.suggest import describe_least
     from memprof.errors import GateFailedError
 
     if chosen is None:
         is_known = found.answer.best is not None
-        raise GateFailedError(
-            "No plan that was dry-run fits, so none is emitted." if is_known else describe_least(found)
-        )
+        raise GateFailedError("No plan that was dry-run fits; none is emitted." if is_known else describe_least(found))
     if not chosen.policies:
-        tell("the job fits as it is: there is no plan to emit")
+        tell("the job already fits: there is no plan to emit")
         return
     words = f"memprof suggest {found.trace}"
     sys.stdout.write(emitted_or_refused(found.predicted(chosen), target, words, batch=found.basis.batch or 0).text)

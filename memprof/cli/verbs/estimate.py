@@ -1,4 +1,4 @@
-"""`memprof estimate`: what training a model takes by published formulas, before there is a script to record."""
+"""`memprof estimate`: the memory that training a model needs, by published formulas, without a script to record."""
 
 from __future__ import annotations
 
@@ -30,8 +30,10 @@ Examples:
 @click.option("--transformer", metavar="KEY=VALUE,...", help="Shape: layers=12,width=768,heads=12,vocab=50257.")
 @click.option("--mlp", metavar="WIDTH,...", help="Linear layers with ReLU between them: 784,512,10.")
 @click.option("--conv", metavar="LAYERS", help="Convolutions: 3x32x32,16k3p1,bn,relu,avgpool,linear10.")
-@click.option("--parameters", metavar="N", help="Only how many there are, such as 7B: no activations.")
-@click.option("--from", "recorded", type=click.Path(), metavar="TRACE", help="Set formulas beside this recording.")
+@click.option("--parameters", metavar="N", help="Only a parameter count, such as 7B: no activations.")
+@click.option(
+    "--from", "recorded", type=click.Path(), metavar="TRACE", help="Compare the formulas with this recording."
+)
 @click.option("--batch", type=click.IntRange(min=1), metavar="N", help="Samples of a rank for one update (1).")
 @click.option(
     "--seq", "length", type=click.IntRange(min=1), metavar="N", help="Tokens of a sample (the model's context)."
@@ -43,9 +45,9 @@ Examples:
 @click.option("--precision", type=click.Choice(_PRECISIONS), help="Types of weights and activations (fp32).")
 @click.option("--optimizer", type=click.Choice(_OPTIMIZERS), help="The optimizer (adamw).")
 @click.option(
-    "--checkpoint", metavar="WHAT", help="What runs again: none, selective, layers, or layers:K for every K-th."
+    "--checkpoint", metavar="WHAT", help="What is recomputed: none, selective, layers, or layers:K for every K-th."
 )
-@click.option("--flash/--no-flash", default=True, help="Attention that never writes its scores down, or does.")
+@click.option("--flash/--no-flash", default=True, help="Attention that does not materialize its scores, or does.")
 @click.option("--no-dropout", is_flag=True, help="Without dropout, where the model has it.")
 @click.option("--zero", type=click.IntRange(0, 3), default=0, metavar="STAGE", help="ZeRO stage, 0 to 3 (0).")
 @click.option("--ranks", metavar="N", type=click.IntRange(min=1), help="Data-parallel ranks (1).")
@@ -55,14 +57,16 @@ Examples:
     type=click.IntRange(min=1),
     default=1,
     metavar="N",
-    help="Ranks that divide each layer (1).",
+    help="Tensor-parallel ranks (1).",
 )
-@click.option("--sequence-parallel", is_flag=True, help="They divide what stays whole otherwise, too.")
+@click.option("--sequence-parallel", is_flag=True, help="Also shard activations outside the layers' matrix products.")
 @click.option(
     "--device", type=click.Choice(("cuda", "cpu")), help="Where it runs: how wide dropout's masks are (cuda)."
 )
-@click.option("--machine", metavar="NAME", help="Say what share of this device it is, and how many it takes.")
-@click.option("--explain", is_flag=True, help="Each formula's source, and when not to use it.")
+@click.option(
+    "--machine", metavar="NAME", help="Print the fraction of this device's memory, and the number of devices needed."
+)
+@click.option("--explain", is_flag=True, help="Each formula's source and limitations.")
 @click.option("--json", "is_json", is_flag=True, help="Print everything as JSON: bytes, stable keys.")
 def estimate(
     model: str | None,
@@ -76,7 +80,7 @@ def estimate(
     is_json: bool,
     **options: Any,
 ) -> None:
-    """Estimate by published formulas what training a model takes.
+    """Estimate the memory of training a model from published formulas.
 
     MODEL is a name such as gpt3-175b, gpt2 or llama3-8b, or the path of a config.json. Figures are of one rank.
     """
@@ -109,10 +113,10 @@ def estimate(
 def _model(
     name: str | None, transformer: str | None, mlp: str | None, conv: str | None, parameters: str | None
 ) -> Model:
-    """Reads the one model that is given.
+    """Parses the model given by one of the options.
 
     Raises:
-        UsageError: There is none, or more than one.
+        UsageError: No model is given, or more than one.
     """
     from memprof.analysis.estimate.catalogue import find_model, is_known, read_transformer
     from memprof.analysis.estimate.config_file import is_config, read_config
@@ -134,15 +138,15 @@ def _model(
         return Model("network", Network.read(conv))
     if parameters is not None:
         return model_of_count(parameters)
-    assert name is not None  # one is given
+    assert name is not None  # exactly one is given
     return read_config(Path(name)) if is_config(name) and not is_known(name) else find_model(name)
 
 
 def _setting(model: Model, told: Told | None, options: dict[str, Any]) -> Setting:
-    """Reads how it is trained: as asked for, else as recorded, else as is usual.
+    """Builds the training setting: from the options, else from the recording, else from defaults.
 
     Raises:
-        UsageError: What was asked for contradicts itself, or does not go with the model.
+        UsageError: The options contradict one another or do not apply to the model.
     """
     from memprof.analysis.estimate.setting import PRECISIONS, Setting
     from memprof.analysis.estimate.spelling import read_count
@@ -175,10 +179,10 @@ def _setting(model: Model, told: Told | None, options: dict[str, Any]) -> Settin
 
 
 def _checkpoint(text: str | None) -> tuple[str, int]:
-    """Reads what runs again: a word of CHECKPOINTS, and every how many layers.
+    """Parses what is recomputed: a word of CHECKPOINTS, and the layer interval.
 
     Raises:
-        UsageError: It is none of them.
+        UsageError: Neither is recognized.
     """
     from memprof.analysis.estimate.setting import CHECKPOINTS
 

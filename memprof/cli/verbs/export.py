@@ -100,7 +100,7 @@ def export(
 
 
 def _refuse_strangers(kind: str, **given: object) -> None:
-    """Refuses an option of another format."""
+    """Rejects options of other formats."""
     belongs = {"at": ("speedscope",), "tables": _FOLDERS, "lives": ("perfetto",)}
     for option, kinds in belongs.items():
         if given[option] is not None and kind not in kinds:
@@ -108,7 +108,7 @@ def _refuse_strangers(kind: str, **given: object) -> None:
 
 
 def _check_place(output: Path, *, is_folder: bool, force: bool) -> None:
-    """Refuses a place that cannot be written, before any work."""
+    """Rejects an unwritable output path before any work is done."""
     if not is_folder:
         if output.is_dir():
             raise UsageError(f"{output} is a folder, and this format is a file: choose another name.")
@@ -129,10 +129,10 @@ def _check_place(output: Path, *, is_folder: bool, force: bool) -> None:
 
 
 def _tables(names: str | None) -> list[type[Table]]:
-    """Returns the tables that are asked for.
+    """Returns the requested tables.
 
     Raises:
-        UsageError: One of the names is none of theirs.
+        UsageError: Unknown table.
     """
     from memprof.trace.exporters.tables import named_tables
 
@@ -156,7 +156,7 @@ def _write_timeline(output: Path, opened: Trace, rank: int | None, lives: int, *
     ranks = opened.ranks if rank is None else (rank,)
     with whole_file(output, is_private=is_private) as file:
         if output.suffix == ".gz":
-            # Without the moment and the name, the same recording gives the same bytes.
+            # Without timestamp and name, the same recording exports to the same bytes.
             with gzip.GzipFile("", "wb", compresslevel=6, fileobj=file, mtime=0) as packed:
                 export_timeline(opened, ranks, lives, cast(BinaryIO, packed))
         else:

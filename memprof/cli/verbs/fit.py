@@ -1,4 +1,4 @@
-"""`memprof fit`: runs a job until a plan is found under which it was measured to stay within a budget."""
+"""`memprof fit`: runs a job until a plan is measured to stay within a budget."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ Examples:
   memprof fit --budget 60% --max-slowdown 15% -o plan.toml -m package.train
 """
 
-_SIGNAL = 128  # a shell's own exit status of what a signal ended is this and the signal's number
+_SIGNAL = 128  # shells report death by a signal as 128 plus its number
 
 
 class FitCommand(RecordCommand):
-    """As ``record``; of a project's settings it reads those that say which steps to record."""
+    """As ``record``, but reads only the project's settings for the steps to record."""
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
-        """Gives click the project's settings."""
+        """Passes the project's settings to click as defaults."""
         given = read_project_settings(Path.cwd())
         extra["default_map"] = {key: value for key, value in given.items() if key in ("skip", "steps")}
         return super().make_context(info_name, args, parent, **extra)
@@ -60,9 +60,7 @@ class FitCommand(RecordCommand):
     help="Folder for the plan and the recordings, or a plan file (.toml).  [default: <script>.<time>.fit]",
 )
 @click.option("-f", "--force", is_flag=True, help="Replace the files of an earlier fit.")
-@click.option(
-    "--skip", type=click.IntRange(min=0), default=2, show_default=True, metavar="N", help="Steps to let pass."
-)
+@click.option("--skip", type=click.IntRange(min=0), default=2, show_default=True, metavar="N", help="Steps to skip.")
 @click.option("--steps", type=click.IntRange(min=1), default=3, show_default=True, metavar="N", help="Steps to record.")
 @click.option(
     "--stop/--no-stop", default=True, show_default=True, help="End each run after the recorded steps, or let it train."
@@ -73,7 +71,7 @@ class FitCommand(RecordCommand):
     default=1,
     show_default=True,
     metavar="N",
-    help="Verify so many plans of different kinds, and keep the one measured to be the fastest.",
+    help="Verify up to N different plans and keep the fastest.",
 )
 @click.option(
     "--attempts",
@@ -81,19 +79,19 @@ class FitCommand(RecordCommand):
     default=8,
     show_default=True,
     metavar="N",
-    help="Most runs under a plan.",
+    help="Maximum runs under a plan.",
 )
 @click.option(
     "--compile",
     "compiles",
     is_flag=True,
-    help="Run the job compiled too (torch.compile), and keep that where it is the fastest that fits.",
+    help="Also run the job compiled (torch.compile), and keep that if it is the fastest that fits.",
 )
 @click.option(
     "--dry-run/--no-dry-run",
     default=True,
     show_default=True,
-    help="Dry-run each plan first, and pass over those that do not fit as applied.",
+    help="Dry-run each plan first, and skip those that do not fit as applied.",
 )
 @click.option("--json", "is_json", is_flag=True, help="Print everything as JSON: bytes, microseconds, stable keys.")
 @click.option("-m", "is_module", is_flag=True, help="The job is a Python module, as in python -m.")
@@ -118,15 +116,14 @@ def fit(
 ) -> int:
     """Find a plan under which a training job is measured to fit a budget.
 
-    The job runs a few steps as it is, then under the fastest plan that is predicted to fit and does so in a dry run.
-    Where the peak measured is above the budget, or the plan cannot be applied to the job, the search is tightened and
-    the next plan tried. What the job prints goes to stderr. Ctrl-C ends it with the best plan verified so far.
+    The job runs a few steps unmodified, then under the fastest plan that is predicted to fit and does so in a dry run.
+    If the measured peak exceeds the budget, or the plan cannot be applied to the job, the search is tightened and the
+    next plan tried. The job's output goes to stderr. Ctrl-C ends the fit with the best plan verified so far.
 
-    Where the job as it is runs out of memory, its dry run is what plans are made from.
+    If the unmodified job runs out of memory, plans are made from its dry run.
 
-    Exit status: 0 a plan was verified, or the job fits as it is; 3 nothing was recorded to plan from; 4 no plan was
-    verified within the budget; 125 to 127 as of memprof record; 130 interrupted. Where the job fails by itself, its
-    own.
+    Exit status: 0 a plan was verified, or the job already fits; 3 nothing was recorded to plan from; 4 no plan was
+    verified within the budget; 125 to 127 as for memprof record; 130 interrupted; the job's own if it fails by itself.
     """
     search_request = partial(read_search_request(**asked), is_checked=True)
     target = find_target(words, is_module=is_module, is_command=ctx.meta["is_command"], verb="fit")
@@ -176,7 +173,7 @@ def _say(sentence: str) -> None:
 
 
 def _status_of(found: FitResult) -> int:
-    """Returns the status that says what came of it; where the job failed by itself, ends as the job did."""
+    """Returns the exit status of the result; if the job failed by itself, exits as the job did."""
     if found.returncode:
         from memprof.launch.parent.parent import leave_like
 

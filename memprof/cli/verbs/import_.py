@@ -1,4 +1,4 @@
-"""`memprof import`: memory snapshots and profilers' traces become recordings that every verb opens."""
+"""`memprof import`: converts memory snapshots and profiler traces to recordings that every verb opens."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from memprof.trace.importers import Imported
     from memprof.trace.importers.snapshot import Progress
 
-#: Files above this size are large, and take so many bytes of memory for each of theirs (measured: 4 to 9).
+#: Size in bytes above which a file is large, and the memory it needs per byte of its size (measured: 4 to 9).
 _LARGE_BYTES = 200_000_000
 _MEMORY_PER_BYTE = 9
 
@@ -49,15 +49,15 @@ Examples:
     "--json", "is_json", is_flag=True, help="Print what the file holds as JSON: bytes as numbers, stable keys."
 )
 def import_(file: Path, output: Path | None, force: bool, device: int | None, rank: int | None, is_json: bool) -> None:
-    """Make a recording of a file that another tool wrote.
+    """Convert another tool's file to a recording.
 
     FILE is a memory snapshot (torch.cuda.memory._dump_snapshot, or a page of memory_viz that holds one) or a profiler's
-    trace with memory events (torch.profiler with profile_memory=True), with gzip or without. What it is, is told by its
-    bytes. Nothing in it is ever run. Each device becomes a rank of the recording.
+    trace with memory events (torch.profiler with profile_memory=True), with gzip or without. The format is detected
+    from content; pickles are never executed. Each device becomes a rank of the recording.
     """
     target = output or Path(f"{_stem(file)}.memprof")
     check_output(target, force=force, option="-o")
-    # Reading takes numpy and pyarrow; `memprof import -h` needs neither.
+    # Reading needs numpy and pyarrow; `memprof import -h` needs neither.
     from memprof.trace.importers import import_file
     from memprof.trace.store import write_trace
 
@@ -76,7 +76,7 @@ def import_(file: Path, output: Path | None, force: bool, device: int | None, ra
 
 
 def _stem(file: Path) -> str:
-    """Returns a file's name without the endings of snapshots and traces."""
+    """Returns a file's name without the suffixes of snapshots and traces."""
     name = file.name
     while found := next((suffix for suffix in _SUFFIXES if name.endswith(suffix) and name != suffix), ""):
         name = name.removesuffix(found)
@@ -84,7 +84,7 @@ def _stem(file: Path) -> str:
 
 
 def _warn_of_memory(file: Path) -> None:
-    """Says on stderr where loading a file may take more memory than is free."""
+    """Warns on stderr if loading a file may need more memory than is free."""
     size = file.stat().st_size if file.is_file() else 0
     if size < _LARGE_BYTES:
         return
@@ -103,7 +103,7 @@ def _warn_of_memory(file: Path) -> None:
 
 @contextmanager
 def _progress(file: Path) -> Iterator[Progress]:
-    """Tells on stderr how far a large file is, where a person looks at it."""
+    """Shows the progress of a large file on stderr, if it is a terminal."""
     if sys.stderr is None or not sys.stderr.isatty():
         yield lambda what, share: None
         return

@@ -1,4 +1,4 @@
-"""`memprof predict`: what a plan does to a recorded job's memory and time, before the job is run under it."""
+"""`memprof predict`: a plan's effect on a recorded job's memory and time, before the job runs under it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Examples:
 @click.option(
     "--budget",
     metavar="SIZE",
-    help="Most bytes allocated at once, kept in the plan: 24GiB, or 60% of the recorded peak.  [default: the plan's]",
+    help="Maximum peak memory, stored in the plan: 24GiB, or 60% of the recorded peak.  [default: the plan's]",
 )
 @click.option(
     "--write",
@@ -65,22 +65,22 @@ def predict(
     is_json: bool,
     **flags: Any,
 ) -> None:
-    """Predict what a plan does to a recorded job's memory and time.
+    """Predict a plan's effect on a recorded job's memory and time.
 
-    TRACE is a recording of the job as it is. The flags that stand for policies may be repeated, and add to the plan.
+    TRACE is a recording of the unmodified job. The policy flags may be repeated, and add to the plan.
     """
     plan = chosen_plan(plan_path, flags)
     size = AskedSize(batch, length, lengths, also)
     at = size.option
     if also and not at:
-        raise UsageError("--also names recordings at other sizes, for --at-batch, --at-length or --lengths: add one.")
+        raise UsageError("--also gives recordings at other sizes, for --at-batch, --at-length or --lengths: add one.")
     if plan is None and at:
         from memprof.policies.plan.plan import Plan
 
-        plan = Plan()  # what the size alone does
+        plan = Plan()  # the effect of the size alone
     if plan is None:
         raise UsageError("There is nothing to predict: give --plan FILE, or a policy such as --checkpoint 'layers.*'")
-    # The plan that was read is written back with its prediction; anything else that is there is not touched.
+    # The plan that was read is overwritten with its prediction; any other existing file is left alone.
     is_own = written is not None and plan_path is not None and written.resolve() == plan_path.resolve()
     for path in (output, None if is_own else written):
         if path is not None:

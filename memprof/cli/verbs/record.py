@@ -33,12 +33,12 @@ Examples:
 
 
 class RecordCommand(click.Command):
-    """A command whose own options end where the job begins, and whose defaults a pyproject.toml may set."""
+    """A command whose own options end where the job begins, with defaults from pyproject.toml."""
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
-        """Gives click the project's settings: it asks flags first, then MEMPROF_*, then these."""
+        """Passes the project's settings to click as defaults, below flags and MEMPROF_* variables."""
         try:
             folder = Path.cwd()
         except FileNotFoundError:
@@ -52,11 +52,11 @@ class RecordCommand(click.Command):
         return super().make_context(info_name, args, parent, **extra)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parses memprof's options, and notes whether two dashes stood before the job."""
+        """Parses memprof's options, and notes whether ``--`` precedes the job."""
         given = list(args)
         rest = super().parse_args(ctx, args)
         words = len(ctx.params["words"])
-        # Everything after the options is verbatim, so the words are the end of what was given.
+        # Everything after the options is passed verbatim, so the job's words are the tail of the arguments.
         ctx.meta["is_command"] = given[len(given) - words - 1 : len(given) - words] == ["--"]
         return rest
 
@@ -77,7 +77,7 @@ class RecordCommand(click.Command):
     help="File to write, or an address such as s3://bucket/run.memprof.  [default: <script>.<time>.memprof]",
 )
 @click.option("-f", "--force", is_flag=True, envvar="MEMPROF_FORCE", help="Replace the file if it exists.")
-@click.option("-q", "--quiet", is_flag=True, envvar="MEMPROF_QUIET", help="Say nothing when the job has ended.")
+@click.option("-q", "--quiet", is_flag=True, envvar="MEMPROF_QUIET", help="Print no summary when the job ends.")
 @click.option(
     "--skip",
     type=click.IntRange(min=0),
@@ -85,7 +85,7 @@ class RecordCommand(click.Command):
     show_default=True,
     envvar="MEMPROF_SKIP",
     metavar="N",
-    help="Steps to let pass first.",
+    help="Steps to skip first.",
 )
 @click.option(
     "--steps",
@@ -101,37 +101,37 @@ class RecordCommand(click.Command):
     "--light",
     is_flag=True,
     envvar="MEMPROF_LIGHT",
-    help="Follow the whole run at a few per cent, instead of recording some steps in full.",
+    help="Follow the whole run with a few percent overhead, instead of recording some steps in full.",
 )
 @click.option(
     "--dry-run/--no-dry-run",
     envvar="MEMPROF_DRY_RUN",
-    help="Run the job on tensors without memory, in seconds, to learn what it would take.",
+    help="Run the job on tensors without memory, in seconds, to measure what it would need.",
 )
 @click.option(
     "--device",
     default="",
     envvar="MEMPROF_DEVICE",
     metavar="NAME",
-    help="With --dry-run: the GPU that the job is shown, such as h100-80g or rtx4090; none is needed.",
+    help="With --dry-run: the GPU to simulate, such as h100-80g or rtx4090; none is needed.",
 )
 @click.option(
     "--keep-arguments",
     is_flag=True,
     envvar="MEMPROF_KEEP_ARGUMENTS",
-    help="Write the job's arguments as they are, passwords and tokens included.",
+    help="Write the job's arguments unmasked, passwords and tokens included.",
 )
 @click.option(
     "--budget",
     envvar="MEMPROF_BUDGET",
     metavar="SIZE",
-    help="Most bytes allocated at once, to compare the measured peak with: 24GiB.  [default: the plan's]",
+    help="Maximum peak memory, compared with the measured peak: 24GiB.  [default: the plan's]",
 )
 @click.option(
     "--fail-over-budget",
     is_flag=True,
     envvar="MEMPROF_FAIL_OVER_BUDGET",
-    help="Where the job ends well, exit with 4 over the budget, 3 where that was not measured.",
+    help="If the job succeeds, exit with 4 over the budget, 3 if that was not measured.",
 )
 @plan_options(envvar="MEMPROF_PLAN")
 @click.option("-m", "is_module", is_flag=True, help="The job is a Python module, as in python -m.")
@@ -162,21 +162,21 @@ def record(
     Everything after the script belongs to the job. The exit status is the job's own; 125 means that the recording
     could not start or the plan does not fit the model, 126 that the job cannot be run, 127 that it was not found.
 
-    With --light, the whole run is followed, so that it can be told afterwards which step was the highest, and where it
-    ran out of memory. A plan can be applied as well; --skip, --steps and --stop choose a window, and there is none.
+    With --light, the whole run is followed, to report which step peaked highest, and where it ran out of memory. A plan
+    can be applied as well; --skip, --steps and --stop do not apply: --light has no window.
 
     With --dry-run, nothing is computed from the first model on: tensors have shapes and no memory. The job ends after
-    its first steps; what it prints are made-up values, and it writes no checkpoint.
+    its first steps; the values it prints are placeholders, and it writes no checkpoint.
 
-    With --device, the job of a dry run is shown a GPU that need not be there, on which torch does as it would on one.
+    With --device, a dry run simulates a GPU that need not be present, on which torch behaves as on a real one.
 
-    With --plan, or any of the flags that stand for policies, the job trains under that plan; the flags may be repeated.
+    With --plan, or any of the policy flags, the job trains under that plan; the flags may be repeated.
 
-    With a budget, of the plan or of --budget, the fullest recorded step is compared with it. --fail-over-budget is for
-    CI: the exit status is then 4 where the job ended well, and that step is over the budget.
+    With a budget, from the plan or --budget, the highest recorded step is compared with it. --fail-over-budget is for
+    CI: the exit status is then 4 if the job succeeded and that step is over the budget.
     """
     if light and dry_run:
-        light, dry_run = _is_typed(ctx, "light"), _is_typed(ctx, "dry_run")  # which outweighs a setting
+        light, dry_run = _is_typed(ctx, "light"), _is_typed(ctx, "dry_run")  # these override settings
         if light == dry_run:
             raise CannotStartError("--light follows a whole run, and --dry-run ends after some steps: leave one out.")
     if light:
@@ -188,7 +188,7 @@ def record(
         skip, steps = _given(ctx, "skip", window.skip), _given(ctx, "steps", window.steps)
     try:
         target = find_target(words, is_module=is_module, is_command=ctx.meta["is_command"])
-    except OSError as error:  # a name that is too long, say
+    except OSError as error:  # for example, a name that is too long
         raise CannotStartError(f"{words[0][:80]} cannot be looked up: {error.strerror or error}.") from None
     try:
         plan = chosen_plan(plan_path, flags)
@@ -200,17 +200,17 @@ def record(
     if fail_over_budget and budget_bytes is None:
         if _is_typed(ctx, "fail_over_budget"):
             raise UsageError("--fail-over-budget needs a budget: add --budget 24GiB, or write one into the plan.")
-        fail_over_budget = False  # a setting of the project's, for runs that have one
+        fail_over_budget = False  # a project setting, meant for runs that have a budget
     if dry_run:
-        from memprof.launch.dry.dry_plan import check_plan  # at use: policies are slow to import
+        from memprof.launch.dry.dry_plan import check_plan  # imported here: policies are slow to import
 
         check_plan(plan)
     ranks = ranks_of(plan)
-    if not dry_run:  # which is of one rank, told that there are others
+    if not dry_run:  # a dry run has a single rank, with the others simulated
         target = on_ranks(target, ranks, os.environ)
     address = output if output is not None and is_address(output) else ""
     settings = Settings(
-        # What goes to an address is written here first.
+        # A recording for a remote address is written here first.
         output=Path(address.rpartition("/")[2]) if address else None if output is None else Path(output),
         address=address,
         force=force,
@@ -228,17 +228,17 @@ def record(
         budget_bytes=budget_bytes,
         fail_over_budget=fail_over_budget,
     )
-    from memprof.launch.parent.parent import leave_like, record_job  # what watches a job; the help needs none of it
+    from memprof.launch.parent.parent import leave_like, record_job  # watches the job; not needed for the help
 
     try:
         status = record_job(target, settings)
-    except OSError as error:  # of the job's end nothing is raised: it has not run
+    except OSError as error:  # raised only if the job could not run
         raise CannotStartError(f"{error.filename or target.name} cannot be used: {error.strerror or error}.") from None
     leave_like(status)
 
 
 def _budget_of(text: str | None, plan: Plan | None) -> int | None:
-    """Returns the budget that is given, or else that of the plan; a share is one of the peak the plan was made from.
+    """Returns the given budget, or else the plan's; a percentage refers to the peak the plan was made from.
 
     Raises:
         UsageError: The text is not a budget.
@@ -254,16 +254,16 @@ def _budget_of(text: str | None, plan: Plan | None) -> int | None:
 
 
 def _given(ctx: click.Context, name: str, default: int) -> int:
-    """Returns a number that the user gives, or else that of a dry run; the project's are for real runs."""
+    """Returns a number set by the user, or else a dry run's default; the project's settings are for real runs."""
     value: int = ctx.params[name] if _is_typed(ctx, name) else default
     return value
 
 
 def _checked_device(ctx: click.Context, name: str, *, dry_run: bool) -> str:
-    """Returns the device of a dry run; "" where there is none, and the device is a setting of the project's.
+    """Returns the device of a dry run; "" if there is none and the device is a project setting.
 
     Raises:
-        CannotStartError: The job would run for real, or memprof knows no such device.
+        CannotStartError: The job would run for real, or the device is unknown.
     """
     if not dry_run:
         if _is_typed(ctx, "device"):
@@ -279,20 +279,20 @@ def _checked_device(ctx: click.Context, name: str, *, dry_run: bool) -> str:
 
 
 def _is_typed(ctx: click.Context, name: str) -> bool:
-    """Whether an option is given by a flag or a variable, and not by the project's settings or by nobody."""
+    """Returns whether an option is set by a flag or a variable, rather than by project settings or a default."""
     return ctx.get_parameter_source(name) in (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT)
 
 
 def _has_window(ctx: click.Context) -> bool:
-    """Whether anybody, the user or the project's settings, says which steps to record."""
+    """Returns whether the user or the project's settings choose the steps to record."""
     return any(ctx.get_parameter_source(name) is not ParameterSource.DEFAULT for name in ("skip", "steps"))
 
 
 def _refuse_window(ctx: click.Context) -> None:
-    """Refuses a window that is asked for in so many words beside the whole run; one that is a setting is left alone.
+    """Rejects explicit window options together with --light; window settings of the project are ignored.
 
     Raises:
-        CannotStartError: One is.
+        CannotStartError: A window option is given.
     """
     for name in ("skip", "steps", "stop"):
         if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:

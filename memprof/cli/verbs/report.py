@@ -39,12 +39,12 @@ class MomentType(click.ParamType[tuple[int | None, int | None]]):
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> tuple[int | None, int | None]:
-        """Reads a moment."""
+        """Parses a moment."""
         step, colon, op = str(value).rpartition(":")
         if value == "peak":
             return None, None
         if not op.isdecimal() or (bool(colon) and not step.isdecimal()):
-            self.fail(f"{value!r} is not a moment: write peak, OP or STEP:OP, such as 4:812.", param, ctx)
+            self.fail(f"{value!r} is not a valid moment: write peak, OP or STEP:OP, such as 4:812.", param, ctx)
         return (int(step) if colon else None), int(op)
 
 
@@ -82,7 +82,7 @@ Examples:
 @click.option(
     "--allocator", "page_kind", flag_value="allocator", help="Show reserved memory, what of it is unused, and why."
 )
-@click.option("--static", "page_kind", flag_value="static", help="Show what the step needs when it is planned ahead.")
+@click.option("--static", "page_kind", flag_value="static", help="Show what the step needs with a static plan.")
 @click.option("-f", "--force", is_flag=True, help="Replace the file if it exists.")
 def report(
     trace: str,
@@ -104,7 +104,7 @@ def report(
     """
     at_step, op_id = moment
     if at_step is not None and step_number is not None and at_step != step_number:
-        raise click.UsageError(f"--at {at_step}:{op_id} and --step {step_number} name two steps: leave one out.")
+        raise click.UsageError(f"--at {at_step}:{op_id} and --step {step_number} both choose a step: give only one.")
     chosen_step = at_step if at_step is not None else step_number
     if page_kind is not None:
         if page_path is not None or table is not None or op_id is not None:
@@ -132,7 +132,7 @@ def report(
         opened = open_trace(trace, rank, is_scrubbed=is_scrubbed)
         _show_ranks(opened, str(opened.path) if is_scrubbed else trace, top, is_json=is_json)
         return
-    # The numbers behind a report take long to import; `memprof report -h` needs none of them.
+    # The report's numerics are slow to import; `memprof report -h` needs none of them.
     from memprof.analysis.report.report import build_report
 
     opened = open_trace(trace, rank, is_scrubbed=is_scrubbed)
@@ -152,7 +152,7 @@ def report(
 
 
 def _show_ranks(opened: Trace, name: str, top: int | None, *, is_json: bool) -> None:
-    """Prints what tells the ranks apart, without reading their tables."""
+    """Prints the comparison of ranks, without reading their tables."""
     from memprof.analysis.ranks.rank_report import compare_ranks, job_notes
     from memprof.analysis.ranks.stragglers import find_stragglers
 
@@ -171,7 +171,7 @@ def _show_ranks(opened: Trace, name: str, top: int | None, *, is_json: bool) -> 
 
 
 def _check_page(path: Path, *, is_other: bool, force: bool) -> None:
-    """Refuses a page that cannot be written, before any work."""
+    """Rejects an unwritable output page before any work is done."""
     if is_other:
         raise click.UsageError("--html writes every table: leave out --by and --json.")
     from memprof.trace.files.place import check_output
@@ -180,7 +180,7 @@ def _check_page(path: Path, *, is_other: bool, force: bool) -> None:
 
 
 def _exporter() -> Exporter:
-    """Finds what writes the page: it is of the dashboard's package, which needs plotly."""
+    """Returns the HTML exporter from the dashboard's package, which needs plotly."""
     if importlib.util.find_spec("plotly") is None:
         raise UsageError("--html needs the dashboard's figures: pip install 'torch-memprof[dashboard]'")
     exporter: Exporter = importlib.import_module("memprof_dashboard.export_page.export").export_html

@@ -38,9 +38,12 @@ Examples:
 )
 @click.argument("trace", type=click.Path(), metavar="TRACE")
 @search_options
-@click.option("--world-size", type=click.IntRange(min=1), default=1, metavar="N", help="Ranks that shards divide by.")
+@click.option("--world-size", type=click.IntRange(min=1), default=1, metavar="N", help="Number of ranks to shard over.")
 @click.option(
-    "--planner", default="auto", metavar="NAME", help="How modules are chosen; auto looks everywhere.  [default: auto]"
+    "--planner",
+    default="auto",
+    metavar="NAME",
+    help="How modules are chosen; auto tries all planners.  [default: auto]",
 )
 @click.option(
     "--compiled",
@@ -79,7 +82,7 @@ Examples:
     help="Find the largest batch, or the longest sequence, that fits under some plan.",
 )
 @size_options
-@click.option("--devices", is_flag=True, help="Say how many devices are needed: one rank's peak over 2 to 1,024.")
+@click.option("--devices", is_flag=True, help="Print how many devices are needed: one rank's peak over 2 to 1,024.")
 @click.option("--compare", is_flag=True, help="Show what every planner needs at budgets of 90 to 30 % of the peak.")
 @click.option("--step", "step_number", type=click.IntRange(min=0), metavar="N", help="Plan for this step.")
 @click.option("--rank", type=click.IntRange(min=0), metavar="N", help="Plan for this rank.")
@@ -108,12 +111,12 @@ def suggest(
 ) -> int:
     """Suggest the fastest plans that make a recorded job fit a budget.
 
-    TRACE is a recording of the job as it is. Every plan is replayed on it as a whole; --write keeps the fastest that
-    fits, for `memprof record --plan`. Ctrl-C ends the search with the best so far. The exit code is 4 where nothing
-    fits, 3 where the recording holds no whole step: then what is known of it is shown.
+    TRACE is a recording of the unmodified job. Every plan is replayed on it as a whole; --write keeps the fastest that
+    fits, for `memprof record --plan`. Ctrl-C ends the search with the best so far. The exit code is 4 if nothing fits,
+    and 3 if the recording contains no complete step, whose recorded part is then shown.
 
-    With --check, in the folder where the job was recorded, it is dry-run under the best plans, as `memprof record
-    --dry-run --plan` does; --write keeps the one that is confirmed.
+    With --check, in the folder where the job was recorded, the job is dry-run under the best plans, as by `memprof
+    record --dry-run --plan`; --write keeps the confirmed one.
     """
     if written is not None:
         refuse_existing(find_place(written), force=force)
@@ -121,7 +124,7 @@ def suggest(
     at = size.option
     if also and not maximise and not at:
         raise UsageError(
-            "--also names recordings of other sizes for --at-batch, --at-length, --lengths or --maximise: add one."
+            "--also gives recordings of other sizes for --at-batch, --at-length, --lengths or --maximise: add one."
         )
     if at and (maximise or compare or compiled):
         raise UsageError(f"{at} plans for one size: leave out --maximise, --compare and --compiled.")
@@ -209,12 +212,12 @@ def suggest(
 def _check(
     found: Suggestion, most: int, search: Callable[[SearchRequest], Suggestion]
 ) -> tuple[Suggestion, tuple[Checked, ...]]:
-    """Dry-runs the job under the best plans; where it cannot be dry-run, that is a warning, and plans need more room.
+    """Dry-runs the job under the best plans; if a dry run is impossible, warns and searches with more headroom.
 
     Args:
-        found: What was found for plans that are checked.
-        most: Most dry runs.
-        search: Searches again.
+        found: The search result for plans to be checked.
+        most: Maximum number of dry runs.
+        search: Repeats the search.
     """
     import dataclasses
 
@@ -239,7 +242,7 @@ def _check(
 
 
 def _show_partial(opened: Trace, search_request: Callable[..., SearchRequest], *, is_json: bool) -> int:
-    """Says what a recording without a whole step tells; returns the exit code."""
+    """Prints what a recording without a complete step shows; returns the exit code."""
     from memprof.analysis.plans.partial_step import examine_partial
     from memprof.cli.pages.partial_page import show_partial
 
@@ -257,7 +260,7 @@ def _show(
     target: str | None,
     is_json: bool,
 ) -> int:
-    """Writes the plan and the page, or the plan in another form; returns the exit code."""
+    """Writes the plan and the page, or the plan in another format; returns the exit code."""
     from memprof.analysis.plans.dry_check_results import worth_keeping
     from memprof.cli.page import Page
     from memprof.errors import GateFailedError

@@ -1,4 +1,4 @@
-"""`memprof summary`: what a recording comes to, in a few kilobytes that can be committed as a baseline."""
+"""`memprof summary`: a recording's key figures, in a few kilobytes that can be committed as a baseline."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ Examples:
     "-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Write to this file, replacing it."
 )
 @click.option("--scrub", "is_scrubbed", is_flag=True, help="Leave out arguments, people and hosts, for sharing.")
-@click.option("--json", "is_json", is_flag=True, help="Write JSON; it is the only form there is.")
+@click.option("--json", "is_json", is_flag=True, help="Write JSON (the only format).")
 def summary(trace: str, output: Path | None, is_scrubbed: bool, is_json: bool) -> None:
-    """Write what a recording comes to as JSON: a baseline small enough to be committed.
+    """Write a recording's key figures as JSON: a baseline small enough to be committed.
 
-    It holds the peak and the fullest moment of each phase, the largest parts of each by category, module, operator,
-    line and storage, and what the figures depend on. No folder outside of the job's own is named.
+    It contains the peak and the peak of each phase, the largest parts of each by category, module, operator, line and
+    storage, and what the figures depend on. No path outside the job's own folder is included.
     """
     from memprof.analysis.diff.summary import summarise, summary_to_json
 

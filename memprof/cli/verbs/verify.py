@@ -1,4 +1,4 @@
-"""`memprof verify`: what a plan was predicted to do, held to a run under it."""
+"""`memprof verify`: compares a plan's prediction with a run under it."""
 
 from __future__ import annotations
 
@@ -22,12 +22,11 @@ Examples:
 @click.argument("traces", type=click.Path(), nargs=-1, required=True, metavar="[RUN] HEAD")
 @click.option("--json", "is_json", is_flag=True, help="Print everything as JSON: bytes, microseconds, stable keys.")
 def verify(plan_path: Path, traces: tuple[str, ...], is_json: bool) -> int:
-    """Compare what a plan was predicted to do with a run under it.
+    """Compare a plan's prediction with a run under it.
 
-    HEAD is the recording under the plan. RUN is the recording without it; the prediction is then made anew, where
-    otherwise the one in the plan counts. Steps that ran on the same shapes are compared; the exit code is 3 where HEAD
-    has none. Where the plan has a budget, the fullest recorded step of HEAD is compared with it: the exit code is 4
-    where that is over.
+    HEAD is the recording under the plan. RUN is the recording without it, from which the prediction is recomputed;
+    otherwise the plan's own is used. Steps with the same shapes are compared; the exit code is 3 if HEAD has none. If
+    the plan has a budget, the highest recorded step of HEAD is compared with it: the exit code is 4 if it is over.
     """
     *runs, head = traces
     if len(runs) > 1:
@@ -56,7 +55,7 @@ def verify(plan_path: Path, traces: tuple[str, ...], is_json: bool) -> int:
 
 
 def _judge_alone(plan: Plan, plan_path: Path, head: str, *, is_json: bool) -> int:
-    """Compares a run with the budget of a plan that carries no prediction; returns the exit code."""
+    """Compares a run with the budget of a plan that has no prediction; returns the exit code."""
     from memprof.analysis.diff.budget import judge_budget
     from memprof.analysis.plans.predict import words_for_record
     from memprof.trace.store import Trace

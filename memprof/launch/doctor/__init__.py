@@ -1,1 +1,1 @@
-"""What can be recorded in this environment, and what stands in the way."""
+"""Whether recording works in this environment, and what prevents it."""

@@ -1,4 +1,4 @@
-"""Looks at everything that decides whether, and how well, a job can be recorded here."""
+"""Checks everything that determines whether, and how completely, a job can be recorded here."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from memprof.version import __version__
 
 
 def examine(folder: Path, environment: Mapping[str, str], *, is_quick: bool = False) -> Examination:
-    """Examines the environment of a job that would be recorded from a folder.
+    """Examines the environment of a job recorded from a folder.
 
     Args:
         folder: The current folder.
         environment: The environment of this process.
-        is_quick: Record nothing to try it.
+        is_quick: Skip the test recording.
     """
     torch_findings, told = check_torch()
     place = output_folder(environment, folder)
@@ -53,7 +53,7 @@ def _check_python() -> list[Finding]:
     if sys.platform != "linux":
         found.append(Finding(NOTE, "system", f"{platform.system()}: memprof is tried on Linux"))
     if sys.flags.no_site:
-        # What carries the recorder into the job is site's sitecustomize.
+        # The recorder enters the job through sitecustomize.py, which site imports.
         advice = "Start it without -S; jobs whose Python is started with -S, -I or -E are not recorded."
         found.append(Finding(FIX, "Python", "was started with -S", advice))
     if os.environ.get("PYTHONHOME"):

@@ -1,27 +1,27 @@
-"""What an examination of the environment found, as data."""
+"""The results of examining the environment, as data."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any
 
-#: Version of the JSON below.
+#: Version of the JSON format.
 SCHEMA = 1
 
-#: ok: as it should be. note: good to know. missing: an optional thing that is not there. fix: something does not work.
-#: fail: nothing can be recorded as long as this is so.
+#: ok: as it should be. note: informational. missing: an optional component is not installed. fix: something does not
+#: work. fail: recording is impossible until this is fixed.
 OK, NOTE, MISSING, FIX, FAIL = LEVELS = ("ok", "note", "missing", "fix", "fail")
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at.
+    """The result of one check.
 
     Attributes:
         level: One of LEVELS.
-        what: What was looked at, in a word or two.
-        says: What was found, a clause.
-        advice: What to do about it, a sentence; "" where nothing needs to be done.
+        what: Subject of the check, one or two words.
+        says: The result, a clause.
+        advice: Suggested fix, a sentence; "" if none is needed.
     """
 
     level: str
@@ -30,17 +30,17 @@ class Finding:
     advice: str = ""
 
     def to_json(self) -> dict[str, str]:
-        """Returns it as JSON containers."""
+        """Returns the finding as JSON containers."""
         return {"level": self.level, "what": self.what, "says": self.says, "advice": self.advice}
 
 
 @dataclass(frozen=True)
 class Section:
-    """Findings about one thing.
+    """Findings on one subject.
 
     Attributes:
-        name: What they are about.
-        findings: What was found, in the order to show it.
+        name: The subject.
+        findings: The findings, in display order.
     """
 
     name: str
@@ -49,12 +49,12 @@ class Section:
 
 @dataclass(frozen=True)
 class Examination:
-    """Everything that was found.
+    """All findings.
 
     Attributes:
-        sections: By what it is about.
-        is_quick: Nothing was recorded to try it.
-        facts: Versions and places, for JSON.
+        sections: The findings by subject.
+        is_quick: The test recording was skipped.
+        facts: Versions and paths, for JSON.
     """
 
     sections: tuple[Section, ...]
@@ -68,11 +68,11 @@ class Examination:
 
     @property
     def works(self) -> bool:
-        """Whether a job can be recorded here, by all that was looked at."""
+        """Whether a job can be recorded here, according to all checks."""
         return all(finding.level != FAIL for finding in self.findings)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns it as JSON containers, ready for ``json.dump``."""
+        """Returns the examination as JSON containers, ready for ``json.dump``."""
         return {
             "schema": SCHEMA,
             "works": self.works,

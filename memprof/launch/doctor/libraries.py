@@ -1,4 +1,4 @@
-"""Which libraries are there, in which versions, and what each one is for."""
+"""Which libraries are installed, their versions, and what each one is for."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from dataclasses import dataclass
 from memprof.launch.doctor.findings import FIX, MISSING, OK, Finding
 
 _OWN = "torch-memprof"
-_NEEDED = "what memprof itself is made of"
+_NEEDED = "required by memprof"
 
 
 @dataclass(frozen=True)
 class Library:
-    """A library that memprof uses or goes along with.
+    """A library that memprof uses or supports.
 
     Attributes:
-        name: Its distribution.
-        purpose: What it is for.
-        install: What to type to have it.
+        name: Its distribution name.
+        purpose: What it is used for.
+        install: The install command.
     """
 
     name: str
@@ -45,14 +45,14 @@ OPTIONAL = (
 
 
 def check_libraries() -> list[Finding]:
-    """Looks at the libraries that memprof needs, and at those that it goes without."""
+    """Checks the required and optional libraries."""
     least = _least_versions()
     needed = [name for name, (_, extra) in least.items() if not extra]
     findings = [
         _judge(Library(name, _NEEDED, f"pip install '{name}>={least[name][0]}'"), least[name][0], is_needed=True)
         for name in needed
     ]
-    # What memprof needs is one line as long as nothing is wrong with it.
+    # Required libraries share one line if all are fine.
     wrong = [finding for finding in findings if finding.level != OK]
     if findings and not wrong:
         versions = ", ".join(f"{finding.what} {finding.says.partition(',')[0]}" for finding in findings)
@@ -66,19 +66,19 @@ def _judge(library: Library, least: str, *, is_needed: bool) -> Finding:
         version = importlib.metadata.version(library.name)
     except importlib.metadata.PackageNotFoundError:
         says = f"not installed: {library.purpose}"
-        return Finding(FIX if is_needed else MISSING, library.name, says, f"To have it: {library.install}.")
+        return Finding(FIX if is_needed else MISSING, library.name, says, f"Install it with {library.install}.")
     if least and _numbers(version) < _numbers(least):
         says = f"{version} is older than {least}: {library.purpose}"
-        return Finding(FIX, library.name, says, f"Renew it: pip install '{library.name}>={least}'.")
+        return Finding(FIX, library.name, says, f"Upgrade it: pip install '{library.name}>={least}'.")
     return Finding(OK, library.name, f"{version}, {library.purpose}")
 
 
 def _least_versions() -> dict[str, tuple[str, str]]:
-    """Returns the least version of each library, and the extra that asks for it, as memprof's own metadata has them."""
+    """Returns each library's minimum version, and the extra that requires it, from memprof's own metadata."""
     try:
         lines = importlib.metadata.requires(_OWN) or []
     except importlib.metadata.PackageNotFoundError:
-        return {}  # run from where its source lies: nothing tells
+        return {}  # run from a source tree: no metadata
     found: dict[str, tuple[str, str]] = {}
     for line in lines:
         match = re.match(r"([\w.-]+)(?:\[[^\]]*\])?\s*>=\s*([\d.]+)", line)

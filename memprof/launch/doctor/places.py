@@ -1,4 +1,4 @@
-"""Whether recordings can be written here, and what room there is."""
+"""Whether recordings can be written here, and how much space is available."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from memprof.launch.doctor.findings import FAIL, FIX, NOTE, OK, Finding
 from memprof.machines.host_limits import nearest_limit
 from memprof.units import format_bytes
 
-#: What is written to try a place, in bytes: more than a file system keeps for itself.
+#: Size of the test file in bytes: more than file systems reserve.
 _TRIED_BYTES = 1 << 20
-#: A window of a large model's steps takes some hundred megabytes while it is recorded.
+#: A window of a large model's steps takes a few hundred megabytes while recording.
 _LITTLE_DISK_BYTES = 1 << 30
-#: What gloo, NCCL and workers of data loaders ask of shared memory between processes is mostly less.
+#: Shared memory below this is little: gloo, NCCL and data loader workers usually need less.
 _LITTLE_SHARED_BYTES = 256 << 20
 SHARED = Path("/dev/shm")
 
 
 def check_output(folder: Path) -> Finding:
-    """Writes into the folder where recordings go, as a recording would, and takes that away again.
+    """Writes a test file to the output folder, and removes it.
 
     Args:
-        folder: The folder that the output file would lie in.
+        folder: The folder of the output file.
     """
     try:
         with (
@@ -46,7 +46,7 @@ def check_output(folder: Path) -> Finding:
 
 
 def judge_disk(folder: Path, free_bytes: int) -> Finding:
-    """Judges the free space of a place that can be written."""
+    """Judges the free space of a writable folder."""
     says = f"{folder} can be written, {format_bytes(free_bytes)} free"
     if free_bytes < _LITTLE_DISK_BYTES:
         return Finding(FIX, "recordings", says, "Free some space: a long window of a large job takes a gigabyte.")
@@ -54,7 +54,7 @@ def judge_disk(folder: Path, free_bytes: int) -> Finding:
 
 
 def check_shared_memory(folder: Path = SHARED) -> Finding:
-    """Looks at the memory that processes share: ranks and data loader workers need it, memprof does not."""
+    """Checks shared memory: ranks and data loader workers need it, memprof does not."""
     if not folder.is_dir():
         return Finding(NOTE, str(folder), "not there: data loader workers and ranks of one machine may need it")
     if not os.access(folder, os.W_OK):
@@ -69,9 +69,9 @@ def check_shared_memory(folder: Path = SHARED) -> Finding:
 
 
 def check_host() -> Finding:
-    """Says how much memory a job can have of the host, by the limit that is nearest."""
+    """Returns how much host memory a job can use, by the tightest limit."""
     limit = nearest_limit()
     if limit is None:
-        return Finding(NOTE, "host memory", "the system does not tell")
+        return Finding(NOTE, "host memory", "not reported by the system")
     free, total = format_bytes(limit.free_bytes), format_bytes(limit.total_bytes)
     return Finding(OK, "host memory", f"{free} free of the {total} that a process here may have")

@@ -1,4 +1,4 @@
-"""Records a job of a few lines, and looks whether the recording holds what that job must have taken."""
+"""Records a job of a few lines, and checks that the recording contains the expected bytes."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ _WHAT = "self-test"
 
 
 def check_recording(folder: Path, environment: Mapping[str, str]) -> Finding:
-    """Records the job in another process, and reads the recording.
+    """Records the job in a separate process, and reads the recording.
 
     Args:
-        folder: Where recordings go; what is written there is taken away again.
-        environment: The environment of this process; what is set for other recordings is left out.
+        folder: The output folder of recordings; the test recording is removed again.
+        environment: The environment of this process; variables of other recordings are dropped.
     """
     own = {name: value for name, value in environment.items() if not name.startswith("MEMPROF_")}
     start = time.monotonic()
     try:
         with tempfile.TemporaryDirectory(prefix=".memprof-doctor-", dir=folder) as place:
             (Path(place) / "job.py").write_text(_JOB, encoding="utf-8")
-            # The nearest pyproject.toml is that of the user's project: every setting is given here.
+            # The nearest pyproject.toml belongs to the user's project: every setting is overridden here.
             words = ["--skip", "1", "--steps", "2", "-o", "run.memprof", "--no-dry-run", "job.py"]
             (Path(place) / "pyproject.toml").touch()
             recorded = _run(["record", *words], place, own)
@@ -58,11 +58,11 @@ def check_recording(folder: Path, environment: Mapping[str, str]) -> Finding:
 
 
 def judge_report(report: dict[str, Any], seconds: float) -> Finding:
-    """Judges what ``memprof report --json`` says of the job.
+    """Judges the output of ``memprof report --json`` for the job.
 
     Args:
         report: The report.
-        seconds: How long it took to record and read.
+        seconds: Time to record and read, in seconds.
     """
     held = report["at_peak"]["by_category"]
     for category in ("parameter", "gradient"):
@@ -87,7 +87,7 @@ def _run(words: list[str], folder: str, environment: Mapping[str, str]) -> subpr
 
 
 def _with_memprof(environment: Mapping[str, str]) -> str:
-    """Returns a path on which this memprof is found, wherever it was started from."""
+    """Returns a PYTHONPATH on which this memprof is importable, wherever it was started from."""
     packages = {str(Path(__file__).resolve().parents[3]), *(path for path in sys.path if path.endswith("dashboard"))}
     known = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
     return os.pathsep.join([*known, *sorted(packages - set(known))])

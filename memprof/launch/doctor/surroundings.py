@@ -1,4 +1,4 @@
-"""Variables and settings in force: what changes a job's memory, and what changes how it is recorded."""
+"""Variables and settings that change a job's memory or how it is recorded."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from memprof.launch.doctor.findings import FIX, NOTE, OK, Finding
 from memprof.launch.parent.settings import read_project_settings
 from memprof.policies.allocator.policy import OLD_VARIABLE, VARIABLE
 
-#: Variables that change how much memory a job takes, and how.
+#: Variables that change how much memory a job takes, with their effect.
 MEANINGS = {
     VARIABLE: "options of the caching allocator",
     OLD_VARIABLE: "options of the caching allocator, by the name it had before torch 2.9",
@@ -30,17 +30,17 @@ MEANINGS = {
 }
 _PREFIXES = {"MALLOC_": "how malloc works: changes resident memory, not torch's counts"}
 
-#: What memprof itself reads; the first ones are also keys of [tool.memprof].
+#: Variables that memprof reads; the first ones are also keys of [tool.memprof].
 _SETTINGS = ("OUTPUT", "FORCE", "QUIET", "SKIP", "STEPS", "STOP", "LIGHT", "DRY_RUN", "DEVICE", "PLAN", "BUDGET")
 _OWN = tuple(f"MEMPROF_{name}" for name in (*_SETTINGS, "FAIL_OVER_BUDGET", "KEEP_ARGUMENTS", "DEBUG"))
-#: What a recording gives its job: there while doctor runs inside of one.
+#: Variables that a recording sets for its job: present if doctor runs inside one.
 _OF_A_JOB = ("MEMPROF_SPOOL", "MEMPROF_SETTINGS", "MEMPROF_PACKAGE")
-#: What tests and continuous integration set.
+#: Variables set by tests and continuous integration.
 _OF_TESTS = ("MEMPROF_BROWSER_TESTS", "MEMPROF_SCREENSHOTS")
 
 
 def check_variables(environment: Mapping[str, str]) -> list[Finding]:
-    """Names the variables in force that change a job's memory.
+    """Lists the variables in force that change a job's memory.
 
     Args:
         environment: The environment that a job would have.
@@ -57,7 +57,7 @@ def check_variables(environment: Mapping[str, str]) -> list[Finding]:
 
 
 def check_settings(environment: Mapping[str, str], folder: Path) -> list[Finding]:
-    """Lists what is set for memprof, by ``MEMPROF_*`` or in the nearest pyproject.toml, and what is misspelt.
+    """Lists memprof's settings from ``MEMPROF_*`` and the nearest pyproject.toml, and misspelled ones.
 
     Args:
         environment: The environment.
@@ -85,7 +85,7 @@ def check_settings(environment: Mapping[str, str], folder: Path) -> list[Finding
 
 
 def output_folder(environment: Mapping[str, str], folder: Path) -> Path:
-    """Returns where recordings go: where ``MEMPROF_OUTPUT`` or ``[tool.memprof]`` says, or else the current folder."""
+    """Returns the output folder: from ``MEMPROF_OUTPUT`` or ``[tool.memprof]``, or else the current folder."""
     from memprof.trace.files.location import is_address
 
     try:

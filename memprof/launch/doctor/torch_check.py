@@ -1,4 +1,4 @@
-"""Asks this Python's torch, in a process of its own, what can be recorded with it."""
+"""Probes this Python's torch, in a separate process, for what can be recorded with it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from typing import Any
 from memprof.launch.doctor.findings import FAIL, FIX, NOTE, OK, Finding
 from memprof.units import format_bytes
 
-#: The oldest torch that can be recorded, as pyproject.toml asks for it.
+#: The oldest supported torch, as in pyproject.toml.
 OLDEST = "2.11"
-#: The newest that the tests ran with.
+#: The newest torch that the tests ran with.
 NEWEST = "2.13"
 
 _INSTALL = "pip install 'torch-memprof[torch]'"
@@ -27,10 +27,10 @@ _DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def check_torch() -> tuple[list[Finding], dict[str, Any]]:
-    """Looks for torch, imports it in another process, and judges what it offers.
+    """Finds torch, imports it in another process, and judges its capabilities.
 
     Returns:
-        What was found, and what torch told of itself, empty where it could not be asked.
+        The findings, and the probe's facts about torch, empty if it could not be probed.
     """
     version = _installed_version()
     if version is None and importlib.util.find_spec("torch") is None:
@@ -54,14 +54,14 @@ def check_torch() -> tuple[list[Finding], dict[str, Any]]:
                 FAIL,
                 "torch",
                 f"{version or 'some version'} is installed and cannot be imported: {fault}",
-                "Mend it until python -c 'import torch' works, or install it anew.",
+                "Fix it until python -c 'import torch' works, or reinstall it.",
             )
         ], {}
     return [_judge_version(told), _judge_cpu(told), *_judge_devices(told)], told
 
 
 def as_numbers(version: str) -> tuple[int, ...]:
-    """Returns the first two numbers of a version, by which versions are compared."""
+    """Returns the first two numbers of a version, for comparing versions."""
     found = re.match(r"(\d+)(?:\.(\d+))?", version)
     return (int(found[1]), int(found[2] or 0)) if found else (0, 0)
 
@@ -70,11 +70,11 @@ def _installed_version() -> str | None:
     try:
         return importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
-        return None  # not installed, or copied to where it lies
+        return None  # not installed, or copied without metadata
 
 
 def _ask() -> tuple[dict[str, Any] | None, str]:
-    """Returns what torch told, or None and the last line of its complaint."""
+    """Returns the probe's facts, or None and the last line of its error."""
     command = [sys.executable, str(_PROBE), str(_ROOT)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_LIMIT_S, check=False)
@@ -88,8 +88,8 @@ def _ask() -> tuple[dict[str, Any] | None, str]:
     try:
         told = json.loads(last)
     except ValueError:
-        return None, "its import ended Python without a word"
-    return (told, "") if isinstance(told, dict) else (None, "it told nothing")
+        return None, "its import ended Python without any output"
+    return (told, "") if isinstance(told, dict) else (None, "the probe returned nothing")
 
 
 def _judge_version(told: dict[str, Any]) -> Finding:
@@ -109,7 +109,7 @@ def _judge_cpu(told: dict[str, Any]) -> Finding:
         NOTE,
         "CPU memory",
         f"storages one by one: this torch was built without {lacks}, and what kernels take for themselves is not seen",
-        "An official build of torch hears every allocation.",
+        "An official build of torch records every allocation.",
     )
 
 

@@ -1,6 +1,6 @@
-"""Run in a process of its own: says as JSON on its last line what this Python's torch is and what it offers a recorder.
+"""Runs in a separate process: prints, as JSON on its last line, this Python's torch and what it offers a recorder.
 
-A torch that cannot be imported ends it with torch's own error; the examination goes on without.
+If torch cannot be imported, the process ends with torch's own error; the examination continues without.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 
 def probe() -> dict[str, Any]:
-    """Imports torch and asks it."""
+    """Imports torch and queries its capabilities."""
     import torch
 
     from memprof.recorder.device.driver import driver_version
@@ -43,7 +43,7 @@ def probe() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    # This folder's modules are not to be found by their bare names, and memprof may be on no path of Python's own.
+    # This folder's modules must not shadow others by their bare names, and memprof may not be on Python's own path.
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path = [*(path for path in sys.path if path != here), sys.argv[1]]
     print(json.dumps(probe()))

@@ -1,1 +1,1 @@
-"""Dry runs of the job under a plan, apart from its files and its network."""
+"""Dry runs of the job under a plan, isolated from its files and its network."""

@@ -1,12 +1,12 @@
-"""Runs a command apart: what it writes in its folder goes elsewhere, and it has no network but its own loopback.
+"""Runs a command isolated: writes in its folder are redirected, and its only network is its own loopback.
 
-Linux lets anybody do so in a user namespace (user_namespaces(7)), unless the machine's owner said no. This file is a
-program of its own, for the interpreter alone, so that nothing of memprof is imported where the command is about to run:
+Linux allows this to any user in a user namespace (user_namespaces(7)), unless the administrator disabled it. This file
+is a standalone script for the bare interpreter, so that nothing of memprof is imported where the command runs:
 
     python -I -S apart.py SCRATCH [COMMAND...]
 
-Files are written into SCRATCH, over the current folder (overlayfs); without a command it only tries. It ends with the
-status 125 and a sentence where that cannot be had, and otherwise is the command.
+Writes go to SCRATCH, mounted over the current folder (overlayfs); without a command it only tests whether isolation
+works. If it does not, it exits with status 125 and a message; otherwise it execs the command.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _SET_FLAGS, _UP = 0x8914, 0x1
 
 
 def main(scratch: str, command: list[str]) -> None:
-    """Becomes the command, apart.
+    """Isolates this process and execs the command.
 
     Args:
         scratch: An empty folder, outside the current one.
-        command: The command line; none to try only.
+        command: The command line; empty to test only.
     """
     folder = os.getcwd()
     try:
@@ -48,13 +48,13 @@ def main(scratch: str, command: list[str]) -> None:
     except OSError as error:
         sys.exit(_say(error.strerror or str(error)))
     if command:
-        for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignored when it started, as a command must not
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):  # ignored by Python at startup; a command expects the default
             signal.signal(number, signal.SIG_DFL)
         os.execvp(command[0], command)
 
 
 def _check(folder: str, scratch: str) -> None:
-    """Raises an OSError where files of the folder cannot be shown as they are, or memprof's own would be hidden."""
+    """Raises an OSError if the folder's files cannot be overlaid faithfully, or memprof's own would be hidden."""
     beside = os.path.join(os.path.realpath(folder), "")
     if os.path.join(os.path.realpath(scratch), "").startswith(beside):
         raise OSError("the folder for temporary files is inside this one")
@@ -67,7 +67,7 @@ def _check(folder: str, scratch: str) -> None:
 
 
 def _lay_over(folder: str, scratch: str) -> None:
-    """Mounts a folder over itself, whose files are read from below and written into the scratch folder."""
+    """Mounts an overlay over a folder: reads come from the folder, writes go to the scratch folder."""
     above, work = os.path.join(scratch, "files"), os.path.join(scratch, "work")
     for path in (above, work):
         os.mkdir(path, 0o700)
@@ -76,7 +76,7 @@ def _lay_over(folder: str, scratch: str) -> None:
 
 
 def _raise_loopback() -> None:
-    """Lets processes on this machine reach one another: ranks of one job do."""
+    """Brings up the loopback interface, so that the ranks of one job reach one another."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
         fcntl.ioctl(asked, _SET_FLAGS, struct.pack("16sh", b"lo", _UP))
 

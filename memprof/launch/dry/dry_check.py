@@ -1,4 +1,4 @@
-"""Checks the plans of a search by dry-running the recorded job under each, the fastest first, until one fits."""
+"""Checks a search's plans by dry-running the recorded job under each, fastest first, until one fits."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ def check_plans(
 ) -> tuple[Checked, ...]:
     """Dry-runs the plans of a search until one is confirmed to fit.
 
-    A plan that a dry run cannot apply is passed by with the reason. An interruption (Ctrl-C) ends the check. Where the
-    machine can and the window does not forbid it, files that the job writes in its folder are thrown away, and it
-    reaches no network.
+    A plan that a dry run cannot apply is skipped with the reason. An interruption (Ctrl-C) ends the check. Where the
+    machine supports it and the window does not forbid it, the job is isolated: files it writes in its folder are
+    discarded, and it reaches no network.
 
     Args:
-        found: What the search found.
-        most: Most dry runs.
-        window: Steps of a dry run to let pass, and to look at.
-        announce: Told, before the first dry run, which command runs and how.
-        say: Told in a sentence what is done next.
+        found: The search result.
+        most: Maximum number of dry runs.
+        window: Steps of a dry run to skip, and to record.
+        announce: Called before the first dry run with the command and its isolation.
+        say: Called with a sentence on each next action.
 
     Returns:
-        The plans that were looked at, in order; none where the job fits as it is.
+        The checked plans, in order; none if the job already fits.
 
     Raises:
-        CannotStartError: The recording does not tell how to start the job, or is of another device.
-        NotFoundError: The job's script or program is not here.
-        NotExecutableError: It cannot be run.
+        CannotStartError: The recording lacks the job's command line, or is from an unsupported device.
+        NotFoundError: The job's script or program is missing here.
+        NotExecutableError: The script or program cannot be run.
     """
     target, device = find_recorded_job(found.manifest), find_recorded_device(found.manifest)
     checked: list[Checked] = []
@@ -68,7 +68,7 @@ def check_plans(
 
 
 def _describe_run(target: Target, why_not_isolated: str) -> str:
-    """Returns the sentence that says what is about to run, and what it can change."""
+    """Returns a sentence with the command about to run, and what it can change."""
     program, *words = mask_words(target.arguments)
     command = shlex.join((Path(program).name, *words))
     if why_not_isolated:

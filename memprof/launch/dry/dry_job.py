@@ -1,4 +1,4 @@
-"""Dry-runs a job under a plan: what the plan needs as applied, before any real run is spent on it."""
+"""Dry-runs a job under a plan: measures the plan's peak as applied, before spending a real run on it."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ from memprof.trace.manifest import Manifest
 from memprof.trace.secrets.masking import MASK, is_masked
 from memprof.trace.store import Trace
 
-#: Said of a job that failed apart: it may have wanted what it could not have there.
+#: Appended if an isolated job failed: it may have needed files or network access that isolation denies.
 _WHILE_APART = "(It had no network; isolate = false under [tool.memprof.dry_run] in pyproject.toml leaves it that.)"
-#: Characters of an error's last line that are told.
+#: Maximum characters of an error's last line in messages.
 _MOST_SAID = 300
 
 
 class EndedError(Exception):
-    """A signal reached this process while a job ran, by which somebody wants all of it to end."""
+    """A signal that asks the whole command to end reached this process while a job ran."""
 
     def __init__(self, number: int) -> None:
-        """Takes the signal's number."""
+        """Stores the signal number."""
         super().__init__(number)
         self.number = number
 
 
 @dataclass(frozen=True)
 class DryOutcome:
-    """What came of a dry run.
+    """The result of a dry run.
 
     Attributes:
-        peak_bytes: Most bytes allocated in any step; None where no step was dry-run.
-        reason: Why not, a sentence; "" where one was.
-        was_started: Whether the job was started at all.
+        peak_bytes: Peak live bytes over all steps; None if no step was dry-run.
+        reason: Why no step was dry-run, a sentence; "" if one was.
+        was_started: Whether the job was started.
     """
 
     peak_bytes: int | None
@@ -55,8 +55,8 @@ def find_recorded_job(manifest: Manifest) -> Target:
     """Returns the job of a recording, to be started from the current folder.
 
     Raises:
-        CannotStartError: The recording does not say how it was started, or it was made under a plan.
-        NotFoundError: Its script or program is not here.
+        CannotStartError: The recording lacks the job's command line, or was made under a plan.
+        NotFoundError: Its script or program is missing here.
         NotExecutableError: It cannot be run.
     """
     command = manifest.command
@@ -87,10 +87,10 @@ def find_recorded_job(manifest: Manifest) -> Target:
 
 
 def find_recorded_device(manifest: Manifest) -> str:
-    """Returns the device that a dry run must show the job of a recording; "" for the machine's processor.
+    """Returns the device that a dry run of a recording's job must simulate; "" for the CPU.
 
     Raises:
-        CannotStartError: It was recorded on a device of which a dry run does not know what torch does on it.
+        CannotStartError: It was recorded on a device that a dry run cannot simulate.
     """
     machine = manifest.machine
     if machine.device_kind == "cpu":
@@ -113,18 +113,18 @@ def dry_run(
     *,
     apart: bool = False,
 ) -> DryOutcome:
-    """Runs a job on tensors without memory and tells what it needs. What it prints is thrown away.
+    """Runs a job on tensors without memory and returns its peak. The job's output is discarded.
 
     Args:
         target: The job.
-        plan: The plan to apply to it, None for the job as it is.
-        window: Steps to let pass, and to look at.
-        device: The device that the job is shown; "" for the machine's processor.
-        keep: Where the recording goes; None to keep none.
-        apart: Whether what it writes in this folder goes elsewhere, and it has no network (``isolation``).
+        plan: The plan to apply; None for the unmodified job.
+        window: Steps to skip, and to record.
+        device: The simulated device; "" for the CPU.
+        keep: Path for the recording; None to discard it.
+        apart: Isolate the job: writes in this folder are redirected, and it has no network (``isolation``).
 
     Raises:
-        EndedError: A signal reached this process meanwhile that ends all of it.
+        EndedError: A signal that asks the whole command to end arrived during the run.
     """
     try:
         check_plan(plan)

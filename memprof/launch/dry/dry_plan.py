@@ -1,11 +1,11 @@
-"""Says which plans a dry run cannot apply: those that compile, and those that weigh what is held and for how long."""
+"""Rejects plans that a dry run cannot apply: those that compile or depend on real memory use and timing."""
 
 from __future__ import annotations
 
 from memprof.launch.parent.target import CannotStartError
 from memprof.policies.plan.plan import Plan
 
-#: Policies that a dry run cannot apply, and why not.
+#: Policies that a dry run cannot apply, with the reason.
 _LEFT_OUT = {
     "compile": (
         "it runs operator by operator, and what a compiler makes of them is known only once it has. Leave it out of "
@@ -19,10 +19,10 @@ _LEFT_OUT = {
 
 
 def check_plan(plan: Plan | None) -> None:
-    """Refuses a plan that a dry run would not apply as a real run does.
+    """Rejects a plan that a dry run would not apply as a real run does.
 
     Raises:
-        CannotStartError: It holds such a policy, which the sentence names.
+        CannotStartError: The plan contains such a policy; the message names it.
     """
     policies = plan.policies if plan is not None else ()
     for policy in policies:

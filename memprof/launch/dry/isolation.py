@@ -1,4 +1,4 @@
-"""Runs a job where it changes nothing: files it writes in its folder go elsewhere, and it reaches no network."""
+"""Runs a job without side effects: writes in its folder are redirected, and it reaches no network."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import sys
 import tempfile
 from pathlib import Path
 
-#: The program that does it, which imports nothing of memprof.
+#: The isolating script, which imports nothing of memprof.
 _PROGRAM = str(Path(__file__).with_name("apart.py"))
 _LIMIT_S = 20
 
 
 def command_apart(scratch: Path) -> tuple[str, ...]:
-    """Returns the words before a command line that run it apart.
+    """Returns the command prefix that isolates a command.
 
     Args:
-        scratch: A folder for what it writes, outside the current one. A folder is made in it.
+        scratch: A folder for redirected writes, outside the current one. A subfolder is created in it.
 
     Raises:
-        OSError: The folder cannot be made.
+        OSError: The subfolder cannot be created.
     """
     files = scratch / "apart"
     files.mkdir(mode=0o700)
@@ -27,7 +27,7 @@ def command_apart(scratch: Path) -> tuple[str, ...]:
 
 
 def why_not_apart() -> str:
-    """Returns why a job cannot run apart in the current folder on this machine; "" where it can. It is tried."""
+    """Returns why isolation fails in the current folder on this machine; "" if a trial succeeds."""
     if sys.platform != "linux":
         return "only Linux can"
     try:

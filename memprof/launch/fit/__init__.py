@@ -1,1 +1,1 @@
-"""Runs a job until a plan is found under which it was measured to fit a budget."""
+"""Runs a job until a plan is measured to fit a budget."""

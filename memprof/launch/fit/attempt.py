@@ -1,4 +1,4 @@
-"""What a run of the job was measured to need, as it is or under a plan."""
+"""The measured memory and time of a run of the job, unmodified or under a plan."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from memprof.analysis.plans.predict import has_untouched_step
 from memprof.policies.plan.plan import Plan
 from memprof.trace.store import Trace
 
-#: How a run under a plan ended: within the budget, above it, the plan did not fit the job, the job failed under it; or
-#: its dry run was above the budget, so that it was not run.
+#: Outcomes of a run under a plan: within the budget, above it, the plan did not fit the job, the job failed under it,
+#: or skipped because its dry run was above the budget.
 OUTCOMES = ("fits", "above", "refused", "failed", "passed over")
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What a recorded run needed.
+    """The measurements of a recorded run.
 
     Attributes:
-        peak_bytes: Most bytes that any rank had allocated in any recorded step.
-        step_time_us: Duration of a step of the rank that had; NaN where no step ran without the recorder.
-        rank: That rank.
+        peak_bytes: Peak live bytes over all ranks and recorded steps.
+        step_time_us: Step time in microseconds on that rank; NaN if no step ran without the recorder.
+        rank: The rank with that peak.
     """
 
     peak_bytes: int
@@ -32,15 +32,15 @@ class Measured:
 
 @dataclass(frozen=True)
 class Attempt:
-    """A run of the job under a plan, or a dry run that spared it.
+    """A run of the job under a plan, or a dry run that made it unnecessary.
 
     Attributes:
         plan: The plan, with its prediction.
         outcome: One of OUTCOMES.
-        measured: What the run needed, None where nothing was recorded of it.
-        reason: Why the plan or the job did not go on, "" where they did.
-        dry_bytes: Peak of its dry run, None where there was none.
-        ran_out: Whether the job failed because memory ran out.
+        measured: The measurements; None if nothing was recorded.
+        reason: Why the plan or the job failed, "" if neither did.
+        dry_bytes: Peak of its dry run; None if there was none.
+        ran_out: Whether the job failed because it ran out of memory.
     """
 
     plan: Plan
@@ -52,16 +52,16 @@ class Attempt:
 
     @property
     def was_run(self) -> bool:
-        """Whether the job was really run."""
+        """Whether the job ran for real."""
         return self.outcome != "passed over"
 
 
 def measure(trace: Trace) -> Measured:
-    """Reads off a recording what the job needed.
+    """Returns a job's measurements from its recording.
 
     Raises:
-        BadInputError: It holds no operators.
-        InconclusiveError: No step was recorded to its end: a peak may be still to come.
+        BadInputError: The recording contains no operators.
+        InconclusiveError: The recording contains no complete step, so the peak may be still to come.
     """
     ranks = [trace.rank_trace(rank) for rank in trace.ranks]
     peaks = [max(rank.step_peaks().values(), default=0) for rank in ranks]

@@ -1,4 +1,4 @@
-"""The job under torch's compiler: what that keeps is known only when it has run, so it is run."""
+"""The job under torch.compile: what the compiler saves for backward can only be measured, so the job is run."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from memprof.policies.plan.prediction import Prediction
 from memprof.policies.precision.policy import Precision
 from memprof.trace.store import Trace
 
-#: Shares of what the compiler would keep for backward that are tried, one after the other, until one fits.
+#: Activation budgets of the compiler to try in turn, as fractions of what it would save for backward, until one fits.
 _BUDGETS = (1.0, 0.5, 0.2)
 
 
 def compiled_plans(found: FitResult) -> Iterator[Plan]:
-    """Yields the plans to run with the whole model compiled, each while those before did not fit.
+    """Yields the plans to run with the whole model compiled, stopping once one fits.
 
-    Precision and chunked loss of the best plan so far are kept: the compiler has no say in them.
+    Precision and chunked loss of the best plan so far are kept: they are independent of the compiler.
 
     Args:
-        found: What came of the runs so far; it is looked at again for each plan.
+        found: The result of the runs so far; read again for each plan.
     """
     others: tuple[Policy, ...] = ()
     if found.best is not None:
@@ -39,13 +39,13 @@ def compiled_plans(found: FitResult) -> Iterator[Plan]:
 
 
 def measured_plan(plan: Plan, first: Suggestion, head: Trace, path: Path) -> Plan:
-    """Returns a plan that compiles with what was measured as its prediction.
+    """Returns a compiled plan with the measurement as its prediction.
 
     Args:
         plan: The plan.
-        first: The search that began with the job as it is.
+        first: The search on the unmodified job.
         head: The run under the plan.
-        path: Where that run will be kept.
+        path: Where that run's recording will be kept.
     """
     policies = tuple(
         replace(policy, measured=str(path)) if isinstance(policy, Compile) else policy for policy in plan.policies
@@ -55,5 +55,5 @@ def measured_plan(plan: Plan, first: Suggestion, head: Trace, path: Path) -> Pla
 
 
 def is_settled(attempt: Attempt) -> bool:
-    """Tells whether a smaller budget for the compiler would bring nothing: it fits, or the job cannot be compiled."""
+    """Returns whether a smaller compiler budget is pointless: the plan fits, or the job cannot be compiled."""
     return attempt.outcome != "above"

@@ -1,4 +1,4 @@
-"""Records a job, searches for a plan, runs the job under it, and goes on until one was measured to fit."""
+"""Records a job, searches for a plan, runs the job under it, and repeats until one is measured to fit."""
 
 from __future__ import annotations
 
@@ -37,25 +37,25 @@ from memprof.policies.plan.plan import Plan
 from memprof.policies.plan.plan_file import write_plan
 from memprof.trace.store import Trace
 
-#: Searches for plans: the recording, and what is asked for.
+#: Searches for plans, given the recording and the search request.
 Search = Callable[[Trace, SearchRequest], Suggestion]
 
 
 def fit(request: Request, search: Search, say: Callable[[str], None]) -> FitResult:
     """Finds a plan under which a job is measured to stay within a budget.
 
-    The plan is written when a run under it has stayed within the budget, and not before. A run above the budget
-    tightens the search by the error seen; a plan that cannot be applied to the job, or under which the job fails, is
-    left out of it. An interruption (Ctrl-C) ends it with the best plan verified so far.
+    The plan is written only after a run under it stayed within the budget. A run above the budget tightens the search
+    by the observed error; a plan that cannot be applied to the job, or under which the job fails, is excluded. An
+    interruption (Ctrl-C) ends the fit with the best plan verified so far.
 
     Args:
-        request: What is asked for.
+        request: The job, the budget and the limits.
         search: Searches for plans.
-        say: Told in a sentence what is done next, and what came of it.
+        say: Called with a sentence on each next action and its result.
 
     Raises:
-        BadInputError: The recording holds no operators.
-        InconclusiveError: Nothing was recorded of the job, or no step of it to its end.
+        BadInputError: The recording contains no operators.
+        InconclusiveError: Nothing was recorded of the job, or no complete step.
         MemprofError: The job cannot be started.
     """
     found = FitResult(request)
@@ -75,14 +75,14 @@ def fit(request: Request, search: Search, say: Callable[[str], None]) -> FitResu
 
 def _fit(found: FitResult, search: Search, say: Callable[[str], None]) -> None:
     request = found.request
-    say(f"recording {request.target.name} as it is")
+    say(f"recording {request.target.name} without a plan")
     done = _run(request, request.outputs.run, None)
     if done.returncode and not _dry_run_instead(found, done, say):
         found.returncode = done.returncode
         found.reason = describe_failure_as_it_is(done)
         return
     if not done.output.is_file():
-        raise InconclusiveError(f"{done.verdict.sentence} So there is nothing to plan from.")
+        raise InconclusiveError(f"{done.verdict.sentence} There is nothing to plan from.")
     trace = Trace.open(done.output)
     found.recorded = measure(trace)
     trace = trace.rank_trace(found.recorded.rank)
@@ -106,7 +106,7 @@ def _fit(found: FitResult, search: Search, say: Callable[[str], None]) -> None:
 
 
 def _dry_run_instead(found: FitResult, done: Recorded, say: Callable[[str], None]) -> bool:
-    """Takes the dry run of a job that ran out of memory for its recording; returns whether there is one."""
+    """Replaces the recording of a job that ran out of memory with its dry run; returns whether that succeeded."""
     request = found.request
     if request.dry_window is None or not done.verdict.post_mortem:
         return False
@@ -126,7 +126,7 @@ def _dry_run_instead(found: FitResult, done: Recorded, say: Callable[[str], None
 
 
 def _searched(search: Search, trace: Trace, search_request: SearchRequest) -> Suggestion:
-    """Searches; an interruption, which a search takes for its own end, ends all of it.
+    """Runs a search; raises on an interruption, which a search by itself takes as the signal to stop early.
 
     Raises:
         KeyboardInterrupt: The search was interrupted.
@@ -141,7 +141,7 @@ def _try_plans(found: FitResult, candidates: Candidates, first: Suggestion, say:
     request = found.request
     rehearsal = Rehearsal(found, first.manifest, say)
     verified = 0
-    # As many plans may be passed over as may be run.
+    # At most as many plans are skipped as may be run.
     while max(found.runs, len(found.attempts) - found.runs) < request.most_attempts and verified < request.verify:
         one = candidates.next()
         if one is None:
@@ -159,7 +159,7 @@ def _try_plans(found: FitResult, candidates: Candidates, first: Suggestion, say:
         found.attempts.append(attempt)
         say(describe_attempt(attempt))
         if attempt.ran_out:
-            candidates.note_above(one, found.budget_bytes + 1)  # by how much it is above, nobody knows
+            candidates.note_above(one, found.budget_bytes + 1)  # the excess is unknown
             continue
         if attempt.measured is None:
             candidates.note_refused(one)
@@ -178,7 +178,7 @@ def _try_compiled(found: FitResult, first: Suggestion, say: Callable[[str], None
     slowest_us = math.inf if slowdown is None else (1 + slowdown) * first.answer.recorded.step_time_us
     outputs = found.request.outputs
     for plan in compiled_plans(found):
-        say(f"trying {plan.describe()}, of which only a run tells")
+        say(f"trying {plan.describe()} (its effect can only be measured)")
         attempt = _attempt(found, plan)
         measured = attempt.measured
         if measured is not None:
@@ -210,10 +210,10 @@ def _attempt(found: FitResult, plan: Plan) -> Attempt:
 
 
 def _run(request: Request, output: Path, plan: Plan | None) -> Recorded:
-    """Runs the job, its output among the errors: what stands on stdout is the answer.
+    """Runs the job with its stdout redirected to stderr: stdout is reserved for the result.
 
     Raises:
-        EndedError: A signal reached this process meanwhile that ends all of it.
+        EndedError: A signal that asks the whole command to end arrived during the run.
     """
     settings = Settings(
         output=output,
@@ -226,13 +226,13 @@ def _run(request: Request, output: Path, plan: Plan | None) -> Recorded:
     done = run_recorded(request.target, settings, None if sys.stderr is None else sys.stderr.fileno())
     ending = sorted(done.signals & ENDING)
     if ending:
-        discard(done.output)  # a run that was cut short tells nothing of the job
+        discard(done.output)  # an interrupted run is no measurement of the job
         raise EndedError(ending[0])
     return done
 
 
 def _keep_if_best(found: FitResult, attempt: Attempt) -> None:
-    """Writes a plan that was verified, unless one that was is faster."""
+    """Writes a verified plan, unless an earlier verified one is faster."""
     if found.best is not None and not _time_of(attempt) < _time_of(found.best):
         return
     outputs = found.request.outputs

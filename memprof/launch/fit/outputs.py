@@ -1,4 +1,4 @@
-"""The files that `memprof fit` leaves: the recording of the job as it is, the plan, and the recording under it."""
+"""The files of `memprof fit`: the recording of the unmodified job, the plan, and the recording under it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _PLAN = ".toml"
 
 @dataclass(frozen=True)
 class Outputs:
-    """Where everything goes.
+    """The output paths.
 
     Attributes:
         plan: The plan, written once a run under it was measured to fit.
-        run: The recording of the job as it is.
+        run: The recording of the unmodified job.
         head: The recording under the plan.
-        folder: Folder made for them, None where they lie in one that was there.
+        folder: The folder created for them; None if they are in an existing one.
     """
 
     plan: Path
@@ -31,30 +31,30 @@ class Outputs:
 
     @property
     def attempt(self) -> Path:
-        """The recording under a plan that is being tried."""
+        """The recording under the plan being tried."""
         return self.head.with_name(f"{self.head.stem}.attempt.memprof")
 
     def keep_attempt(self) -> None:
-        """Makes the recording of the last attempt the one under the plan."""
+        """Renames the recording of the last attempt to the one under the plan."""
         self.attempt.replace(self.head)
 
     def remove_if_empty(self) -> None:
-        """Takes the folder away again where nothing was left in it."""
+        """Removes the created folder if it is empty."""
         if self.folder is not None and self.folder.is_dir() and not any(self.folder.iterdir()):
             self.folder.rmdir()
 
 
 def claim_outputs(output: Path | None, stem: str, *, force: bool) -> Outputs:
-    """Chooses where everything goes, and makes the folder.
+    """Chooses the output paths, and creates the folder.
 
     Args:
-        output: A folder, or a plan file (``.toml``), beside which the recordings are written; None for the folder
+        output: A folder, or a plan file (``.toml``), with the recordings written next to it; None for the folder
             ``<stem>.<time>.fit``.
         stem: Name of the job.
-        force: Replace the files of an earlier fit.
+        force: Overwrite the files of an earlier fit.
 
     Raises:
-        CannotStartError: Something is there already, or nothing can be written there.
+        CannotStartError: An output exists already, or the location is not writable.
     """
     if output is None:
         output = _free_name(f"{stem}.{time.strftime('%Y%m%d-%H%M%S')}")
@@ -67,7 +67,7 @@ def claim_outputs(output: Path | None, stem: str, *, force: bool) -> Outputs:
     try:
         if outputs.folder is not None:
             outputs.folder.mkdir(exist_ok=True)
-        # Kept, they would pass for this run's.
+        # If kept, they would be mistaken for this run's.
         outputs.plan.unlink(missing_ok=True)
         for path in (outputs.run, outputs.head, outputs.attempt):
             path.unlink(missing_ok=True)
@@ -77,7 +77,7 @@ def claim_outputs(output: Path | None, stem: str, *, force: bool) -> Outputs:
 
 
 def discard(recording: Path) -> None:
-    """Takes a recording away, packed or not."""
+    """Deletes a recording, packed or not."""
     recording.unlink(missing_ok=True)
     shutil.rmtree(spool_of(recording), ignore_errors=True)
 

@@ -1,4 +1,4 @@
-"""The dry runs of `memprof fit`: what a plan needs as applied, before a real run is spent on it."""
+"""The dry runs of `memprof fit`: a plan's peak as applied, before spending a real run on it."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from memprof.policies.plan.plan import Plan
 from memprof.trace.manifest import Manifest
 from memprof.units import format_bytes
 
-#: A job whose dry run as it is differs by more than this share from what was measured is left to real runs.
+#: If the unmodified job's dry run differs by more than this fraction from the measurement, only real runs are used.
 _MOST_ERROR = 0.01
 
 
 class Rehearsal:
-    """Dry-runs plans, as long as dry runs of this job tell what it needs.
+    """Dry-runs plans, as long as dry runs of this job are reliable.
 
-    Before the first plan the job is dry-run as it is: where that cannot be, or is not what was recorded, real runs
-    alone decide, and a sentence says so once.
+    Before the first plan, the unmodified job is dry-run: if that fails or disagrees with the recording, only real runs
+    decide, which is reported once.
     """
 
     def __init__(self, found: FitResult, manifest: Manifest, say: Callable[[str], None]) -> None:
-        """Runs nothing yet.
+        """Stores the job; runs nothing yet.
 
         Args:
-            found: What is asked for, and what was recorded of the job as it is.
-            manifest: What that recording says about itself.
-            say: Told in a sentence why there are no dry runs.
+            found: The request, and the recording of the unmodified job.
+            manifest: The manifest of that recording.
+            say: Called with the reason if there are no dry runs.
         """
         self._found = found
         self._say = say
@@ -39,10 +39,10 @@ class Rehearsal:
         self._is_tested = False
 
     def peak_under(self, plan: Plan) -> int | None:
-        """Returns the peak of the job's dry run under a plan; None where a real run must tell.
+        """Returns the peak of the job's dry run under a plan; None if only a real run can measure it.
 
         Raises:
-            EndedError: A signal reached this process meanwhile that ends all of it.
+            EndedError: A signal that asks the whole command to end arrived during the run.
         """
         if not self._is_tested:
             self._test()
@@ -70,10 +70,10 @@ class Rehearsal:
             self._give_up(f"the job cannot be dry-run: {outcome.reason}")
         elif abs(outcome.peak_bytes - recorded.peak_bytes) > _MOST_ERROR * recorded.peak_bytes:
             off = describe_difference(outcome.peak_bytes, recorded.peak_bytes)
-            self._give_up(f"a dry run of the job as it is peaks at {format_bytes(outcome.peak_bytes)} ({off})")
+            self._give_up(f"a dry run of the unmodified job peaks at {format_bytes(outcome.peak_bytes)} ({off})")
 
     def _give_up(self, reason: str) -> None:
         self._window = None
-        sentence = f"{reason.rstrip('.')}; so plans are tried in real runs alone."
+        sentence = f"{reason.rstrip('.')}; plans are tried in real runs only."
         self._say(sentence)
         self._found.warnings = (*self._found.warnings, sentence)

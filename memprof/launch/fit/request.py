@@ -1,4 +1,4 @@
-"""What is asked of `memprof fit`, and what came of it."""
+"""The request and the result of `memprof fit`."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from memprof.planners.search.explore import SearchRequest
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked for.
+    """The request of a fit.
 
     Attributes:
         target: The job.
-        outputs: Where everything goes.
-        search_request: Makes what is asked of a search, of the peak that was recorded.
-        skip: Steps to let pass in each run.
+        outputs: The output paths.
+        search_request: Makes the search request from the recorded peak.
+        skip: Steps to skip in each run.
         steps: Steps to record in each run.
         stop: End each run after the recorded steps.
         verify: How many plans to verify, of which the fastest is kept.
-        most_attempts: Most runs under a plan.
-        compiles: Run the job compiled too, and keep that where it is the fastest that fits.
-        dry_window: Which steps of a dry run are looked at; None for no dry runs.
+        most_attempts: Maximum runs under a plan.
+        compiles: Also run the job compiled, and keep that if it is the fastest that fits.
+        dry_window: Steps of a dry run to record; None for no dry runs.
     """
 
     target: Target
@@ -43,20 +43,20 @@ class Request:
 
 @dataclass
 class FitResult:
-    """What came of it.
+    """The result of a fit.
 
     Attributes:
-        request: What was asked for.
-        budget_bytes: Most bytes that may be allocated at once; 0 where the job failed before that was known.
-        recorded: What the job needs as it is, None where it failed.
-        is_from_dry_run: That is of a dry run, since the job ran out of memory.
-        attempts: Its runs under plans, in order, and those that a dry run spared.
-        best: The attempt whose plan was written, None where none was.
-        returncode: Exit status of the job as it is, where it failed by itself; 0 otherwise.
-        ended_by: Signal that ended all of it, 0 where none did.
-        reason: Why no plan was written, "" where one was.
-        least_bytes: Least peak that was measured, or predicted where nothing could be measured below it.
-        warnings: What a reader must know to judge the figures.
+        request: The request.
+        budget_bytes: Maximum live bytes; 0 if the job failed before it was known.
+        recorded: Measurements of the unmodified job; None if it failed.
+        is_from_dry_run: `recorded` is from a dry run, because the job ran out of memory.
+        attempts: The runs under plans, in order, and those replaced by a dry run.
+        best: The attempt whose plan was written; None if none was.
+        returncode: Exit status of the unmodified job if it failed by itself; 0 otherwise.
+        ended_by: The signal that ended the fit; 0 if none did.
+        reason: Why no plan was written, "" if one was.
+        least_bytes: Lowest peak measured, or predicted if no lower one could be measured.
+        warnings: Caveats on the figures.
     """
 
     request: Request
@@ -73,11 +73,11 @@ class FitResult:
 
     @property
     def is_met(self) -> bool:
-        """Whether the job was measured to fit as it is."""
+        """Whether the unmodified job was measured to fit."""
         recorded = self.recorded
         return recorded is not None and not self.is_from_dry_run and recorded.peak_bytes <= self.budget_bytes
 
     @property
     def runs(self) -> int:
-        """How often the job was really run under a plan."""
+        """Number of real runs under a plan."""
         return sum(attempt.was_run for attempt in self.attempts)

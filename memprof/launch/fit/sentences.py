@@ -1,4 +1,4 @@
-"""What `memprof fit` says of the runs under plans, and of why no plan was kept."""
+"""Messages of `memprof fit` on the runs under plans, and on why no plan was kept."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ INTERRUPTED = "It was interrupted before any plan was verified, so none was writ
 
 
 def describe_failure_as_it_is(done: Recorded) -> str:
-    """Says that the job failed by itself, and how far its recording came."""
+    """Returns the message that the job failed by itself, and how much was recorded."""
     recording = f" {done.verdict.sentence}" if done.output.is_file() else ""
     return f"The job failed by itself, without any plan: {describe_status(done.returncode)}.{recording}"
 
 
 def describe_failure_under_plan(done: Recorded) -> str:
-    """Says that the job failed under a plan, or that nothing was recorded of it."""
+    """Returns the message that the job failed under a plan, or that nothing was recorded."""
     if not done.returncode:
         return done.verdict.sentence
     if done.verdict.post_mortem:
@@ -32,34 +32,34 @@ def describe_failure_under_plan(done: Recorded) -> str:
 
 
 def announce(plan: Plan, one: Candidate) -> str:
-    """Says that a plan is being tried."""
+    """Returns the message that a plan is being tried."""
     return f"trying {plan.describe()}, predicted peak {format_bytes(one.peak_bytes)}"
 
 
 def describe_dry_baseline(done: Recorded) -> str:
-    """Says that a dry run stands in for the recording of a job that ran out of memory."""
+    """Returns the message that a dry run replaces the recording of a job that ran out of memory."""
     return f"the job ran out of memory, {describe_status(done.returncode)}: its dry run is the baseline"
 
 
 def describe_dry_fit(found: FitResult) -> str:
-    """Says that a job ran out of memory though its dry run is within the budget."""
+    """Returns the message that a job ran out of memory although its dry run is within the budget."""
     peak = format_bytes(0 if found.recorded is None else found.recorded.peak_bytes)
     return (
-        f"The job ran out of memory by itself, though its dry run peaks at {peak}, within the budget: give the bytes "
-        "that it may really have."
+        f"The job ran out of memory by itself, though its dry run peaks at {peak}, within the budget: set a "
+        "budget that matches the memory available."
     )
 
 
 def describe_dry_run(plan: Plan, dry_bytes: int, budget_bytes: int) -> str:
-    """Says what a dry run makes of a plan, beside what was predicted."""
+    """Returns a dry run's result for a plan, compared with the prediction."""
     prediction = plan.prediction
     error = "" if prediction is None else f" ({describe_difference(dry_bytes, prediction.peak_allocated_bytes)})"
-    end = "within the budget" if dry_bytes <= budget_bytes else "above the budget, passed over"
+    end = "within the budget" if dry_bytes <= budget_bytes else "above the budget, skipped"
     return f"dry run: peak {format_bytes(dry_bytes)}{error}, {end}"
 
 
 def describe_attempt(attempt: Attempt) -> str:
-    """Says what came of a run under a plan."""
+    """Returns the result of a run under a plan."""
     if attempt.measured is None:
         return f"{attempt.outcome}: {attempt.reason}"
     if attempt.plan.budget_bytes is None:
@@ -68,10 +68,10 @@ def describe_attempt(attempt: Attempt) -> str:
 
 
 def why_none(found: FitResult, first: Suggestion) -> str:
-    """Says why no plan was kept: what came nearest, and what would help.
+    """Returns why no plan was kept: the closest candidate, and what would help.
 
     Args:
-        found: What came of it.
+        found: The result of the fit.
         first: The search for the budget.
     """
     if not found.attempts:

@@ -1,4 +1,4 @@
-"""Which plan to try next, given what the runs so far have shown."""
+"""Which plan to try next, given the runs so far."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from memprof.policies.base import Policy
 
 
 class Shortlist:
-    """Plans that are predicted to fit, less those that runs have ruled out.
+    """Plans predicted to fit, minus those that runs have ruled out.
 
-    A run above the budget says by how much the prediction of its policies errs: of plans that have them, only those
-    whose prediction leaves as much room are tried from then on. A plan that the job did not take rules out those that
-    hold all of its policies. A plan that was verified rules out those that do the same and more.
+    A run above the budget measures the prediction error of its policies: from then on, plans with those policies are
+    tried only if their prediction leaves that much headroom. A plan that failed to apply rules out all plans that
+    contain its policies. A verified plan rules out those with the same policies and more.
     """
 
     def __init__(self, search_request: SearchRequest) -> None:
-        """Begins without plans.
+        """Starts without plans.
 
         Args:
-            search_request: What is asked for.
+            search_request: The search request.
         """
         self.search_request = search_request
         self._plans: dict[tuple[Policy, ...], Candidate] = {}
@@ -32,44 +32,44 @@ class Shortlist:
         self._verified: list[set[str]] = []
 
     def add(self, answer: SearchResult) -> None:
-        """Takes the plans of a search."""
+        """Adds the plans of a search."""
         for one in answer.fitting:
             self._plans.setdefault(one.policies, one)
 
     def next(self) -> Candidate | None:
-        """Returns the fastest plan that is left, None where none is."""
+        """Returns the fastest remaining plan; None if there is none."""
         left = [one for one in self._plans.values() if self._may_fit(one)]
         return min(left, key=rank, default=None)
 
     def note_verified(self, one: Candidate) -> None:
-        """Learns that a plan was measured to fit."""
+        """Records that a plan was measured to fit."""
         self._tried.add(one.policies)
         self._verified.append(set(kinds_of(one.policies)))
 
     def note_above(self, one: Candidate, measured_bytes: int) -> None:
-        """Learns that a plan needs more than the budget."""
+        """Records that a plan exceeds the budget."""
         self._tried.add(one.policies)
         learned = self.search_request.learned.with_error(one.policies, measured_bytes - one.peak_bytes)
         self.search_request = dataclasses.replace(self.search_request, learned=learned)
 
     def note_refused(self, one: Candidate) -> None:
-        """Learns that a plan cannot be applied to the job, or that the job failed under it."""
+        """Records that a plan cannot be applied to the job, or that the job failed under it."""
         self._tried.add(one.policies)
         self._refused.append(one.policies)
 
     def tightened(self, searched: set[SearchRequest]) -> SearchRequest | None:
-        """Returns what to search for next: with what was learned about errors, and without what was refused.
+        """Returns the next search request: with the measured errors, and without refused policies.
 
         Args:
-            searched: What was searched for already.
+            searched: Requests that were searched already.
 
         Returns:
-            The request, None where a search can bring nothing new.
+            The request; None if no new search can help.
         """
         refused = {
             policy.name
             for policies in self._refused
-            # Other modules may do where some did not, unless the policy was to blame for more than its modules.
+            # Other modules may work where some did not, unless the policy has no choice of modules.
             for policy in policies
             if not hasattr(policy, "modules")
         }
@@ -88,10 +88,10 @@ class Shortlist:
 
 
 def _holds(policies: tuple[Policy, ...], others: tuple[Policy, ...]) -> bool:
-    """Tells whether a plan holds all of some policies, or the like with other numbers."""
+    """Returns whether a plan contains all of some policies, up to their parameters."""
     return {_kind(policy) for policy in others} <= {_kind(policy) for policy in policies}
 
 
 def _kind(policy: Policy) -> str:
-    """Returns what a policy has in common with those that a job refuses for the same reason."""
+    """Returns the key shared by policies that a job refuses for the same reason."""
     return policy.describe() if hasattr(policy, "modules") else kinds_of((policy,))[0]

@@ -1,1 +1,1 @@
-"""Makes a job fit a budget from inside it, while it trains."""
+"""Makes a job fit a budget from within its process, during training."""

@@ -1,4 +1,4 @@
-"""A model on its way to fit a budget: observes, plans, applies and compares between the steps of its training."""
+"""Fits a model to a budget between its training steps: observes, plans, applies and verifies."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ from memprof.planners.search.tried import Candidate
 from memprof.policies.plan.plan import Plan
 from memprof.policies.runtime.job import Job
 
-#: Plans that are applied and measured before the job is left as it is.
+#: Plans that are applied and measured before giving up and leaving the job unmodified.
 _MOST_ATTEMPTS = 4
-#: The one at work in this process, which records: two recorders would record each other.
+#: The active instance in this process; it records, and two recorders would record each other.
 _at_work: LiveFit | None = None
 
 
 class LiveFit:
-    """A model on its way to fit a budget, while it trains.
+    """Fits a model to a budget while it trains.
 
-    It observes four steps, plans and applies between two steps, and observes four more to compare. Then no hook is
-    left; on a CUDA device one counter is read after each update.
+    It observes four steps, plans and applies between two steps, and observes four more to compare. Then all hooks are
+    removed; on a CUDA device one counter is read after each update.
 
     Attributes:
-        plan: The plan in force, None where there is none.
-        job: What the plan was applied to: its notes, and ``undo()``; None where there is none.
-        predicted_bytes: Peak that the plan was predicted to lead to.
-        measured_bytes: Peak of the step measured under it; of the job as it is where there is no plan.
-        is_done: Whether it is through with observing, planning and comparing.
-        reason: What it said last.
+        plan: The plan in force; None if there is none.
+        job: The job that the plan was applied to: its notes, and ``undo()``; None if there is none.
+        predicted_bytes: Predicted peak under the plan.
+        measured_bytes: Peak of the step measured under it; of the unmodified job if there is no plan.
+        is_done: Whether observing, planning and comparing are over.
+        reason: The last message.
     """
 
     def __init__(
@@ -57,15 +57,15 @@ class LiveFit:
         most_slowdown: float | None,
         time_limit_s: float,
     ) -> None:
-        """Prepares.
+        """Stores the arguments; nothing is observed before `start`.
 
         Args:
             model: The model that is trained.
             optimizers: Its optimizers.
-            budget: Most bytes that may be allocated at once, as `parse_budget` reads it.
-            policies: Names of the policies that may be used.
-            most_slowdown: Most time that a step may take beyond what it takes now, as a share; None for any.
-            time_limit_s: Longest time that a search takes.
+            budget: Maximum live bytes, as `parse_budget` reads it.
+            policies: Names of the allowed policies.
+            most_slowdown: Maximum increase of the step time, as a fraction; None for any.
+            time_limit_s: Time limit of a search, in seconds.
         """
         self.plan: Plan | None = None
         self.job: Job | None = None
@@ -88,11 +88,11 @@ class LiveFit:
         self._least: tuple[int, str] = (0, "")
         self._watch: DevicePeak | None = None
 
-    # -- life ---------------------------------------------------------------------------------------------------
+    # -- lifecycle ----------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begins to observe. What fails here is told, and the job left as it is."""
-        global _at_work  # noqa: PLW0603 - one recorder a process
+        """Starts observing. On failure, prints the error and leaves the job unmodified."""
+        global _at_work  # noqa: PLW0603 - one recorder per process
         if child.is_recording():
             self._end(sentences.LEFT_TO_MEMPROF)
             return
@@ -102,25 +102,25 @@ class LiveFit:
         atexit.register(self._at_exit)
         try:
             self._observed = Observed()
-            # After the recorder's own, which ends the step.
+            # Installed after the recorder's own hooks, which end the step.
             self._step_ends.install()
         except (MemprofError, OSError) as error:
             self._give_up(f"make_fit cannot observe the job: {error}")
 
     def undo(self) -> None:
-        """Ends whatever it does, and takes back what it did to the job."""
+        """Stops whatever is in progress, and reverts all changes to the job."""
         self._stop()
         if self.job is not None:
             self.job.undo()
         self.job = self.plan = None
 
     def _after_step(self) -> None:
-        """Goes on; the training must not end by what fails here."""
+        """Advances to the next stage; errors here must not end the training."""
         try:
             self._advance()
         except MemprofError as error:
             self._give_up(f"make_fit leaves the job as it is: {error}")
-        except Exception as error:  # a fault of ours
+        except Exception as error:  # a bug in memprof
             if os.environ.get("MEMPROF_DEBUG", "") not in ("", "0"):
                 raise
             self._give_up(sentences.our_fault(error))
@@ -149,7 +149,7 @@ class LiveFit:
     # -- planning -----------------------------------------------------------------------------------------------
 
     def _begin(self, basis: Basis, measured: Measured) -> None:
-        """Plans from the job's own steps, and applies the plan."""
+        """Plans from the observed steps, and applies the plan."""
         device = _device_of(self._model)
         if device.type != "cpu" and not basis.step.is_on_device():
             raise InconclusiveError(f"what is allocated on {device.type} is not recorded yet.")
@@ -171,15 +171,15 @@ class LiveFit:
         self._apply_next()
 
     def _search(self, search_request: SearchRequest) -> SearchResult:
-        assert self._basis is not None  # planning begins with it
+        assert self._basis is not None  # set before planning
         answer = explore(self._basis.step, search_request, others=self._basis.others)
         if answer.was_interrupted:
-            raise KeyboardInterrupt  # a search takes it for its own end; here it is meant for the training
+            raise KeyboardInterrupt  # the search treats Ctrl-C as its own end; here it is meant for the training
         return answer
 
     def _apply_next(self) -> None:
-        """Applies the fastest plan that is left and fits the model, and begins to measure; or ends."""
-        assert self._basis is not None  # plans are made from it
+        """Applies the fastest remaining plan that fits the model, and starts measuring; finishes if there is none."""
+        assert self._basis is not None  # set before planning
         assert self._candidates is not None
         while self._attempts < _MOST_ATTEMPTS:
             one = self._candidates.next()
@@ -203,7 +203,7 @@ class LiveFit:
         self._give_up(sentences.nothing_fits(self._budget_bytes, self._recorded_bytes, self._least, self._policies))
 
     def _compare(self, measured: Measured) -> None:
-        """Holds the plan to what was measured under it."""
+        """Compares the plan's prediction with the measurement."""
         one = self._chosen
         assert one is not None  # a plan is in force
         assert self._candidates is not None
@@ -231,7 +231,7 @@ class LiveFit:
             _warn(sentences.later_step_took(peak, self.measured_bytes, self._budget_bytes))
 
     def _end(self, sentence: str) -> None:
-        """Is through: says so, and on a CUDA device goes on reading its counter."""
+        """Finishes: prints the result, and on a CUDA device keeps watching its counter."""
         self._say(sentence)
         device = _device_of(self._model)
         if device.type == "cuda" and self._budget_bytes:
@@ -252,13 +252,13 @@ class LiveFit:
             print(f"memprof: {sentence}", file=sys.stderr, flush=True)
 
     def _stop(self) -> None:
-        """Takes every hook away."""
+        """Removes all hooks."""
         self._step_ends.remove()
         self._watch = None
         self._release()
 
     def _release(self) -> None:
-        global _at_work  # noqa: PLW0603 - one recorder a process
+        global _at_work  # noqa: PLW0603 - one recorder per process
         if self._observed is not None:
             self._observed.discard()
         self._observed = self._basis = self._candidates = None

@@ -1,4 +1,4 @@
-"""Records some steps of the running job for memprof's own use: nothing of it is left on disk."""
+"""Records some steps of the running job for memprof's own use; leaves nothing on disk."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from memprof.trace.store import Trace
 class Observed:
     """Steps of the running job, recorded from now on into a temporary folder.
 
-    The step that begins now passes, one is recorded, one timed, and one left alone; then every hook is gone.
-    Whoever has it says where steps end: other optimizers may be alive that have nothing to do with the job.
+    The step that begins now is skipped, one is recorded, one is timed, and one is left alone; then all hooks are
+    removed. The caller marks the ends of steps: other live optimizers may be unrelated to the job.
     """
 
     def __init__(self) -> None:
-        """Begins to record.
+        """Starts recording.
 
         Raises:
-            OSError: There is no room for temporary files.
+            OSError: No space for temporary files.
         """
-        gc.collect()  # garbage would pass for the job's, and be gone in the steps that are compared with these
+        gc.collect()  # garbage would be attributed to the job, and be missing from the steps compared with these
         self._folder = Path(tempfile.mkdtemp(prefix="memprof-"))
         self._process = os.getpid()
         self._spool = self._folder / "steps.memprof.spool"
@@ -41,7 +41,7 @@ class Observed:
         write_launch(self._spool, Target(arguments=tuple(sys.argv), name=sys.argv[0]), settings)
         self._recorder = Recorder(self._spool / f"process-{self._process}", window, is_late=True)
         self._recorder.install()
-        self.end_step()  # begins, and tells the recorder that steps are told
+        self.end_step()  # starts the first step, and switches the recorder to explicit steps
 
     @property
     def is_over(self) -> bool:
@@ -66,8 +66,8 @@ class Observed:
         return Trace.open(self._spool)
 
     def discard(self) -> None:
-        """Ends the recording where it is, and takes its files away."""
+        """Ends the recording now, and deletes its files."""
         if os.getpid() != self._process:
-            return  # a forked child: they are its parent's
+            return  # a forked child: the files belong to its parent
         self._recorder.finish("no longer needed")
         shutil.rmtree(self._folder, ignore_errors=True)

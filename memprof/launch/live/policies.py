@@ -1,4 +1,4 @@
-"""Which policies may be applied to a job that trains already, and to which of its modules."""
+"""Which policies may be applied to a job in the middle of training, and to which of its modules."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from memprof.policies.plan.patterns import match_modules
 from memprof.policies.plan.plan import Plan
 from memprof.policies.runtime.wrappers import fitted
 
-#: Used unless others are allowed: they leave the numbers a job computes as they are, to the bit.
+#: Used unless others are allowed: they keep the job's numerics bit-identical.
 EXACT = ("checkpoint", "swap")
 
-#: Policies that cannot be applied in the middle of training, and why.
+#: Policies that cannot be applied in the middle of training, with the reason.
 FROM_THE_START = {
     "accumulate": "batches are split from the first one of a loop on",
     "allocator": "the allocator reads its options when the process starts",
-    "compile": "nobody can tell its effect without running it",
+    "compile": "its effect can only be measured",
     "optimizer": "updates in backward end the job where its gradients are clipped or scaled",
     "remat": "what is held is counted from the job's first tensor on",
     "shard": "parameters are divided before an optimizer holds them",
@@ -28,14 +28,14 @@ FROM_THE_START = {
 
 
 def live_policies(allow: tuple[str, ...], forbid: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns the policies that may be used.
+    """Returns the names of the usable policies.
 
     Args:
-        allow: Names of those that may be, none for EXACT.
-        forbid: Names of those that may not.
+        allow: Names of the allowed policies; none for EXACT.
+        forbid: Names of the forbidden policies.
 
     Raises:
-        PolicyError: A policy is named that there is not, or that cannot be applied in the middle of training.
+        PolicyError: Unknown policy, or one that cannot be applied in the middle of training.
     """
     names = allowed_names(allow, forbid, EXACT)
     for name in sorted(names & FROM_THE_START.keys()):
@@ -44,22 +44,22 @@ def live_policies(allow: tuple[str, ...], forbid: tuple[str, ...]) -> tuple[str,
             "fit, and apply it before the first step with memprof.apply."
         )
     if not names:
-        raise PolicyError("No policy is left that may be used; allow one, or forbid fewer.")
+        raise PolicyError("No policy is left; allow one, or forbid fewer.")
     return tuple(sorted(names))
 
 
 def plan_for(plan: Plan, model_type: str, names: Iterable[str]) -> Plan:
-    """Names the modules of a plan as the model does.
+    """Translates a plan's module patterns to the model's own names.
 
     In a recording of several models, the name of a module begins with its model's type.
 
     Args:
-        plan: A plan whose patterns are those of a recording.
+        plan: A plan with patterns from a recording.
         model_type: Type of the model.
         names: Qualified names of its modules.
 
     Raises:
-        PolicyError: A pattern is of no module of this model.
+        PolicyError: A pattern matches no module of this model.
     """
     known = list(names)
     inside = fitted(plan, set(known))

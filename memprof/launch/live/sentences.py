@@ -1,4 +1,4 @@
-"""What make_fit says to whoever trains: of the plan it applied, and of what was measured under it."""
+"""Messages of make_fit: on the plan it applied, and on what was measured under it."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from memprof.units import format_bytes
 LEFT_TO_MEMPROF = "make_fit leaves the job as it is while memprof record or memprof fit runs it."
 
 AT_WORK_ALREADY = (
-    "make_fit is at work in this process already. Give it several models as one torch.nn.ModuleList, and their "
+    "make_fit is already active in this process. Give it several models as one torch.nn.ModuleList, and their "
     "optimizers as a list."
 )
 
 
 def job_fits(peak_bytes: int, budget_bytes: int, device_type: str) -> str:
-    """Says that the job needs no plan."""
+    """Returns the message that the job needs no plan."""
     peak, budget = format_bytes(peak_bytes), format_bytes(budget_bytes)
-    return f"make_fit: the job fits as it is, its peak of {peak} is within {budget}.{_what_is_watched(device_type)}"
+    return f"make_fit: the job already fits: its peak of {peak} is within {budget}.{_what_is_watched(device_type)}"
 
 
 def plan_applied(one: Candidate, budget_bytes: int, recorded_bytes: int, recorded_us: float) -> str:
-    """Says what a plan is predicted to do.
+    """Returns the message with a plan's predicted effect.
 
     Args:
         one: The plan.
-        budget_bytes: Most bytes that may be allocated at once.
-        recorded_bytes: Peak of the job as it is.
-        recorded_us: Duration of its step, in microseconds.
+        budget_bytes: Maximum live bytes.
+        recorded_bytes: Peak of the unmodified job.
+        recorded_us: Its step time, in microseconds.
     """
     change = one.step_time_us / recorded_us - 1 if recorded_us else 0.0
     return (
@@ -38,7 +38,7 @@ def plan_applied(one: Candidate, budget_bytes: int, recorded_bytes: int, recorde
 
 
 def plan_held(measured_bytes: int, predicted_bytes: int, budget_bytes: int, device_type: str) -> str:
-    """Says that the job fits under the plan in force."""
+    """Returns the message that the job fits under the plan in force."""
     within = BudgetVerdict(budget_bytes, measured_bytes).describe()
     return (
         f"make_fit: {within} Predicted were {format_bytes(predicted_bytes)}. Nothing is recorded from here on."
@@ -47,7 +47,7 @@ def plan_held(measured_bytes: int, predicted_bytes: int, budget_bytes: int, devi
 
 
 def plan_did_not_hold(one: Candidate, measured_bytes: int, budget_bytes: int) -> str:
-    """Says that the job needs more than the budget under the plan in force."""
+    """Returns the message that the job exceeds the budget under the plan in force."""
     over = BudgetVerdict(budget_bytes, measured_bytes).describe()
     return (
         f"make_fit: {over} That was under {one.plan.describe()}, predicted were {format_bytes(one.peak_bytes)}; trying "
@@ -56,13 +56,13 @@ def plan_did_not_hold(one: Candidate, measured_bytes: int, budget_bytes: int) ->
 
 
 def nothing_fits(budget_bytes: int, recorded_bytes: int, least: tuple[int, str], policies: tuple[str, ...]) -> str:
-    """Says that no plan was found.
+    """Returns the message that no plan was found.
 
     Args:
-        budget_bytes: Most bytes that may be allocated at once.
-        recorded_bytes: Peak of the job as it is.
-        least: The least peak that was found, and the plan that leads to it.
-        policies: Names of the policies that might be used.
+        budget_bytes: Maximum live bytes.
+        recorded_bytes: Peak of the unmodified job.
+        least: The lowest peak found, and its plan.
+        policies: Names of the allowed policies.
     """
     least_bytes, plan = least
     return (
@@ -73,7 +73,7 @@ def nothing_fits(budget_bytes: int, recorded_bytes: int, least: tuple[int, str],
 
 
 def later_step_took(peak_bytes: int, expected_bytes: int, budget_bytes: int) -> str:
-    """Says that a step took more than any before."""
+    """Returns the message that a step's peak exceeds all earlier ones."""
     peak, expected, budget = map(format_bytes, (peak_bytes, expected_bytes, budget_bytes))
     above = "above" if peak_bytes > budget_bytes else "within"
     return (
@@ -82,13 +82,13 @@ def later_step_took(peak_bytes: int, expected_bytes: int, budget_bytes: int) -> 
 
 
 def ended_early(*, has_plan: bool) -> str:
-    """Says that the job ended while make_fit was at work."""
+    """Returns the message that the job ended while make_fit was in progress."""
     before = "the plan in force was measured" if has_plan else "enough steps were observed to plan from"
     return f"make_fit: the job ended before {before}."
 
 
 def our_fault(error: Exception) -> str:
-    """Says that memprof failed, and that the job goes on."""
+    """Returns the message that memprof failed, and that the job continues."""
     return (
         f"make_fit leaves the job as it is: {type(error).__name__}: {error}. This is a fault of memprof, not of your "
         "job; MEMPROF_DEBUG=1 shows where it is."

@@ -1,4 +1,4 @@
-"""Tells where a step of a model's training ends: after the last of its optimizers' updates."""
+"""Detects where a step of a model's training ends: after the last of its optimizers' updates."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from memprof.recorder.steps.update_hooks import UpdateHooks
 
 
 class StepEnds:
-    """Calls back after each step, at a moment when hooks may come and go.
+    """Calls back after each step, when hooks may safely be added or removed.
 
     Updates in other processes and threads, within backward, and of other models end no step.
     """
@@ -22,7 +22,7 @@ class StepEnds:
     def __init__(
         self, model: torch.nn.Module, optimizers: list[torch.optim.Optimizer], then: Callable[[], None]
     ) -> None:
-        """Takes what to call; nothing is called before `install`.
+        """Stores the callback; nothing is called before `install`.
 
         Args:
             model: The model that is trained.
@@ -37,16 +37,16 @@ class StepEnds:
         self._own: set[int] = set()
 
     def install(self) -> None:
-        """Begins, behind all hooks there are."""
+        """Installs the hooks, after all existing ones."""
         self._updates.install()
 
     def remove(self) -> None:
-        """Ends: nothing is called any more."""
+        """Removes the hooks; the callback is not called any more."""
         self._updates.remove()
 
     def _after_update(self, optimizer: Any, *_: Any) -> None:
         is_mine = os.getpid() == self._process and threading.get_ident() == self._thread
-        # Within backward a step has not ended, even where an optimizer updates there.
+        # A step cannot end within backward, even if an optimizer updates there.
         if not is_mine or torch._C._current_graph_task_id() != -1 or not self._is_of_model(optimizer):
             return
         if not self._updates.is_last() or not self._rounds.update(optimizer):
@@ -55,7 +55,7 @@ class StepEnds:
         self._then()
 
     def _is_of_model(self, optimizer: Any) -> bool:
-        """Whether an optimizer updates the model: given ones may be wrappers of those that report."""
+        """Whether an optimizer updates the model: the given ones may be wrappers of those that call the hooks."""
         if not self._own:
             self._own = {id(parameter) for parameter in self._model.parameters()}
         return any(id(parameter) in self._own for group in optimizer.param_groups for parameter in group["params"])

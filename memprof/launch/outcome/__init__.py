@@ -1,1 +1,1 @@
-"""What came of a job: verdict, plan, budget and recording."""
+"""The outcome of a job: verdict, plan, budget and recording."""

@@ -1,4 +1,4 @@
-"""What the parent sees of a job that ended for lack of memory, where no recording tells it."""
+"""Detects from outside that a job ran out of memory, where no recording shows it."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from memprof.units import format_bytes
 
 _PROC = Path("/proc")
 _CGROUPS = Path("/sys/fs/cgroup")
-#: Resident memory above this share of a limit is near it: the kernel kills before the last page is gone, and samples
-#: are half a second apart.
+#: Resident memory above this fraction of a limit counts as near it: the kernel kills before the last page is used, and
+#: samples are half a second apart.
 _NEAR = 0.85
 
 
 @dataclass(frozen=True)
 class KillerWatch:
-    """Whether the kernel killed processes for lack of memory while a job ran.
+    """Detects whether the kernel killed processes for lack of memory while a job ran.
 
     Attributes:
-        kills: How often it had before.
-        limit: The limit of the job's control group, or else the machine's memory; None where the system tells neither.
+        kills: The kernel's count of OOM kills before the job.
+        limit: The limit of the job's control group, or else the machine's memory; None if neither is available.
     """
 
     kills: int | None
@@ -32,11 +32,11 @@ class KillerWatch:
 
     @staticmethod
     def begin() -> KillerWatch:
-        """Looks before the job starts."""
+        """Reads the count before the job starts."""
         return KillerWatch(_kills(_PROC, _CGROUPS), cgroup_limit() or machine_memory())
 
     def describe(self, spool: Path, returncode: int) -> str:
-        """Says that the kernel killed the job for lack of memory, "" where nothing speaks for it.
+        """Returns the message that the kernel OOM-killed the job, "" without evidence for it.
 
         Args:
             spool: The recording's spool folder, with the samples of the job's resident memory.
@@ -59,7 +59,7 @@ class KillerWatch:
 
 
 def peak_resident_bytes(path: Path) -> int:
-    """Returns the most that all processes of a job held at once, by the samples taken from outside; 0 without any."""
+    """Returns the peak resident memory of all processes of a job together, from the samples; 0 without any."""
     highest, total = 0, 0
     seen: set[int] = set()
     lines = path.read_bytes().splitlines() if path.is_file() else []
@@ -68,8 +68,8 @@ def peak_resident_bytes(path: Path) -> int:
             sample = json.loads(line)
             pid, size = int(sample["pid"]), int(sample["rss_bytes"])
         except (ValueError, KeyError, TypeError):
-            continue  # cut short as the job was killed
-        if pid in seen:  # the next round
+            continue  # truncated when the job was killed
+        if pid in seen:  # the next round of samples
             seen, total = set(), 0
         seen.add(pid)
         total += size
@@ -78,19 +78,19 @@ def peak_resident_bytes(path: Path) -> int:
 
 
 def describe_unrecorded(spool: Path) -> list[str]:
-    """Says what ran out of memory in processes of which nothing was recorded, one sentence each."""
+    """Returns what ran out of memory in processes without a recording, one sentence each."""
     sentences = []
     for path in sorted(spool.glob("out-of-memory-*.json")):
         try:
             record = json.loads(path.read_bytes())
         except ValueError:
-            continue  # cut short as the process was killed
+            continue  # truncated when the process was killed
         sentences.append(_describe(record))
     return sentences
 
 
 def _describe(record: dict[str, Any]) -> str:
-    # Only now: the parent stays small while the job may need the memory.
+    # Imported only now: the parent stays small while the job may need the memory.
     from memprof.analysis.report.sources import find_sources
     from memprof.phases import PHASES
     from memprof.trace.schema import Stacks
@@ -109,7 +109,7 @@ def _describe(record: dict[str, Any]) -> str:
 
 
 def _kills(proc: Path, cgroups: Path) -> int | None:
-    """Returns how often the kernel has killed for lack of memory, in the job's control group or on the machine."""
+    """Returns the kernel's count of OOM kills, in the job's control group or on the machine."""
     for path in (cgroups / "memory.events", proc / "vmstat"):
         try:
             words = [line.split() for line in path.read_text(encoding="utf-8").splitlines()]

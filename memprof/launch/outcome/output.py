@@ -1,4 +1,4 @@
-"""Where a recording goes: chosen, checked and claimed before the job starts."""
+"""The recording's output path: chosen, checked and claimed before the job starts."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ from memprof.trace.secrets.masking import mask_text, mask_words
 from memprof.version import __version__
 
 if TYPE_CHECKING:
-    from memprof.trace.manifest import Speed  # numpy comes with it
+    from memprof.trace.manifest import Speed  # imports numpy
 
-#: How much younger than its recording a process may seem, in seconds: clocks are read at different moments.
+#: Tolerance in seconds by which a process may seem younger than its recording: clocks are read at different times.
 _SLACK_S = 2.0
 
 
 def spool_of(output: Path) -> Path:
-    """Returns the spool folder that goes with an output file."""
+    """Returns the spool folder of an output file."""
     return output.with_name(output.name + ".spool")
 
 
 def claim_output(target: Target, settings: Settings, part: str | None = None) -> Path:
-    """Chooses the output file and makes its spool folder, which claims the name for this recording.
+    """Chooses the output file and creates its spool folder, which claims the name for this recording.
 
     Args:
         target: The job, for the default name.
-        settings: Where to write, and whether an older recording may be replaced.
-        part: The part of the job that is recorded; found out where left out.
+        settings: Where to write, and whether an older recording may be overwritten.
+        part: The part of the job that is recorded; detected if None.
 
     Returns:
-        The output file, which does not exist yet or may be replaced. Its spool folder does, and is empty.
+        The output file, which does not exist yet or may be overwritten. Its spool folder exists, and is empty.
 
     Raises:
-        CannotStartError: A recording is there already, or nothing can be written there.
+        CannotStartError: A recording exists already, or the location is not writable.
     """
     part = find_part(target.arguments, os.environ) if part is None else part
     if settings.address:
@@ -66,19 +66,19 @@ def claim_output(target: Target, settings: Settings, part: str | None = None) ->
         try:
             _make_spool(output)
         except FileExistsError:
-            # Another recording of the same script began in the same second, and took the name meanwhile.
+            # Another recording of the same script started in the same second, and took the name meanwhile.
             continue
         return output
 
 
 def address_of(address: str, part: str) -> str:
-    """Returns the address that a part of a job goes to."""
+    """Returns the upload address for one part of a job."""
     folder, slash, name = address.rpartition("/")
     return f"{folder}{slash}{with_part(Path(name), part).name}"
 
 
 def write_launch(spool: Path, target: Target, settings: Settings) -> None:
-    """Writes ``launch.json``, which says what is recorded here and by whom.
+    """Writes ``launch.json``, which describes the job, the settings and the recording process.
 
     Raises:
         CannotStartError: The file cannot be written.
@@ -106,7 +106,7 @@ def write_launch(spool: Path, target: Target, settings: Settings) -> None:
 
 
 def write_exit(spool: Path, returncode: int) -> None:
-    """Writes ``exit.json``, which says how the job ended.
+    """Writes ``exit.json``, which records how the job ended.
 
     Args:
         spool: The recording's spool folder.
@@ -120,23 +120,23 @@ def write_exit(spool: Path, returncode: int) -> None:
 
 
 def add_speed(spool: Path, speed: Speed) -> None:
-    """Adds to ``exit.json`` how fast the machine is; where the disk is full, that stays unsaid."""
+    """Adds the machine's speed to ``exit.json``; left out if the disk is full."""
     path, fresh = spool / "exit.json", spool / "exit.json.new"
     try:
         ended = json.loads(path.read_text(encoding="utf-8"))
         write_private(fresh, json.dumps({**ended, "speed": speed.to_json()}))
-        fresh.replace(path)  # at once: how the job ended must not be lost over how fast its machine is
+        fresh.replace(path)  # atomic: the job's exit status must not be lost over the machine's speed
     except OSError:
         fresh.unlink(missing_ok=True)
 
 
 def refuse_taken(path: Path, *, force: bool) -> None:
-    """Refuses a name that is taken by something that may not be replaced.
+    """Rejects a path taken by something that may not be overwritten.
 
-    A recording grows in a folder beside its file and is packed at the end, so it cannot go to a device or a pipe.
+    A recording grows in a folder next to its file and is packed at the end, so it cannot go to a device or a pipe.
 
     Raises:
-        CannotStartError: A file is there already and may not be replaced, or a device, pipe, socket or folder is.
+        CannotStartError: The path is an existing file that may not be overwritten, or a device, pipe, socket or folder.
     """
     try:
         place = find_place(path)
@@ -148,10 +148,10 @@ def refuse_taken(path: Path, *, force: bool) -> None:
 
 
 def _make_room(output: Path, *, force: bool) -> None:
-    """Removes an older recording's spool where it may be replaced.
+    """Removes an older recording's spool if it may be overwritten.
 
     Raises:
-        CannotStartError: The name is taken.
+        CannotStartError: The path is taken.
     """
     spool = spool_of(output)
     if output.is_dir():
@@ -175,7 +175,9 @@ def _make_room(output: Path, *, force: bool) -> None:
 def _make_spool(output: Path) -> None:
     folder = output.parent
     if not folder.is_dir():
-        raise CannotStartError(f"There is no folder {folder} to write {output.name} to. Make it, or choose -o.")
+        raise CannotStartError(
+            f"There is no folder {folder} to write {output.name} to. Create it, or choose another with -o."
+        )
     try:
         spool_of(output).mkdir(mode=FOLDER_MODE)
     except FileExistsError:
@@ -187,7 +189,7 @@ def _make_spool(output: Path) -> None:
 
 
 def _is_being_written(spool: Path) -> bool:
-    """Tells whether the parent or any recorded process of a recording is still running."""
+    """Returns whether the parent or any recorded process of a recording is still running."""
     try:
         launch = json.loads((spool / "launch.json").read_text(encoding="utf-8"))
         pids = {int(launch["parent_pid"]): float(launch["started_us"]) / 1e6}
@@ -203,7 +205,7 @@ def _is_being_written(spool: Path) -> bool:
 def _has_run_since(pid: int, moment_s: float) -> bool:
     try:
         process = psutil.Process(pid)
-        # A younger process only got the same number.
+        # A younger process merely reuses the process id.
         return process.status() != psutil.STATUS_ZOMBIE and process.create_time() < moment_s + _SLACK_S
     except psutil.Error:
         return False

@@ -1,4 +1,4 @@
-"""Errors of a job under a plan: which policy raised one, and the end of a job whose plan does not fit it."""
+"""Errors of a job under a plan: which policy raised one, and ending a job whose plan does not fit it."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from memprof.launch.outcome.plan_marks import mark_fault, refuse
 
 _PACKAGE = str(Path(__file__).absolute().parents[2])
 _POLICIES = os.path.join(_PACKAGE, "policies") + os.sep
-#: Errors about the patterns of any policy: another pattern helps, not another policy.
+#: Errors about module patterns are common to all policies: another pattern helps, not another policy.
 _PATTERNS = os.path.join(_POLICIES, "plan", "patterns.py")
 _STDLIB = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
 
 
 def policy_at_fault(error: BaseException) -> str:
-    """Returns the name of the policy whose own code raised an error; "" where none did.
+    """Returns the name of the policy whose own code raised an error; "" if none did.
 
-    What the job's code, a module's forward or an optimizer raises inside a policy's wrapper is theirs. Memory that ran
-    out is asked for by whoever comes last, so that blames no policy.
+    Errors that the job's code, a module's forward or an optimizer raises inside a policy's wrapper are their own. An
+    out-of-memory error hits whichever allocation comes last, so it is attributed to no policy.
 
     Args:
         error: The error, with its traceback.
@@ -42,11 +42,11 @@ def policy_at_fault(error: BaseException) -> str:
 
 
 def end_at_policy_errors(spool: Path) -> None:
-    """Lets a policy that finds out while the job trains that it does not fit end it as one that knew before.
+    """Ends the job cleanly when a policy finds during training that it does not fit, as one that fails up front.
 
-    Accumulate learns that no DataLoader feeds the loop when the first update comes, in-backward that gradients are
-    clipped when they are: their sentence goes through the job's code as an exception, and is heard without a traceback.
-    Of other errors it is noted which policy raised them, if one did; they are shown as without memprof.
+    For example, accumulate finds at the first update that no DataLoader feeds the loop, and in-backward finds that
+    gradients are clipped when they are. Their error passes through the job's code as an exception, and is reported
+    without a traceback. For other errors, the policy that raised them is recorded, if any; they are shown unchanged.
     """
     before = sys.excepthook
 
@@ -61,7 +61,7 @@ def end_at_policy_errors(spool: Path) -> None:
 
 
 def _files_of(trace: types.TracebackType | None) -> list[str]:
-    """Returns the files of a traceback, outermost first; no frame is kept."""
+    """Returns the files of a traceback, outermost first; keeps no frame."""
     names = []
     while trace is not None:
         names.append(trace.tb_frame.f_code.co_filename)
@@ -70,9 +70,9 @@ def _files_of(trace: types.TracebackType | None) -> list[str]:
 
 
 def _is_passed_through(name: str) -> bool:
-    """Whether a file's frames say nothing of who is at fault.
+    """Whether a file's frames are irrelevant to which code is at fault.
 
-    Those are memprof's recorder, Python's own library, and torch but for its modules and optimizers.
+    True for memprof's recorder, Python's own library, and torch except its modules and optimizers.
     """
     if name.startswith(_PACKAGE + os.sep) or ("site-packages" not in name and name.startswith(_STDLIB)):
         return True

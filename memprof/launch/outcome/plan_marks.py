@@ -1,4 +1,4 @@
-"""What became of a plan in the job's processes: files in the spool folder, written there and read by the parent."""
+"""The status of a plan in the job's processes: files in the spool folder, read by the parent."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _APPLIED = "plan-applied-"
 
 
 def refuse(sentence: str, spool: Path, policy: str = "") -> NoReturn:
-    """Ends the job with status 125; the parent says why.
+    """Ends the job with status 125; the parent prints why.
 
     Args:
-        sentence: Why.
+        sentence: The reason.
         spool: The recording's spool folder.
-        policy: Name of the policy at fault, "" where none is known to be.
+        policy: Name of the policy at fault, "" if unknown.
 
     Raises:
-        SystemExit: Always, in the main thread; from another one it would end that thread alone.
+        SystemExit: Always, in the main thread; in another thread it would end only that thread.
     """
     mark_refused(spool, sentence)
     if policy:
@@ -42,12 +42,12 @@ def refuse(sentence: str, spool: Path, policy: str = "") -> NoReturn:
 
 
 def mark_refused(spool: Path, sentence: str) -> None:
-    """Notes why a process ended itself; of several, the first is heard."""
+    """Records why a process ended itself; only the first is kept."""
     _mark_first(spool, _REFUSED, sentence)
 
 
 def mark_fault(spool: Path, policy: str) -> None:
-    """Notes which policy raised the error that ends a process; of several, the first is heard."""
+    """Records which policy raised the error that ends a process; only the first is kept."""
     _mark_first(spool, _FAULT, policy)
 
 
@@ -55,29 +55,29 @@ def _mark_first(spool: Path, name: str, text: str) -> None:
     try:
         descriptor = os.open(os.path.join(spool, name), os.O_CREAT | os.O_EXCL | os.O_WRONLY, FILE_MODE)
     except OSError:
-        # Another process was first, or nothing can be written: the exit status tells.
+        # Another process was first, or the file cannot be written: the exit status suffices.
         return
     with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
         file.write(text)
 
 
 def mark_applied(spool: Path, numbers: list[int]) -> None:
-    """Notes which policies of the plan this process has applied."""
+    """Records which policies of the plan this process has applied."""
     try:
         with open_private(os.path.join(spool, f"{_APPLIED}{os.getpid()}"), encoding="utf-8") as file:
             json.dump(numbers, file)
     except OSError:
-        # The job must not hear of a full disk.
+        # A full disk must not fail the job.
         pass
 
 
 def read_refusal(spool: Path) -> str:
-    """Returns why the job ended itself, "" where it did not."""
+    """Returns why the job ended itself, "" if it did not."""
     return _read_mark(spool, _REFUSED)
 
 
 def read_fault(spool: Path) -> str:
-    """Returns the name of the policy that raised the error which ended the job, "" where none is known to have."""
+    """Returns the name of the policy that raised the error which ended the job, "" if unknown."""
     return _read_mark(spool, _FAULT)
 
 

@@ -1,4 +1,4 @@
-"""What the parent says of a job's plan and budget when the job has ended: what was met, and what to do where not."""
+"""The parent's verdict on a job's plan and budget: prediction against measurement, and what to do on failure."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class Ended:
     """How a job ended.
 
     Attributes:
-        has_failed: By an error, or a signal by which nobody ends a job.
+        has_failed: By an error, or by a signal that is not used to end jobs.
         ran_out: Whether memory ran out, or may have.
         was_killed: Whether the kernel killed it for lack of host memory.
-        fault: Name of the policy that raised its error, "" where none is known to have.
+        fault: Name of the policy that raised its error, "" if unknown.
     """
 
     has_failed: bool = False
@@ -40,13 +40,13 @@ class Ended:
 
 
 def add_plan(verdict: Verdict, job: PlannedJob | None, ended: Ended, recording: Path | None) -> Verdict:
-    """Adds to the verdict on a recording how well its plan's prediction was met, and what became of the job under it.
+    """Adds to a verdict how accurate the plan's prediction was, and what happened to the job under the plan.
 
     Args:
         verdict: What was recorded.
-        job: The job and its plan; None where it ran under none.
+        job: The job and its plan; None if it ran under none.
         ended: How it ended.
-        recording: The recording, None where there is none.
+        recording: The recording; None if there is none.
     """
     if job is None:
         return verdict
@@ -66,20 +66,20 @@ def add_plan(verdict: Verdict, job: PlannedJob | None, ended: Ended, recording: 
 def add_budget(
     verdict: Verdict, job: PlannedJob | None, budget_bytes: int | None, recording: Path | None, words: str
 ) -> Verdict:
-    """Adds to the verdict on a recording whether it stayed within the budget, and what finds a plan where it did not.
+    """Adds to a verdict whether the run stayed within the budget, and otherwise the command that finds a plan.
 
     Args:
         verdict: What was recorded.
-        job: The job and its plan; None where it ran under none.
-        budget_bytes: The budget, None where there is none.
-        recording: The recording, None where there is none.
-        words: What stands behind ``memprof record`` to run the job again.
+        job: The job and its plan; None if it ran under none.
+        budget_bytes: The budget; None if there is none.
+        recording: The recording; None if there is none.
+        words: Arguments to ``memprof record`` that run the job again.
     """
     if budget_bytes is None or recording is None:
         return verdict
     try:
         found = judge_budget(Trace.open(recording), budget_bytes)
-    except Exception as error:  # noqa: BLE001 - the job's own exit status must survive our faults
+    except Exception as error:  # noqa: BLE001 - the job's own exit status must survive memprof's bugs
         return replace(verdict, budget=BudgetVerdict(budget_bytes, None, unknown=_told(error)))
     verdict = replace(verdict, budget=found)
     if found.fits is not False or found.measured_bytes is None or verdict.has_failed:
@@ -95,16 +95,16 @@ def add_budget(
 
 
 def describe_refused(job: PlannedJob, fault: str) -> Verdict | None:
-    """Says what finds another plan for a job that a policy refused; None where no policy is known to have."""
+    """Returns the verdict with the command that finds another plan after a policy refused the job; None if unknown."""
     if not fault:
         return None
     commands = _guarded(lambda: commands_after_failure(job, ran_out=False, forbid=fault), lambda _: [])
-    verdict = Verdict(f"it was to run under {_named(job)}. What does not fit is its policy {fault}.")
+    verdict = Verdict(f"it was to run under {_named(job)}. Its policy {fault} does not fit.")
     return _with_commands(verdict, commands)
 
 
 def _add_failure(verdict: Verdict, job: PlannedJob, ended: Ended, trace: Trace | None, *, is_measured: bool) -> Verdict:
-    """Says under which plan a job failed, and what finds one that it does not fail under."""
+    """Adds the plan under which the job failed, and the command that finds a plan that may not."""
     fault = ended.fault
     told = [f"it ran under {_named(job)}."]
     if fault:
@@ -156,7 +156,7 @@ def _is_on_device(trace: Trace) -> bool:
 
 
 def _guarded(look: Callable[[], T], otherwise: Callable[[str], T]) -> T:
-    """Returns what can be said; the job's own exit status must survive our faults."""
+    """Returns the result of `look`; on an error, of `otherwise`: the job's exit status must survive memprof's bugs."""
     try:
         return look()
     except Exception as error:  # noqa: BLE001 - see above

@@ -1,4 +1,4 @@
-"""Takes a finished recording to an address that fsspec writes to, such as ``s3://bucket/run.memprof``."""
+"""Uploads a finished recording to an fsspec address such as ``s3://bucket/run.memprof``."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from memprof.trace.files.location import attempt, located
 
 
 def check_address(address: str, *, force: bool) -> None:
-    """Makes sure, before the job starts, that a recording can go to an address.
+    """Checks, before the job starts, that a recording can be uploaded to an address.
 
     Args:
         address: The address.
-        force: Whether a recording there may be replaced.
+        force: Whether a recording there may be overwritten.
 
     Raises:
-        CannotStartError: What writes there is not installed, the address cannot be reached, or a recording is there.
+        CannotStartError: The fsspec backend is not installed, the address is unreachable, or a recording exists there.
     """
     try:
         is_there = bool(attempt(address, located(address).exists))
@@ -30,16 +30,16 @@ def check_address(address: str, *, force: bool) -> None:
 
 
 def upload(path: Path, address: str) -> None:
-    """Copies a recording to an address, and removes it here once it is there whole.
+    """Uploads a recording, and deletes the local file once the upload is complete.
 
     Args:
         path: The recording.
-        address: Where it goes.
+        address: The destination.
 
     Raises:
-        MemprofError: It cannot be written there; it stays here, and no half of it there.
+        MemprofError: The upload failed; the local file stays, and no partial upload remains.
     """
-    # A file system of fsspec, and the path inside it: `Path` knows neither.
+    # An fsspec file system, and the path inside it: `Path` handles neither.
     target: Any = located(address)
     size = path.stat().st_size
 
@@ -49,7 +49,7 @@ def upload(path: Path, address: str) -> None:
             if target.stat().st_size != size:
                 raise OSError(f"only {target.stat().st_size:,} of {size:,} bytes arrived")
         except BaseException:
-            with contextlib.suppress(Exception):  # what could not be written may not be removable either
+            with contextlib.suppress(Exception):  # a failed upload may not be removable either
                 target.unlink()
             raise
 

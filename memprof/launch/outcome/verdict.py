@@ -1,4 +1,4 @@
-"""What the parent says when the job has ended: what was recorded, or why nothing was."""
+"""The parent's final message: what was recorded, or why nothing was."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class Verdict:
 
     Attributes:
         sentence: What was recorded, or why nothing was.
-        next_command: The command to type next, "" where there is nothing to look at.
-        comparison: Predicted against measured, or under which plan the job failed; "" where nothing was predicted.
-        budget: The run, compared with its budget; None where it has none.
+        next_command: The command to run next, "" if there is nothing to look at.
+        comparison: Predicted against measured, or the plan under which the job failed; "" without a prediction.
+        budget: The run compared with its budget; None if it has none.
         has_failed: The job failed under its plan.
-        is_interrupted: Whether somebody ended it before all was said (Ctrl-C).
-        post_mortem: Why the job ended, where its memory ran out.
-        then: What to type after the next command.
+        is_interrupted: Whether Ctrl-C cut the verdict short.
+        post_mortem: Why memory ran out, if the job ended so.
+        then: The command to run after the next one.
     """
 
     sentence: str
@@ -47,7 +47,7 @@ class Verdict:
     then: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        """Writes the verdict as it stands on the terminal."""
+        """Formats the verdict for the terminal."""
         lines = [*self.post_mortem, *(line for line in (self.sentence, self.comparison, self.budget_sentence) if line)]
         if self.next_command:
             lines += [f"next: {self.next_command}", *(f"then: {command}" for command in self.then)]
@@ -55,9 +55,9 @@ class Verdict:
 
     @property
     def budget_sentence(self) -> str:
-        """Whether the run stayed within its budget; "" where it has none.
+        """Whether the run stayed within its budget; "" if it has none.
 
-        Of a job that failed, recorded steps within the budget say nothing.
+        For a failed job, recorded steps within the budget prove nothing.
         """
         if self.budget is None or (self.has_failed and self.budget.fits is not False):
             return ""
@@ -65,11 +65,11 @@ class Verdict:
 
 
 def describe_recording(result: PackResult, target: str) -> Verdict:
-    """Says what was recorded.
+    """Returns the verdict on a recording.
 
     Args:
-        result: What was packed.
-        target: The job, as the user called it.
+        result: The pack result.
+        target: The job, as the user named it.
     """
     from memprof.analysis.allocator.dry_fit import dry_fit
     from memprof.analysis.ranks.rank_report import compare_ranks, job_notes
@@ -106,7 +106,7 @@ def describe_recording(result: PackResult, target: str) -> Verdict:
     part = _describe_part(result.path)
     ends = _describe_end(trace.manifest.capture) if compared is None else ""
     fit = dry_fit(trace)
-    made_up = "Nothing was computed: what the job printed are made-up values." if is_dry else ""
+    made_up = "Dry run: values printed by the job are placeholders." if is_dry else ""
     fits = fit.describe() if fit is not None else ""
     missed = [f"{note[:1].upper()}{note[1:]}." for note in trace.manifest.notes if note.startswith(MISSED_STEP)]
     told = [sentence, fits, made_up, ends, *missed, result.remark, *job_notes(trace, is_part=bool(part)), part]
@@ -119,7 +119,7 @@ def describe_recording(result: PackResult, target: str) -> Verdict:
 
 
 def _describe_part(path: Path) -> str:
-    """Says how the file of one node or rank is opened with those of the others; "" of a whole job's."""
+    """Returns how to open the file of one node or rank together with the others; "" for a whole job's."""
     stem, _, part = path.name.removesuffix(".memprof").rpartition(".")
     if not stem or not re.fullmatch(r"node-?[\w-]+|rank\d+", part):
         return ""
@@ -127,7 +127,7 @@ def _describe_part(path: Path) -> str:
 
 
 def _with_post_mortem(verdict: Verdict, trace: object) -> Verdict:
-    """Adds why memory ran out, where it did, and what to do about it."""
+    """Adds why memory ran out, if it did, and what to do about it."""
     from memprof.analysis.out_of_memory.out_of_memory_words import describe_post_mortem, next_steps
     from memprof.analysis.out_of_memory.post_mortem import examine
     from memprof.analysis.report.light_run import is_light
@@ -145,7 +145,7 @@ def _with_post_mortem(verdict: Verdict, trace: object) -> Verdict:
 
 
 def describe_missed(plan: Plan, applied: set[int]) -> list[str]:
-    """Says which policies of a plan were applied to no model by the time the job ended.
+    """Returns which policies of a plan were applied to no model by the time the job ended.
 
     Args:
         plan: The plan.
@@ -160,18 +160,18 @@ def describe_missed(plan: Plan, applied: set[int]) -> list[str]:
 
 
 def describe_nothing(spool: Path, target: str, returncode: int) -> Verdict:
-    """Says why nothing was recorded.
+    """Returns the verdict when nothing was recorded, with the reason.
 
     Args:
         spool: The spool folder, still there.
-        target: The job, as the user called it.
+        target: The job, as the user named it.
         returncode: The job's exit status, negative for a signal.
     """
     return Verdict(f"nothing was recorded: {_why_nothing(spool, target)} ({describe_status(returncode)}).")
 
 
 def describe_status(returncode: int) -> str:
-    """Says how a process ended: ``it ended with status 3``, ``it was killed by SIGKILL``."""
+    """Returns how a process ended: ``it ended with status 3``, ``it was killed by SIGKILL``."""
     if returncode >= 0:
         return f"it ended with status {returncode}"
     try:
@@ -184,7 +184,7 @@ def _why_nothing(spool: Path, target: str) -> str:
     logs = sorted(spool.glob("bootstrap-*.log")) + sorted(spool.glob("recorder-*.log"))
     for path in logs:
         lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
-        # The last line of a traceback says what went wrong.
+        # The last line of a traceback names the error.
         message = next((line.strip() for line in reversed(lines) if line.strip()), "")
         if message:
             return f"the recorder could not start in {target}: {message}"
@@ -192,8 +192,8 @@ def _why_nothing(spool: Path, target: str) -> str:
         return f"{spool}, to which recorders write, was removed while {target} ran"
     if not (spool / "python-started").exists():
         return (
-            f"{target} ran in no Python that takes the recorder in. "
-            "python -I, -E and -S leave it out, and so does a cleared environment"
+            f"{target} ran in no Python that loads the recorder. "
+            "python -I, -E and -S disable it, and so does a cleared environment"
         )
     if not (spool / "torch-imported").exists():
         return f"{target} never imported torch"
@@ -209,12 +209,12 @@ def _why_nothing(spool: Path, target: str) -> str:
 
 
 def _texts(folder: Path, stream: str) -> list[str]:
-    """Reads what the recorder of a process has written for the reader of its recording, a light one included."""
+    """Returns the notes or faults written by a process's recorder, including a light one."""
     from memprof.trace.files.spool import LIGHT_FOLDER, read_spool
 
     found = []
     for place in (folder, folder / LIGHT_FOLDER):
-        # It is not there, or the process ended before its first record.
+        # The spool is missing, or the process ended before its first record.
         with contextlib.suppress(OSError, ValueError):
             found += [str(text) for text in read_spool(place).records.get(stream, [])]
     return found
@@ -224,7 +224,7 @@ def _is_dry(spool: Path) -> bool:
     try:
         return bool(json.loads((spool / "launch.json").read_bytes())["options"]["dry_run"])
     except (OSError, ValueError, KeyError, TypeError):
-        return False  # a spool folder without a launch, or one that is cut short
+        return False  # a spool folder without launch.json, or with a truncated one
 
 
 def _find_peak(trace: object) -> Moment:

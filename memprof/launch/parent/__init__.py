@@ -1,1 +1,1 @@
-"""The process that starts the job, watches it from outside, and packs what it left."""
+"""The parent process: starts the job, monitors it from outside, and packs the recording."""

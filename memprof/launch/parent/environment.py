@@ -1,4 +1,4 @@
-"""The environment that carries the recorder into the job and into every Python process it starts."""
+"""The environment that carries the recorder into the job and every Python process it starts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PACKAGE = str(Path(__file__).resolve().parents[2])
 
 
 def recording_environment(environment: Mapping[str, str], spool: Path, settings: Settings) -> dict[str, str]:
-    """Adds to an environment what the bootstrap needs.
+    """Adds the bootstrap's variables to an environment.
 
     Args:
         environment: The environment the job would have without memprof.
@@ -24,9 +24,9 @@ def recording_environment(environment: Mapping[str, str], spool: Path, settings:
         settings: What to record.
 
     Returns:
-        A new environment; a recording around this one no longer shows in it.
+        A new environment, without the variables of an enclosing recording.
     """
-    # An empty PYTHONPATH means none; an empty part of one means the current folder, so it must not arise here.
+    # An empty PYTHONPATH means none; an empty entry in one means the current folder, so it must not arise here.
     paths = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path != _BOOTSTRAP]
     python_path = os.pathsep.join([_BOOTSTRAP, *paths]) if environment.get("PYTHONPATH") and paths else _BOOTSTRAP
     child: dict[str, Any] = {"skip": settings.skip, "steps": settings.steps, "stop": settings.stop}
@@ -39,7 +39,7 @@ def recording_environment(environment: Mapping[str, str], spool: Path, settings:
         child["device"] = settings.device
     variables: dict[str, str] = {}
     if settings.plan is not None:
-        from memprof.policies.plan.plan_file import format_plan  # at use: a recording without a plan stays small
+        from memprof.policies.plan.plan_file import format_plan  # imported here: a recording without a plan stays small
 
         child["plan"] = format_plan(settings.plan)
         ranks = ranks_of(settings.plan)

@@ -10,24 +10,23 @@ import psutil
 
 from memprof.trace.files.private_file import open_private
 
-#: Time between two samples, in seconds.
+#: Sampling interval, in seconds.
 INTERVAL_S = 0.5
-#: Least time between two readings of a process's private memory, in seconds.
+#: Minimum interval between two readings of a process's private memory, in seconds.
 _PRIVATE_INTERVAL_S = 5.0
-#: How many times longer than a costly look at the system took, the next such look must wait.
+#: After a costly query, the next one waits this many times the query's duration.
 _REST = 100.0
 
 
 class HostSampler:
-    """Appends one line a process to ``host.jsonl`` in the spool folder, twice a second.
+    """Appends one line per process to ``host.jsonl`` in the spool folder, twice a second.
 
-    What can take long (listing all processes, and private memory, for which the system walks every page of the
-    process) is repeated only after a hundred times the time it took, so it never costs more than a hundredth of a
-    core.
+    Slow queries (listing all processes, and private memory, for which the kernel walks every page of the process) are
+    repeated only after a hundred times their duration, so they never cost more than a hundredth of a core.
     """
 
     def __init__(self, spool: Path, job_pid: int) -> None:
-        """Prepares to sample a job.
+        """Prepares sampling.
 
         Args:
             spool: The recording's spool folder.
@@ -43,7 +42,7 @@ class HostSampler:
         self.is_failing = False
 
     def seconds_to_next(self) -> float:
-        """Returns the seconds left before the next sample is due."""
+        """Returns the seconds until the next sample is due."""
         return max(0.0, self._next_sample - time.monotonic())
 
     def sample_if_due(self) -> None:
@@ -60,11 +59,11 @@ class HostSampler:
             with open_private(self._spool / "host.jsonl", "a", encoding="utf-8") as file:
                 file.writelines(lines)
         except OSError:
-            # A full disk or a folder taken away: the job goes on, and the samples so far tell when they stopped.
+            # The disk is full or the folder is gone: the job continues, and the samples so far show when they stopped.
             self.is_failing = True
 
     def _list_processes(self) -> None:
-        """Finds new processes of the job. A known one stays, even when its parent has died."""
+        """Finds new processes of the job. Known ones stay, even after their parent has died."""
         try:
             job = psutil.Process(self._job_pid)
             found = [job, *job.children(recursive=True)]
@@ -81,7 +80,7 @@ class HostSampler:
         try:
             rss_bytes = process.memory_info().rss
             if not rss_bytes:
-                # A zombie: it has ended, and only its parent has not noticed yet.
+                # A zombie: it has ended, but its parent has not reaped it yet.
                 return None
             role = self._role(process)
             private_bytes = self._private_bytes(process)
@@ -107,7 +106,7 @@ class HostSampler:
             self._next_private[process.pid] = end + max(_PRIVATE_INTERVAL_S, _REST * (end - start))
 
     def _role(self, process: psutil.Process) -> str:
-        """Tells what a process of the job is for; a process that was only a child can turn out to be a trainer."""
+        """Returns a process's role in the job; what looked like a plain child can turn out to be a trainer."""
         if (self._spool / f"process-{process.pid}").is_dir():
             return "trainer"
         if process.pid not in self._workers and not self._is_worker(process):
@@ -116,10 +115,10 @@ class HostSampler:
         return "worker"
 
     def _is_worker(self, process: psutil.Process) -> bool:
-        """Tells whether multiprocessing started the process, below a trainer."""
+        """Returns whether multiprocessing started the process, below a trainer."""
         command = process.cmdline()
         ancestors = [ancestor for ancestor in process.parents() if ancestor.pid in self._processes]
         if not any((self._spool / f"process-{ancestor.pid}").is_dir() for ancestor in ancestors):
             return False
-        # A spawned worker says so on its command line; a forked one has its parent's.
+        # A spawned worker is marked on its command line; a forked one has its parent's command line.
         return "--multiprocessing-fork" in command or command == ancestors[0].cmdline()

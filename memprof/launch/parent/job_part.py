@@ -1,4 +1,4 @@
-"""Which part of a larger job a parent runs: one node of several, or one rank, each with a file of its own."""
+"""Which part of a larger job a parent runs: one of several nodes, or one rank, each with its own file."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from memprof.trace.launchers import rank_in
 
-#: Options of torchrun, deepspeed and accelerate for the number of nodes and for this one's.
+#: Options of torchrun, deepspeed and accelerate for the number of nodes and for this node's rank.
 _NODES = ("--nnodes", "--num_nodes", "--num-nodes", "--num_machines", "--num-machines")
 _NODE = ("--node_rank", "--node-rank", "--machine_rank", "--machine-rank")
 
@@ -17,8 +17,8 @@ _NODE = ("--node_rank", "--node-rank", "--machine_rank", "--machine-rank")
 def find_part(arguments: Sequence[str], environment: Mapping[str, str]) -> str:
     """Returns the name of the part that this parent records: ``node1``, ``rank3``, or "" for the whole job.
 
-    One parent a node starts the ranks there (torchrun, accelerate); or something starts one parent a rank (mpirun,
-    srun). Files of one name from each would replace one another.
+    Either one parent per node starts the ranks there (torchrun, accelerate), or a launcher starts one parent per rank
+    (mpirun, srun). With the same file name, they would overwrite one another.
 
     Args:
         arguments: The job's command line.
@@ -35,7 +35,7 @@ def find_part(arguments: Sequence[str], environment: Mapping[str, str]) -> str:
         ):
             if told.isdecimal():
                 return f"node{int(told)}"
-        # The nodes agree on their numbers only once they meet.
+        # The nodes agree on their numbers only at the rendezvous.
         return f"node-{re.sub(r'[^A-Za-z0-9-]+', '-', platform.node())}"
     rank, size = rank_in(environment)
     return f"rank{rank}" if size > 1 else ""
@@ -50,7 +50,7 @@ def with_part(output: Path, part: str) -> Path:
 
 
 def _option(arguments: Sequence[str], names: Sequence[str]) -> str:
-    """Returns the value of the first of an option's names on a command line, "" where there is none."""
+    """Returns the value of the first matching option on a command line, "" if there is none."""
     for place, word in enumerate(arguments):
         name, equals, value = word.partition("=")
         if name in names:

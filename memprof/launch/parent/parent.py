@@ -1,4 +1,4 @@
-"""The parent of a recorded job: starts it, watches it from outside, and packs what it left."""
+"""The parent of a recorded job: starts it, monitors it from outside, and packs the recording."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ if TYPE_CHECKING:
     from memprof.analysis.plans.another_plan import PlannedJob
 
 
-#: Signals by which somebody wants all of it to end; the others are the job's own business.
+#: Signals that ask the whole command to end; other signals concern only the job.
 ENDING = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT})
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """What became of a job that ran under the recorder.
+    """The result of a job that ran under the recorder.
 
     Attributes:
-        output: The recording; not there where nothing was recorded.
+        output: Path of the recording; missing if nothing was recorded.
         returncode: The job's own exit status, negative for the signal that killed it.
         verdict: What was recorded, or why nothing was.
-        refusal: Why the job ended itself because its plan does not fit, "" where it did not.
-        missed: Of its plan, what was applied to no model.
-        fault: Name of the policy that raised the error which ended it, "" where none is known to have.
+        refusal: Why the job ended itself because its plan does not fit, "" if it did not.
+        missed: Policies of its plan that were applied to no model.
+        fault: Name of the policy that raised the error which ended it, "" if unknown.
         was_killed: Whether the kernel killed it for lack of memory.
         signals: Signals that reached memprof while the job ran, or the recording was packed.
     """
@@ -61,28 +61,28 @@ class Recorded:
 
 
 def record_job(target: Target, settings: Settings) -> int:
-    """Runs a job under the recorder, packs the recording and says what it holds.
+    """Runs a job under the recorder, packs the recording and prints the verdict.
 
     Args:
         target: What to run.
         settings: How to record it.
 
     Returns:
-        The job's own exit status, negative for the signal that killed it; where the job ended well, and it was asked
-        to fail over its budget, that of the budget's verdict.
+        The job's own exit status, negative for the signal that killed it; the budget verdict's if the job succeeded and
+        should fail over its budget.
 
     Raises:
-        CannotStartError: The recording cannot be written, or the system starts no process.
+        CannotStartError: The recording cannot be written, or no process can be started.
         NotExecutableError: The target cannot be run.
-        NotFoundError: The target is not there.
+        NotFoundError: The target does not exist.
     """
     done = run_recorded(target, settings)
     if done.refusal:
-        # Said even where asked to be quiet: the job has not trained.
+        # Printed even with --quiet: the job has not trained.
         _say(f"memprof: {done.refusal}")
         if not settings.quiet and settings.plan is not None:
             _say_refused(target, settings, done)
-        return REFUSED_STATUS  # torchrun has a status of its own for a rank that ends with it
+        return REFUSED_STATUS  # torchrun returns its own status for a rank that ends with this one
     verdict = _with_plan_and_budget(target, settings, done)
     address = _deliver(done.output, settings) if settings.address and done.output.is_file() else ""
     if not settings.quiet:
@@ -93,7 +93,7 @@ def record_job(target: Target, settings: Settings) -> int:
         return done.returncode
     status = InconclusiveError.exit_code if verdict.budget is None else verdict.budget.exit_code
     if status and settings.quiet:
-        # Said all the same: it is why a job that ended well fails.
+        # Printed in any case: it is why a successful job fails.
         _say(f"memprof: {verdict.budget_sentence or verdict.sentence}")
     return status
 
@@ -105,19 +105,19 @@ def run_recorded(
     stderr: int | None = None,
     within: tuple[str, ...] = (),
 ) -> Recorded:
-    """Runs a job under the recorder and packs the recording, and says nothing.
+    """Runs a job under the recorder and packs the recording, without printing anything.
 
     Args:
         target: What to run.
         settings: How to record it.
-        stdout: Descriptor that the job writes its output to; None for this process's own.
+        stdout: File descriptor for the job's output; None for this process's own.
         stderr: The same for its errors.
-        within: The program, and its arguments, that becomes the job whose command line follows.
+        within: Command prefix: the program and its arguments that exec the job's command line.
 
     Raises:
-        CannotStartError: The recording cannot be written, or the system starts no process.
+        CannotStartError: The recording cannot be written, or no process can be started.
         NotExecutableError: The target cannot be run.
-        NotFoundError: The target is not there.
+        NotFoundError: The target does not exist.
     """
     output = claim_output(target, settings)
     spool = spool_of(output)
@@ -152,11 +152,11 @@ def run_recorded(
 
 
 def _with_plan_and_budget(target: Target, settings: Settings, done: Recorded) -> Verdict:
-    """Returns the verdict with what it says of the job's plan and its budget, where it is read or fails the command."""
+    """Returns the verdict with the results for the job's plan and budget, if printed or decisive for the status."""
     verdict, budget_bytes = done.verdict, settings.budget_bytes
     if (settings.plan is None and budget_bytes is None) or (settings.quiet and not settings.fail_over_budget):
         return verdict
-    from memprof.launch.outcome.plan_verdict import (  # at use: it imports what reads recordings
+    from memprof.launch.outcome.plan_verdict import (  # imports the trace readers
         Ended,
         add_budget,
         add_plan,
@@ -199,7 +199,7 @@ def _words_of(target: Target) -> str:
 
 
 def leave_like(returncode: int) -> NoReturn:
-    """Ends this process as the job ended, were it by a signal, so that a shell sees the one as the other.
+    """Ends this process as the job ended, even by a signal, so that a shell sees the same status.
 
     Args:
         returncode: The job's exit status, negative for a signal.
@@ -209,31 +209,31 @@ def leave_like(returncode: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     if returncode >= 0:
-        os._exit(returncode)  # PYTHONINSPECT is meant for the job; sys.exit would begin a session here, too
-    # The job has left its core; one of memprof's would replace it.
+        os._exit(returncode)  # PYTHONINSPECT is meant for the job; sys.exit would start a session here, too
+    # The job has dumped its core; one of memprof's would overwrite it.
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     if -returncode != signal.SIGKILL:
         signal.signal(-returncode, signal.SIG_DFL)
     os.kill(os.getpid(), -returncode)
-    # Reached only where the signal is blocked. A shell's own number for it is as near as one can come.
+    # Reached only if the signal is blocked. The shell's number for it is the closest substitute.
     os._exit(128 - returncode)
 
 
 def _run(
     target: Target, settings: Settings, spool: Path, stdout: int | None, stderr: int | None, within: tuple[str, ...]
 ) -> tuple[int, frozenset[int]]:
-    """Runs the job; returns how it ended, and which signals reached this process meanwhile."""
+    """Runs the job; returns its exit status, and the signals that reached this process meanwhile."""
     environment = recording_environment(os.environ, spool.resolve(), settings)
     try:
         with SignalRelay() as relay:
-            # Descriptors beyond the three standard ones are the job's too: process substitution, make's job server.
+            # File descriptors beyond stderr are inherited by the job: process substitution, make's job server.
             command = [*within, *target.arguments]
             job = subprocess.Popen(command, env=environment, close_fds=False, stdout=stdout, stderr=stderr)
             sampler = HostSampler(spool, job.pid)
             while job.poll() is None:
                 sampler.sample_if_due()
                 relay.wait(sampler.seconds_to_next(), job.send_signal)
-            relay.wait(0.0, lambda _: None)  # what arrived as the job ended is noted, and sent to nobody
+            relay.wait(0.0, lambda _: None)  # signals that arrived as the job ended are recorded, not sent
             return job.returncode, frozenset(relay.arrived)
     except OSError as error:
         raise _start_error(target, error) from None
@@ -242,7 +242,7 @@ def _run(
 def _start_error(target: Target, error: OSError) -> MemprofError:
     program = target.arguments[0]
     if error.errno in (errno.ENOENT, errno.ENOTDIR):
-        # The program was there a moment ago; it is its interpreter, named in the first line, that is missing.
+        # The program existed a moment ago; the interpreter in its shebang is missing.
         return NotFoundError(f"{program} cannot be run: its interpreter is missing ({error.strerror}).")
     if error.errno in (errno.EACCES, errno.ENOEXEC, errno.EPERM):
         return NotExecutableError(f"{program} cannot be run: {error.strerror}.")
@@ -254,7 +254,7 @@ def _pack(spool: Path, output: Path, target: Target, returncode: int) -> Verdict
         if not any(spool.glob("process-*/")):
             return _discard(spool, output, target, returncode)
         write_exit(spool, returncode)
-        # Only now: the parent stays small while the job may need the memory.
+        # Imported only now: the parent stays small while the job may need the memory.
         from memprof.launch.parent.speed import measure_speed
         from memprof.trace.files.pack import pack_spool
 
@@ -264,7 +264,7 @@ def _pack(spool: Path, output: Path, target: Target, returncode: int) -> Verdict
         return _discard(spool, output, target, returncode)
     except MemprofError as error:
         return Verdict(str(error))
-    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - the job's own exit status must survive our faults
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - the job's exit status must survive memprof's bugs
         fault = f"{type(error).__name__}: {error}".rstrip(": ")
         is_interrupted = isinstance(error, KeyboardInterrupt)
         if not spool.exists():
@@ -275,7 +275,7 @@ def _pack(spool: Path, output: Path, target: Target, returncode: int) -> Verdict
 
 
 def _deliver(output: Path, settings: Settings) -> str:
-    """Takes the recording to its address, and returns that; "" where it stays here, which is said in any case."""
+    """Uploads the recording to its address and returns that; "" if it stays local, which is always reported."""
     address = f"{settings.address.rpartition('/')[0]}/{output.name}"
     try:
         upload(output, address)
@@ -287,13 +287,13 @@ def _deliver(output: Path, settings: Settings) -> str:
 
 def _discard(spool: Path, output: Path, target: Target, returncode: int) -> Verdict:
     verdict = describe_nothing(spool, target.name, returncode)
-    # With -f an older file may be there. Kept, it would pass for this run's.
+    # With -f an older file may exist. If kept, it would be mistaken for this run's.
     output.unlink(missing_ok=True)
     shutil.rmtree(spool, ignore_errors=True)
     return verdict
 
 
 def _say(text: str) -> None:
-    # Where nobody reads stderr any more, the job's exit status matters more than the sentence.
+    # If stderr is closed, the job's exit status matters more than the message.
     with contextlib.suppress(OSError):
         print(text, file=sys.stderr, flush=True)

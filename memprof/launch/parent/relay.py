@@ -1,4 +1,4 @@
-"""Passes the signals sent to the parent alone on to the job, and leaves those that the job gets anyway."""
+"""Forwards signals sent only to the parent to the job, and not those that the job receives anyway."""
 
 from __future__ import annotations
 
@@ -10,36 +10,36 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-#: What schedulers, shells and users send to a job. Stopping and continuing are left to the system: a terminal
-#: sends them to the whole process group.
+#: Signals that schedulers, shells and users send to a job. Stop and continue are left to the system: a terminal sends
+#: them to the whole process group.
 RELAYED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
-#: How long a signal waits for the news that the whole process group got it, in seconds.
+#: How long a signal waits for evidence that the whole process group received it, in seconds.
 _PATIENCE_S = 0.2
 
 
-#: More than a launcher ever has open. The system's own limit can be a thousand million.
+#: More descriptors than a launcher ever has open. The system's own limit can be a billion.
 _MANY_DESCRIPTORS = 65_536
 
 
 class SignalRelay:
-    """Watches the signals that reach this process while a job runs in the same process group.
+    """Relays the signals that reach this process while a job runs in the same process group.
 
-    Ctrl-C in a terminal, ``kill %1`` and ``timeout`` signal the whole group, so the job has had the signal already
+    Ctrl-C in a terminal, ``kill %1`` and ``timeout`` signal the whole group, so the job has already received the signal
     and a second one would be a different event: torchrun, for one, abandons its workers on a second SIGTERM.
-    ``kill PID`` and a supervisor signal this process alone, and the job must get it from here. The system does not
-    tell the two apart, so a witness does: a process of the same group that nobody knows, which can get a signal
-    only together with the group.
+    ``kill PID`` and a supervisor signal this process alone, so it must be forwarded. The system does not distinguish
+    the two cases, so a witness does: a process of the same group that nobody else knows of, which therefore receives
+    a signal only together with the group.
 
-    Use it as a context manager from the main thread. While it is entered none of these signals ends this process;
-    those that were ignored before stay ignored, here and in the job.
+    Use it as a context manager from the main thread. While entered, none of these signals ends this process; those
+    that were ignored before stay ignored, here and in the job.
 
     Attributes:
-        arrived: Signals that reached this process, whoever else got them.
+        arrived: Signals that reached this process, whether or not others received them.
     """
 
     def __init__(self) -> None:
-        """Prepares a relay; nothing is changed before it is entered."""
+        """Creates the relay; nothing changes before it is entered."""
         self.arrived: set[int] = set()
         self._previous: dict[int, Any] = {}
         self._waiting: dict[int, float] = {}
@@ -49,7 +49,7 @@ class SignalRelay:
         """Installs the handlers and starts the witness.
 
         Raises:
-            OSError: The system gives no further process or pipe.
+            OSError: The system has no process or pipe left.
         """
         self._arrivals, arrivals_end = _pipe()
         self._reports, reports_end = _pipe()
@@ -69,7 +69,7 @@ class SignalRelay:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Dismisses the witness and restores the handlers."""
+        """Stops the witness and restores the handlers."""
         os.close(self._witness_life)
         os.waitpid(self._witness, 0)
         signal.set_wakeup_fd(self._previous_wakeup)
@@ -79,10 +79,10 @@ class SignalRelay:
             os.close(descriptor)
 
     def wait(self, timeout_s: float, send: Callable[[int], None]) -> None:
-        """Sleeps until a signal arrives, a child ends or the time is over, and sends on what is due.
+        """Sleeps until a signal arrives, a child ends or the time is over, and forwards signals that are due.
 
         Args:
-            timeout_s: Longest time to sleep, in seconds.
+            timeout_s: Maximum time to sleep, in seconds.
             send: Sends a signal to the job.
         """
         now = time.monotonic()
@@ -125,11 +125,11 @@ def _take_note(number: int, frame: FrameType | None) -> None:
 
 
 def _witness(life: int, reports: int) -> None:
-    """Reports signals until the parent's end of ``life`` is closed, were it by its death. Never returns."""
+    """Reports signals until the parent's end of ``life`` is closed, also by its death. Never returns."""
     try:
         os.dup2(life, 0)
         os.dup2(reports, 1)
-        # Whoever reads the job's output must not wait for this process too.
+        # Readers of the job's output must not wait for this process to close the pipe.
         os.closerange(2, min(os.sysconf("SC_OPEN_MAX"), _MANY_DESCRIPTORS))
         signal.set_wakeup_fd(1, warn_on_full_buffer=False)
         os.read(0, 1)

@@ -1,4 +1,4 @@
-"""What the user asks of a recording, and the part of it written down in pyproject.toml."""
+"""The settings of a recording, from the user and from pyproject.toml."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ class Settings:
 
     Attributes:
         output: File to write, or None for ``<script>.<time>.memprof`` in the current folder.
-        address: Where the file goes once it is written, such as ``s3://bucket/run.memprof``; "" where it stays.
-        force: Replace a recording that is already there.
-        quiet: Say nothing when the job has ended.
-        skip: Steps to let pass before the window.
+        address: Upload destination of the file, such as ``s3://bucket/run.memprof``; "" to keep it local.
+        force: Overwrite an existing recording.
+        quiet: Print no summary when the job ends.
+        skip: Steps to skip before the window.
         steps: Steps to record.
         stop: End the job after the window.
-        goes_on: Record steps after the window that have larger inputs than all recorded ones, too.
-        light: Follow the whole run lightly instead of recording a window in full.
+        goes_on: Also record steps after the window that have larger inputs than all recorded ones.
+        light: Follow the whole run at low overhead instead of recording a window in full.
         dry_run: Run the job on tensors without memory, and end it after the window.
-        device: The device that a dry run shows its job, a name of the catalogue; "" for the machine's processor.
+        device: The device that a dry run simulates, a name of the catalogue; "" for the CPU.
         plan: Plan to run the job under, or None.
-        plan_path: File the plan or a part of it is in, None where it is made of flags alone.
-        keep_arguments: Write the job's command line as it is, with what looks like a secret.
-        budget_bytes: Most bytes that a step may have allocated at once; None where no budget was given.
-        fail_over_budget: End with another status than the job's where it ended well, and not within the budget.
+        plan_path: File with the plan or a part of it; None if it is made of flags alone.
+        keep_arguments: Write the job's command line unmasked, including likely secrets.
+        budget_bytes: Maximum live bytes in a step; None without a budget.
+        fail_over_budget: Exit with an error status if the job succeeded but exceeded the budget.
     """
 
     output: Path | None = None
@@ -59,12 +59,12 @@ class Settings:
 
 @dataclass(frozen=True)
 class DryWindow:
-    """Which steps of a dry run are looked at: the first makes the optimizer's state, later ones are all alike.
+    """Which steps of a dry run to record: the first creates the optimizer state, later ones are all alike.
 
     Attributes:
-        skip: Steps to let pass.
-        steps: Steps to look at.
-        isolate: Whether ``suggest --check`` keeps what the job writes from its folder, and the network from the job.
+        skip: Steps to skip.
+        steps: Steps to record.
+        isolate: Whether ``suggest --check`` redirects the job's writes in its folder and cuts off the network.
     """
 
     skip: int = 1
@@ -72,7 +72,7 @@ class DryWindow:
     isolate: bool = True
 
 
-#: The keys of ``[tool.memprof]``, with the least value of those that count something.
+#: The keys of ``[tool.memprof]``, with their types.
 _KEYS: dict[str, type] = {
     "output": str,
     "force": bool,
@@ -88,10 +88,10 @@ _KEYS: dict[str, type] = {
     "budget": str,
     "fail_over_budget": bool,
 }
-#: The keys of ``[tool.memprof.dry_run]``, which stands in place of the truth value where dry runs want other steps.
+#: The keys of ``[tool.memprof.dry_run]``, which replaces the boolean to choose other steps for dry runs.
 _DRY_RUN = "dry_run"
 _DRY_KEYS: dict[str, type] = {"skip": int, "steps": int, "isolate": bool}
-#: The table below it, which `memprof diff` and `memprof check` read.
+#: The subtable that `memprof diff` and `memprof check` read.
 _GATES = "gates"
 _LEAST = {"skip": 0, "steps": 1}
 _KIND = {str: "a text", bool: "true or false", int: "a whole number"}
@@ -101,14 +101,14 @@ def read_project_settings(folder: Path) -> dict[str, Any]:
     """Reads ``[tool.memprof]`` from the nearest pyproject.toml, in this folder or above it.
 
     Args:
-        folder: Where the search begins, usually the current folder.
+        folder: Where the search starts, usually the current folder.
 
     Returns:
-        The settings given there; a relative output or plan counts from the folder of the pyproject.toml. The steps
-        of dry runs (`read_dry_window`) are not among them.
+        The settings given there; a relative output or plan is relative to the folder of the pyproject.toml. The steps
+        of dry runs (`read_dry_window`) are not included.
 
     Raises:
-        UsageError: The file is not TOML, or holds a key or a value that memprof does not know.
+        UsageError: The file is not TOML, or contains an unknown key or an invalid value.
     """
     path = _project_file(folder)
     if path is None:
@@ -127,7 +127,7 @@ def read_dry_window(folder: Path) -> DryWindow:
     """Reads ``[tool.memprof.dry_run]``, the fields of ``DryWindow``, from the nearest pyproject.toml.
 
     Raises:
-        UsageError: The file is not TOML, or the table holds something else.
+        UsageError: The file is not TOML, or the table is invalid.
     """
     path = _project_file(folder)
     table = None if path is None else _read(path).get(_DRY_RUN)
@@ -143,10 +143,10 @@ def read_gates(folder: Path) -> tuple[Path | None, dict[str, list[str]]]:
     """Reads ``[tool.memprof.gates]``, lists ``fail`` and ``warn`` of gates, from the nearest pyproject.toml.
 
     Returns:
-        The file, None where there is none, and the gates as they are written.
+        The file, None if there is none, and the gates as written.
 
     Raises:
-        UsageError: The file is not TOML, or the table holds something else.
+        UsageError: The file is not TOML, or the table is invalid.
     """
     gates: dict[str, list[str]] = {"fail": [], "warn": []}
     path = _project_file(folder)
@@ -171,15 +171,15 @@ def _project_file(folder: Path) -> Path | None:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Returns the table of memprof in a pyproject.toml."""
+    """Returns memprof's table in a pyproject.toml."""
     try:
         text = read_text(path)
         table = parse_toml(text).get("tool", {}).get("memprof", {})
     except OSError:
-        # Somebody else's unreadable file further up must not forbid recording.
+        # An unreadable file of someone else further up must not prevent recording.
         return {}
     except (BadInputError, ValueError, AttributeError) as error:
-        # A broken pyproject.toml that says nothing to memprof is not for memprof to complain about.
+        # A broken pyproject.toml without memprof settings is not memprof's concern.
         with path.open("rb") as file:
             if b"tool.memprof" not in file.read(TEXT_LIMIT_BYTES):
                 return {}
@@ -195,7 +195,7 @@ def _checked(path: Path, key: str, value: Any, keys: dict[str, type] = _KEYS, wh
         advice = f"Did you mean {near[0]}?" if near else f"The keys are {', '.join(keys)}."
         raise UsageError(f"{path}: [{where}] has no key {key}. {advice}")
     kind = keys[key]
-    # To Python, true is a whole number too.
+    # In Python, bool is a subclass of int.
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         raise UsageError(f"{path}: {key} in [{where}] must be {_KIND[kind]}, not {value!r}.")
     if isinstance(value, int) and value < _LEAST.get(key, 0):

@@ -1,8 +1,8 @@
-"""Measures how fast the recording machine is: memory, copies and matrix products, with numpy alone.
+"""Measures the recording machine's speed: memory, copies and matrix products, with numpy alone.
 
-It runs in memprof's own process once the job has ended and its end is on disk: nothing of the job is alive any more
-that it could slow down, take memory from, or whose random numbers it could draw. The job's own processes never
-measure a CPU. (A CUDA device is measured in the job, at its very end: ``memprof.recorder.profiler.speed``.)
+It runs in memprof's own process once the job has ended and its exit status is on disk, so that it cannot slow the job
+down, take memory from it, or consume its random numbers. The job's own processes never measure a CPU. (A CUDA device
+is measured in the job, at its very end: ``memprof.recorder.profiler.speed``.)
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
     Floats32 = npt.NDArray[np.float32]
 
-#: How long each of the two is measured. The fastest run counts: whatever else the machine does only makes it slower.
+#: Duration of each of the two measurements, in seconds. The fastest run counts: other load can only slow it down.
 _SECONDS = 0.06
-#: Bytes of each of the two arrays that are copied; more than the last cache of a processor's share of cores holds.
+#: Size in bytes of each of the two copied arrays; more than a CPU's share of last-level cache.
 _COPY_BYTES = 64 * 2**20
-#: Of the memory that is free, no more than this share is taken.
+#: Maximum fraction of the free memory to use.
 _SHARE = 1 / 16
-#: With fewer bytes than these the cache is measured, not the memory.
+#: Below this size in bytes, the cache is measured instead of memory.
 _LEAST_COPY_BYTES = 8 * 2**20
-#: Rows and columns of the matrices: large enough for the full rate, small enough for a slow core's time.
+#: Rows and columns of the matrices: large enough for the full rate, small enough for a slow core.
 _ROWS = 512
 
 
@@ -39,9 +39,9 @@ def measure_speed() -> Speed:
     """Measures memory bandwidth and the rate of fp32 products, in about 0.2 seconds.
 
     Returns:
-        The speeds; those that could not be measured for want of memory are 0.
+        The speeds; 0 for those that could not be measured for lack of memory.
     """
-    import numpy as np  # the parent stays small while the job runs
+    import numpy as np  # imported here: the parent stays small while the job runs
 
     threads = _threads()
     try:
@@ -64,14 +64,14 @@ def measure_speed() -> Speed:
 
 
 def _copy_rate(pool: ThreadPoolExecutor, threads: int, free_bytes: int) -> float:
-    """Returns the bytes copied in a microsecond; 0 where too little memory is free. Numpy copies without the GIL."""
+    """Returns the copy rate in bytes per microsecond; 0 if too little memory is free. Numpy copies without the GIL."""
     import numpy as np
 
     size = min(_COPY_BYTES, free_bytes // 2) // 4 // threads * threads
     if size * 4 < _LEAST_COPY_BYTES:
         return 0.0
     source, target = np.zeros(size, dtype=np.float32), np.zeros(size, dtype=np.float32)
-    source.fill(1)  # zeros have no pages of their own until they are written
+    source.fill(1)  # zero pages are not backed by memory until written
     parts = list(zip(np.split(target, threads), np.split(source, threads), strict=True))
     return source.nbytes / _fastest_us(lambda: list(pool.map(_copy, parts)))
 
@@ -82,7 +82,7 @@ def _copy(part: tuple[Floats32, Floats32]) -> None:
 
 
 def _fastest_us(run: Callable[[], object]) -> float:
-    """Runs something for a while, once at least after a first time; returns the fastest time in microseconds."""
+    """Runs a function repeatedly, at least once after a warm-up; returns the fastest time in microseconds."""
     run()
     fastest, end = float("inf"), time.perf_counter() + _SECONDS
     while True:
@@ -94,7 +94,7 @@ def _fastest_us(run: Callable[[], object]) -> float:
 
 
 def _threads() -> int:
-    """Returns how many threads numpy and torch take unless they are told otherwise: what the job could have had."""
+    """Returns the default thread count of numpy and torch: what the job could have used."""
     available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     wanted = os.environ.get("OMP_NUM_THREADS", "")
     return min(available, int(wanted)) if wanted.isdecimal() and int(wanted) > 0 else available

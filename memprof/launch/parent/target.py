@@ -1,4 +1,4 @@
-"""What the user wants to run: a script, a module or a command, found before anything is started."""
+"""The job to run: a script, a module or a command, located before anything is started."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from pathlib import Path
 
 from memprof.errors import MemprofError, UsageError
 
-#: In place of a script: Python reads the program from its standard input.
+#: Used instead of a script: Python reads the program from stdin.
 STDIN = "-"
 
 
 class CannotStartError(MemprofError):
-    """The recording cannot begin, through no fault of the job's."""
+    """The recording cannot start, through no fault of the job."""
 
     exit_code = 125
 
 
 class NotExecutableError(MemprofError):
-    """The target is there but cannot be run."""
+    """The target exists but cannot be run."""
 
     exit_code = 126
 
 
 class NotFoundError(MemprofError):
-    """The target is not there."""
+    """The target does not exist."""
 
     exit_code = 127
 
@@ -57,26 +57,26 @@ class Target:
 
 
 def find_script(words: Sequence[str], verb: str = "record") -> Target:
-    """Builds the job ``python script.py arguments``.
+    """Returns the job ``python script.py arguments``.
 
     Args:
-        words: The script and its arguments; ``-`` for a program on standard input.
-        verb: The verb it is for, for sentences.
+        words: The script and its arguments; ``-`` for a program on stdin.
+        verb: The verb, for messages.
 
     Raises:
-        NotFoundError: There is no such script.
+        NotFoundError: The script does not exist.
         NotExecutableError: It cannot be read.
     """
     script = words[0]
     try:
-        # Python runs a folder or a zip archive with a __main__.py too.
+        # Python also runs a folder or a zip archive with a __main__.py.
         if script != STDIN and not os.path.isdir(script):
             with open(script, "rb"):
                 pass
     except PermissionError:
         raise NotExecutableError(f"The script {script} cannot be read. Check its permissions.") from None
     except OSError as error:
-        # The one mistake that everybody makes once: a command without the two dashes.
+        # A common mistake: a command without the two dashes.
         if shutil.which(script):
             raise NotFoundError(
                 f"There is no script {script} here. To {verb} a command, put two dashes before it: "
@@ -88,16 +88,16 @@ def find_script(words: Sequence[str], verb: str = "record") -> Target:
 
 
 def find_module(words: Sequence[str]) -> Target:
-    """Builds the job ``python -m module arguments``; Python itself says so when there is no such module."""
+    """Returns the job ``python -m module arguments``; Python itself reports a missing module."""
     return Target((sys.executable, "-m", *words), words[0])
 
 
 def find_command(words: Sequence[str]) -> Target:
-    """Builds the job that a command line starts.
+    """Returns the job for a command line.
 
     Raises:
-        NotFoundError: There is no such program.
-        NotExecutableError: It is not a program.
+        NotFoundError: The program does not exist.
+        NotExecutableError: The file is not executable.
     """
     program = words[0]
     if os.sep in program:
@@ -106,24 +106,24 @@ def find_command(words: Sequence[str]) -> Target:
         candidates = [os.path.join(folder, program) for folder in os.get_exec_path()]
     there = [path for path in candidates if os.path.exists(path)]
     if not program or not there:
-        raise NotFoundError(f"There is no command {program}. Check its name, or write its full path.")
+        raise NotFoundError(f"Command {program} not found. Check its name, or write its full path.")
     if not any(os.access(path, os.X_OK) and not os.path.isdir(path) for path in there):
         raise NotExecutableError(f"{there[0]} is not a program that can be run. Check its permissions.")
     return Target(tuple(words), _script_of(words))
 
 
 def find_target(words: Sequence[str], *, is_module: bool, is_command: bool, verb: str = "record") -> Target:
-    """Finds what to run from the words after memprof's own options.
+    """Returns the job described by the words after memprof's own options.
 
     Args:
         words: The target and its arguments, verbatim.
-        is_module: ``-m`` stood before them.
-        is_command: ``--`` stood before them.
-        verb: The verb it is for, for sentences.
+        is_module: They were preceded by ``-m``.
+        is_command: They were preceded by ``--``.
+        verb: The verb, for messages.
 
     Raises:
-        UsageError: There are no words, or they are marked as module and command at once.
-        NotFoundError: There is no such script or program.
+        UsageError: There are no words, or both ``-m`` and ``--`` were given.
+        NotFoundError: The script or program does not exist.
         NotExecutableError: It cannot be run.
     """
     if not words:
@@ -135,7 +135,7 @@ def find_target(words: Sequence[str], *, is_module: bool, is_command: bool, verb
     return find_command(words) if is_command else find_script(words, verb)
 
 
-#: In a program that a shell is given to run: ``TOKEN=x python -m package.train``, ``cd /job && ./train.py --lr 1``.
+#: Finds scripts in a shell command: ``TOKEN=x python -m package.train``, ``cd /job && ./train.py --lr 1``.
 _MODULE_IN = re.compile(r"\bpython[\d.]*\s+-m\s+([\w.]+)")
 _SCRIPT_IN = re.compile(r"(?<![^\s'\";|&(])[^\s'\";|&=()]+\.py(?![\w.])")
 
@@ -149,7 +149,7 @@ def _script_in(program: str) -> str:
 
 
 def _script_of(words: Sequence[str]) -> str:
-    """Picks the word that names the job best: torchrun and accelerate are the same in every job, train.py is not."""
+    """Returns the most specific word of a command: torchrun and accelerate are common to all jobs, train.py is not."""
     for position, word in enumerate(words[1:], start=1):
         if script := _script_in(word):
             return script

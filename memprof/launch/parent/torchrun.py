@@ -1,4 +1,4 @@
-"""Starts a script once for each rank of a plan, through torchrun."""
+"""Starts a script once per rank of a plan, through torchrun."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 
 
 def ranks_of(plan: Plan | None) -> int:
-    """Returns how many ranks a plan divides its job over; 1 where it does not.
+    """Returns the number of ranks that a plan shards its job over; 1 if it does not.
 
     Raises:
-        CannotStartError: The plan shards twice, over different numbers.
+        CannotStartError: The plan shards twice, over different numbers of ranks.
     """
     sizes = {getattr(policy, "world_size", 1) for policy in plan.policies} if plan is not None else set()
     sizes -= {1}
@@ -30,12 +30,12 @@ def ranks_of(plan: Plan | None) -> int:
 
 
 def on_ranks(target: Target, ranks: int, environment: Mapping[str, str]) -> Target:
-    """Returns the job of a script or module that runs once a rank.
+    """Returns the job that runs a script or module once per rank.
 
     Args:
-        target: What the user named. A command of the user's own is left alone: torchrun, srun or another launcher.
+        target: The user's target. A command is left unchanged: it is torchrun, srun or another launcher.
         ranks: Ranks of the plan.
-        environment: Where this process is a rank itself, whoever started it has started the others.
+        environment: The environment; if it marks this process as a rank, the other ranks are already started.
     """
     is_python = target.arguments[0] == sys.executable and target.name in target.arguments[1:3]
     if ranks == 1 or not is_python or "WORLD_SIZE" in environment:
@@ -44,14 +44,14 @@ def on_ranks(target: Target, ranks: int, environment: Mapping[str, str]) -> Targ
 
 
 def threads_of(ranks: int, environment: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variable by which ranks share the cores, which torchrun would set to 1 and say so at length."""
+    """Returns OMP_NUM_THREADS, dividing the cores among ranks; torchrun would set it to 1 with a long warning."""
     if ranks == 1 or "OMP_NUM_THREADS" in environment:
         return {}
     return {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // ranks))}
 
 
 def first_of(ranks: int, environment: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variables by which torchrun tells a process that it is the first of so many, for a dry run of it."""
+    """Returns torchrun's variables for rank 0 of the given number of ranks, for a dry run of it."""
     if ranks == 1 or "WORLD_SIZE" in environment:
         return {}
     own = dict.fromkeys(("RANK", "LOCAL_RANK", "GROUP_RANK"), "0")
