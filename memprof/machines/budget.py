@@ -1,4 +1,4 @@
-"""Reads how much memory a job may take: a size, a share of the recorded peak, or what a machine has."""
+"""Parses a memory budget: a size, a share of the recorded peak, or a device's capacity."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ _PERCENT = re.compile(r"\s*(?P<number>[+-]?[0-9]*\.?[0-9]*)\s*%\s*", re.ASCII)
 
 
 def parse_budget(text: str | None, recorded_peak_bytes: int, machine: Accelerator | None = None) -> int:
-    """Reads a budget.
+    """Parses a budget.
 
     Args:
-        text: A size (``8GiB``, ``24GB``, ``6000000000``), or per cent of the recorded peak (``60%``); None for all
-            that the machine has for tensors.
+        text: A size (``8GiB``, ``24GB``, ``6000000000``), or a percentage of the recorded peak (``60%``); None for the
+            machine's whole tensor capacity.
         recorded_peak_bytes: The peak of the recorded step.
-        machine: The machine the job is to run on; a size must not be more than it has.
+        machine: The target machine; a size must not exceed its capacity.
 
     Returns:
-        Bytes that may be allocated at once.
+        The budget, in bytes.
 
     Raises:
-        UsageError: The text is no budget, is nothing at all, or more than the machine has; neither text nor machine
-            is given.
+        UsageError: The text is not a valid budget, is zero, or exceeds the machine; or neither text nor machine is
+            given.
     """
     if text is None:
         if machine is None:
@@ -59,7 +59,7 @@ def _bytes(text: str, recorded_peak_bytes: int) -> int:
         raise UsageError(f"{text!r} is a share of the recorded peak, and this recording has none: write a size")
     if share > 10_000:
         raise UsageError(f"{text!r} is more than a hundred times the recorded peak: write a size such as 24GiB")
-    # Never up, so that a budget does not grow by rounding.
+    # Rounded down, so that a budget never grows by rounding.
     budget = int((share * recorded_peak_bytes / 100).to_integral_value(rounding=ROUND_FLOOR))
     if budget == 0:
         raise UsageError(f"a budget of {text.strip()} of {format_bytes(recorded_peak_bytes)} is not one byte")

@@ -42,8 +42,8 @@ class ScheduleResult:
     """Result of a planner.
 
     Attributes:
+        status: One of STATUSES.
         reason: One sentence that explains the status.
-        reason: One sentence on how it came to that.
         runs: The schedule; None where none fits. The caller replays it and ignores the planner's own estimate.
         bound_us: Lower bound on the time any schedule within the budget adds to the step; 0 where unknown.
         least_bytes: Smallest budget for which the planner would find a schedule; 0 where unknown.

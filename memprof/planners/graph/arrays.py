@@ -1,4 +1,4 @@
-"""A step built from arrays, for graphs that did not come from a recording."""
+"""A step built from arrays, for graphs without a recording."""
 
 from __future__ import annotations
 
@@ -24,30 +24,30 @@ def step_from_arrays(
     names: Sequence[str] | None = None,
     fixed_bytes: int = 0,
 ) -> Step:
-    """Builds a step from one entry per operator, in the order in which they run.
+    """Builds a step from one entry per operator, in run order.
 
-    Operator *i* makes one output, read by the operators that list *i* among their inputs. What a backward operator
-    lists of forward is what is needed in backward. An output is freed after the last operator that reads it, the last
-    one's never. ``find_plan(step_from_arrays(...), budget_bytes)`` plans for it.
+    Operator *i* makes one output, read by the operators that list *i* among their inputs. The forward outputs that a
+    backward operator lists are the tensors saved for backward. An output is freed after its last reader; the last
+    operator's output is never freed. ``find_plan(step_from_arrays(...), budget_bytes)`` plans for it.
 
     Args:
-        time_us: How long each operator runs, in microseconds.
+        time_us: Duration of each operator, in microseconds.
         output_bytes: Bytes of its output; ignored for views and operators that work in place.
-        inputs: The operators whose outputs it reads; each comes before it.
-        is_backward: Whether it is a backward operator; those are never run again.
-        workspace_bytes: Bytes it holds while it runs; 0 for all if left out.
-        in_place: The operator whose output it changes, -1 where it makes its own. Nobody reads the unchanged output
-            afterwards.
-        view_of: The operator whose output it returns another view of, -1 where it makes its own.
+        inputs: The operators whose outputs it reads; each must precede it.
+        is_backward: Whether it is a backward operator; those never run again.
+        workspace_bytes: Workspace it holds while it runs; 0 for all if omitted.
+        in_place: The operator whose output it modifies, -1 where it makes its own. No later operator may read the
+            unmodified output.
+        view_of: The operator whose output it returns a view of, -1 where it makes its own.
         uses_rng: Whether it draws random numbers.
-        names: What it is called.
-        fixed_bytes: Bytes allocated throughout: parameters, gradients, optimizer state.
+        names: Operator names.
+        fixed_bytes: Bytes allocated throughout the step: parameters, gradients, optimizer state.
 
     Returns:
-        The step, which keeps every promise of ``Step.check``.
+        The step, which satisfies ``Step.check``.
 
     Raises:
-        UsageError: The arrays differ in length, or speak of operators that have not run.
+        UsageError: The arrays differ in length, or refer to operators that have not run yet.
     """
     count = len(time_us)
     columns = {"output_bytes": output_bytes, "inputs": inputs, "is_backward": is_backward}
@@ -139,7 +139,7 @@ def step_from_arrays(
 
 
 def _saved(uses: Uses, backward: np.ndarray, storages: Storages) -> Saved:
-    """Lists what forward makes and backward reads, as kept by the operator that made it."""
+    """Lists the values that forward makes and backward reads, as saved by the operator that made them."""
     created = storages.created_op_id[uses.storage_id]
     late = backward[uses.op_id] & (created != NONE)
     late[late] = ~backward[created[late]]
