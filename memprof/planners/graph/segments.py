@@ -25,7 +25,7 @@ class Segment:
     Attributes:
         start_op: Its first operator.
         cuts: The operators after which forward is cut, on all levels, at or before this segment: values that cross them
-        are kept while backward is in it. In order.
+            are kept while backward is in it. In order.
         is_last: Whether its round of forward ends with it, so that it needs no recompute.
     """
 
