@@ -21,8 +21,8 @@ def plain(text: str) -> str:
 def about(request: Request, target: str) -> list[str]:
     """Describes the plan, its origin and its prediction, in lines of text."""
     plan = request.plan
-    lines = ["Trains under a plan of memprof's.", ""]
-    lines += wrapped(f"The plan: {plain(plan.describe())}.")
+    lines = ["Trains under a memprof plan.", ""]
+    lines += wrapped(f"Plan: {plain(plan.describe())}.")
     lines += wrapped(f"Written by memprof {__version__} from {plain(request.source)}, for {target}.")
     prediction = plan.prediction
     if prediction is not None:
@@ -34,7 +34,7 @@ def about(request: Request, target: str) -> list[str]:
         )
     worst = [each.numerics for each in plan.policies if each.numerics != "none"]
     if worst:
-        lines += wrapped(f"Against the job without it: {NUMERICS_IN_WORDS[max(worst, key=_severity)]}.")
+        lines += wrapped(f"Compared with the job without it: {NUMERICS_IN_WORDS[max(worst, key=_severity)]}.")
     return lines
 
 

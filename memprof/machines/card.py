@@ -54,7 +54,7 @@ class Card:
             "from_host_bytes_per_us": machine.host_bytes_per_us,
             "fp32_flops_per_us": fp32,
             "bf16_flops_per_us": rates.get("bf16", rates.get("fp16", fp32)),
-            "how": f"peaks of the maker's data sheet, which jobs do not reach ({machine.source})",
+            "how": f"data sheet peaks, which jobs do not reach ({machine.source})",
         }
 
     def note(self) -> str:
@@ -94,7 +94,7 @@ def find_card(name: str) -> Card:
     architecture = architecture_of(machine.capability)
     if architecture is None:
         raise UsageError(
-            f"memprof cannot dry-run on {machine.name}: it knows what torch does on NVIDIA's devices of compute "
-            "capability 7.0 to 12.0 alone. Leave --device out, and judge the dry run by --budget."
+            f"dry runs on {machine.name} are unsupported: only NVIDIA devices of compute capability 7.0 to 12.0 are "
+            "modelled. Omit --device, and check the dry run with --budget."
         )
     return Card(machine, architecture)

@@ -109,13 +109,13 @@ def find_machine(name: str) -> Accelerator:
     if len(begun) == 1:
         return next(iter(begun.values()))
     if begun:
-        raise UsageError(f"{name!r} can be one of several machines: write {_listed(list(begun))}.")
+        raise UsageError(f"ambiguous device {name!r}: write {_listed(list(begun))}.")
     near = difflib.get_close_matches(key, keys, n=4, cutoff=0.6)
     if near:
         names = list(dict.fromkeys(keys[each].name for each in near))
-        raise UsageError(f"memprof knows no machine {name!r}: did you mean {_listed(names)}?")
+        raise UsageError(f"unknown device {name!r}; did you mean {_listed(names)}?")
     known_names = ", ".join(machine.name for machine in accelerators())
-    raise UsageError(f"memprof knows no machine {name!r}: give a size such as 24GiB instead, or one of {known_names}.")
+    raise UsageError(f"unknown device {name!r}: give a size such as 24GiB instead, or one of {known_names}.")
 
 
 def machine_of_device(device_name: str) -> Accelerator | None:

@@ -89,7 +89,7 @@ def find_plan(
     started = time.monotonic()
     kind = named_planner(planner)
     if budget_bytes <= 0:
-        raise UsageError(f"A budget of {budget_bytes} bytes holds no tensor: give one above 0.")
+        raise UsageError(f"invalid budget of {budget_bytes} bytes: must be positive.")
     graph = graph_of(step)
     task = ScheduleRequest(graph, budget_bytes, deadline=started + time_limit_s, link_bytes_per_us=link_bytes_per_us)
     found = kind().search(task)

@@ -40,6 +40,6 @@ def named_planner(name: str) -> type[Planner]:
     if kind is None:
         names = [one.name for one in planner_types()]
         near = difflib.get_close_matches(name, names, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}."
-        raise UsageError(f"There is no planner {name!r}; {hint}")
+        hint = f"did you mean {near[0]!r}?" if near else f"give one of {', '.join(names)}."
+        raise UsageError(f"unknown planner {name!r}: {hint}")
     return kind

@@ -86,7 +86,7 @@ def rates_of(machine: Accelerator) -> Rates:
         memory_bytes_per_us=machine.memory_bytes_per_us,
         flops_per_us=dict(machine.flops_per_us),
         host_bytes_per_us=machine.host_bytes_per_us,
-        how="its maker's peak rates",
+        how="vendor peak rates",
     )
 
 
@@ -105,7 +105,7 @@ def scale_times(step: Step, recording: Rates | None, target: Rates) -> TimesElse
         return TimesElsewhere(
             step,
             "measured",
-            f"Times are those of the recording machine: how fast it is was not recorded, so they say nothing of "
+            f"Times are those of the recording machine: its speed was not recorded, so they do not apply to "
             f"{target.name}.",
             0.0,
         )
@@ -125,10 +125,10 @@ def scale_times(step: Step, recording: Rates | None, target: Rates) -> TimesElse
     left = int((~is_known & (own > 0)).sum())
     how = (
         f"Times are modelled for {target.name} ({target.how}) from those of {recording.name} ({recording.how}): each "
-        f"operator by the ratio of what bounds it, memory or products"
+        f"operator by the ratio of its bounds, memory bandwidth or matrix products"
     )
     if left:
-        how += f"; {left} operators, {format_percent(1 - share)} of the time, have no known bound and keep theirs"
+        how += f"; {left} operators, {format_percent(1 - share)} of the time, have no known bound and are not scaled"
     there = dataclasses.replace(
         scaled,
         duration_us=duration,

@@ -108,7 +108,7 @@ def test_mistakes_are_told_before_the_job_runs(capsys: pytest.CaptureFixture[str
     """What is asked for is read first: no job is run in vain."""
     assert "a budget is needed" in refused(capsys, "train.py")
     assert "'x%' is no share" in refused(capsys, "--budget", "x%", "train.py")
-    assert "no policy 'magic'" in refused(capsys, "--budget", "1GiB", "--allow", "magic", "train.py")
+    assert "unknown policy 'magic'" in refused(capsys, "--budget", "1GiB", "--allow", "magic", "train.py")
     assert "no slowdown" in refused(capsys, "--budget", "1GiB", "--max-slowdown", "-3", "train.py")
     assert "memprof fit train.py" in refused(capsys, "--budget", "1GiB")
     assert "memprof fit -- ls" in refused(capsys, "--budget", "1GiB", "ls", status=127)

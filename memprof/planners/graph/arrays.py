@@ -60,9 +60,9 @@ def step_from_arrays(
     }
     for name, column in {**columns, **optional}.items():
         if column is not None and len(column) != count:
-            raise UsageError(f"{name} has {len(column)} entries and time_us has {count}: give one for each operator.")
+            raise UsageError(f"{name} has {len(column)} entries, time_us has {count}: give one per operator.")
     if any(not time >= 0 for time in time_us) or any(size < 0 for size in output_bytes) or fixed_bytes < 0:
-        raise UsageError("Times and bytes are numbers from 0; one of those given is not.")
+        raise UsageError("Times and bytes must not be negative or NaN.")
     changed = list(in_place) if in_place is not None else [NONE] * count
     viewed = list(view_of) if view_of is not None else [NONE] * count
 
@@ -73,9 +73,9 @@ def step_from_arrays(
     for op_id in range(count):
         for other in (*inputs[op_id], *(x for x in (changed[op_id], viewed[op_id]) if x != NONE)):
             if not 0 <= other < op_id:
-                raise UsageError(f"Operator {op_id} takes the output of operator {other}, which has not run by then.")
+                raise UsageError(f"Operator {op_id} reads the output of operator {other}, which has not run yet.")
         if changed[op_id] != NONE and viewed[op_id] != NONE:
-            raise UsageError(f"Operator {op_id} is given both as a view and as working in place; it can be one.")
+            raise UsageError(f"Operator {op_id} is both a view and in place: give one of them.")
         target = changed[op_id] if changed[op_id] != NONE else viewed[op_id]
         if target != NONE:
             base[op_id] = base[target]

@@ -46,7 +46,7 @@ class Choices:
         """Returns the result for a budget that the recorded step meets."""
         return ScheduleResult(
             "optimal",
-            f"The step's peak of {format_bytes(self.recorded_bytes)} is within the budget as it is.",
+            f"The step's peak of {format_bytes(self.recorded_bytes)} is within the budget.",
             runs=as_recorded(self._task.graph),
             least_bytes=self.recorded_bytes,
         )
@@ -78,8 +78,8 @@ class Choices:
         if self._runs is not None:
             return ScheduleResult(
                 "time limit" if self.is_cut_short else "found",
-                f"Of {self.tried} schedules tried, the fastest that fits {self._how}."
-                + (" The time was up before all were tried." if self.is_cut_short else ""),
+                f"Fastest of {self.tried} schedules tried that fits: it {self._how}."
+                + (" Stopped by the time limit before all were tried." if self.is_cut_short else ""),
                 runs=self._runs,
                 moves=self._moves,
                 least_bytes=self.least_bytes,
@@ -89,13 +89,13 @@ class Choices:
         if self._task.budget_bytes < bound:
             return ScheduleResult(
                 "infeasible",
-                f"One operator alone needs {format_bytes(bound)} around it, which no schedule changes; the smallest "
-                f"budget this planner has a schedule for is {format_bytes(self.least_bytes)}.",
+                f"A single operator needs {format_bytes(bound)} under any schedule; the smallest budget this planner "
+                f"has a schedule for is {format_bytes(self.least_bytes)}.",
                 least_bytes=self.least_bytes,
             )
         return ScheduleResult(
             "time limit" if self.is_cut_short else "nothing found",
-            f"Of {self.tried} schedules tried, the smallest has a peak of {format_bytes(self.least_bytes)}."
-            + (" The time was up before all were tried." if self.is_cut_short else ""),
+            f"None of {self.tried} schedules tried fits; the lowest peak is {format_bytes(self.least_bytes)}."
+            + (" Stopped by the time limit before all were tried." if self.is_cut_short else ""),
             least_bytes=self.least_bytes,
         )

@@ -168,12 +168,12 @@ def _first_runs(graph: Graph, runs: Ints) -> tuple[Bools, Ints]:
     if len(ran) != graph.ops:
         raise InvariantError(f"The schedule leaves out {graph.ops - len(ran)} of the step's {graph.ops} operators.")
     if np.any(np.diff(first_run) < 0):
-        raise InvariantError("The schedule runs operators for the first time in another order than the step's.")
+        raise InvariantError("The schedule changes the order in which the step's operators first run.")
     is_again = np.ones(len(runs), dtype=np.bool_)
     is_again[first_run] = False
     wrong = is_again & ~graph.can_repeat[runs]
     if wrong.any():
-        raise InvariantError(f"The schedule repeats operator {runs[np.flatnonzero(wrong)[0]]}, which cannot run again.")
+        raise InvariantError(f"The schedule repeats operator {runs[np.flatnonzero(wrong)[0]]}, which cannot be rerun.")
     return is_again, first_run
 
 
@@ -185,7 +185,7 @@ def _check_reads(runs: Ints, read_run: Ints, gone_run: Ints, *, is_taken_once: b
             f"In the schedule, operator {runs[read_run[wrong[0]]]} reads a value that was changed in place before."
         )
     if not is_taken_once:
-        raise InvariantError("The schedule changes a value in place that was changed before; make it again first.")
+        raise InvariantError("The schedule changes a value in place that was changed before; recompute it first.")
 
 
 def _floor(graph: Graph, runs: Ints, is_again: Bools) -> Ints:

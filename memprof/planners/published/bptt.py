@@ -15,6 +15,7 @@ from memprof.planners.graph.schedule import as_recorded, replay
 from memprof.planners.graph.stages import Line, Stage, lines_of
 from memprof.planners.graph.walk import Walk
 from memprof.trace.schema import NONE, Floats, Ints
+from memprof.units import format_bytes
 
 #: At most this many slot counts are tried.
 _MOST_TRIES = 60
@@ -118,7 +119,7 @@ class Bptt(Planner):
 
     name: ClassVar[str] = "bptt"
     source: ClassVar[str] = "Gruslys et al. 2016, sections 3.1 (hidden states) and 3.3 (mixed)"
-    summary: ClassVar[str] = "keeps some states of recurrent steps or equal layers, by an optimal table"
+    summary: ClassVar[str] = "keeps some states of recurrent steps or identical layers, by dynamic programming"
 
     def search(self, task: ScheduleRequest) -> ScheduleResult:
         """Searches for the fastest schedule within the budget."""
@@ -126,7 +127,7 @@ class Bptt(Planner):
         recorded = as_recorded(graph)
         least = replay(graph, recorded).peak_bytes
         if least <= task.budget_bytes:
-            return ScheduleResult("optimal", "The step fits as it was recorded.", recorded)
+            return ScheduleResult("optimal", "The step fits as recorded.", recorded)
         needed = needed_bytes(graph)
         best_us, best = np.inf, None
         parts = [part for line in lines_of(graph, most_stages=_MOST_STAGES) if (part := _repeated(graph, line))]
@@ -140,14 +141,14 @@ class Bptt(Planner):
             reason = "The fastest schedule of its repeated part that fits" + (" of those tried." if is_late else ".")
             return ScheduleResult("time limit" if is_late else "found", reason, best, least_bytes=least)
         if needed > task.budget_bytes:
-            reason = f"One operator with all it reads and makes comes to {needed} bytes."
+            reason = f"A single operator with its inputs and outputs needs {format_bytes(needed)}."
             return ScheduleResult("infeasible", reason, least_bytes=least)
         if is_late:
-            return ScheduleResult("time limit", "Time ran out before any schedule fitted.", least_bytes=least)
+            return ScheduleResult("time limit", "The time limit passed before any schedule fitted.", least_bytes=least)
         if not parts:
             return ScheduleResult("nothing found", "No part of the step repeats.", least_bytes=least)
         return ScheduleResult(
-            "nothing found", "However few of its states are kept, the step does not fit.", least_bytes=least
+            "nothing found", "The step does not fit even with the fewest states kept.", least_bytes=least
         )
 
 

@@ -50,7 +50,7 @@ class Knapsack(Planner):
         "PyTorch, torch/_functorch/_activation_checkpointing/knapsack.py (dp_knapsack and greedy_knapsack of the "
         "activation memory budget), 2024"
     )
-    summary: ClassVar[str] = "keeps the saved tensors that cost most to make again, as many as go into a knapsack"
+    summary: ClassVar[str] = "keeps the saved tensors most expensive to recompute, as a 0/1 knapsack"
 
     def search(self, task: ScheduleRequest) -> ScheduleResult:
         """Solves the knapsack for a list of sizes and returns the fastest schedule that fits."""
@@ -67,7 +67,7 @@ class Knapsack(Planner):
                 if (key := dropped.tobytes()) not in seen:
                     seen.add(key)
                     many = f"{int((saved & ~dropped).sum())} of {int(saved.sum())} saved values"
-                    of = "what an operator makes as one item" if is_together else "each value an item"
+                    of = "one item per operator" if is_together else "one item per value"
                     done = replay(graph, demand.schedule(dropped))
                     choices.add(done, f"keeps {many} ({how}, {of})")
         return choices.found()

@@ -65,12 +65,12 @@ def _drops(graph: Graph) -> Iterator[tuple[Replay, str]]:
         return f"{int((dropped & saved).sum())} of {int(saved.sum())} saved values"
 
     for dropped in cheapest_first(graph):
-        yield replay(graph, demand.schedule(dropped)), f"drops the {many(dropped)} cheapest to make again"
+        yield replay(graph, demand.schedule(dropped)), f"drops the {many(dropped)} cheapest to recompute"
     for done, dropped in _cheapest_at_peak(graph, demand):
-        yield done, f"drops the {many(dropped)} that are cheapest to make again of those alive at the peak"
+        yield done, f"drops the {many(dropped)} live at the peak and cheapest to recompute"
     for most_bytes in (total // share for share in _SHARES):
         for dropped in cheapest_first(graph, most_bytes, _MOST_IN_SEGMENTS):
-            how = f"drops the {many(dropped)} cheapest to make again in segments of up to {format_bytes(most_bytes)}"
+            how = f"drops the {many(dropped)} cheapest to recompute, in segments of up to {format_bytes(most_bytes)}"
             yield replay(graph, demand.schedule(dropped)), how
 
 

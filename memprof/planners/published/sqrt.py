@@ -36,7 +36,7 @@ class Sqrt(Planner):
         "Chen, Xu, Zhang, Guestrin 2016, Training Deep Nets with Sublinear Memory Cost: section 4.2 (√N segments) "
         "and algorithm 3 (budgeted scan), section 4.3 (recursion)"
     )
-    summary: ClassVar[str] = "cuts forward into √N segments, keeps what passes between them and makes the rest again"
+    summary: ClassVar[str] = "cuts forward into √N segments, keeps what crosses between them and recomputes the rest"
 
     def search(self, task: ScheduleRequest) -> ScheduleResult:
         """Tries every form and returns the fastest that fits."""
@@ -65,9 +65,9 @@ def cut_families(graph: Graph) -> Iterator[tuple[list[Cuts], str]]:
     points, narrow = cut_points(graph), narrow_cuts(graph)
     of_points, of_narrow = (sum(len(part.after_op) for part in cuts) for cuts in (points, narrow))
     if of_points:
-        yield points, "values that everything passes through"
+        yield points, "values that every path crosses"
     if of_narrow > of_points or (of_narrow and of_points < _FEW_CUTS):
-        yield narrow, "places that little passes through"
+        yield narrow, "narrow cuts"
 
 
 def every_form(rounds: Sequence[Cuts]) -> Iterator[tuple[list[Segment], str]]:
@@ -83,7 +83,7 @@ def every_form(rounds: Sequence[Cuts]) -> Iterator[tuple[list[Segment], str]]:
     for most_bytes in _scan_sizes(rounds):
         for share in _SHARES:
             segments = [segment for cuts in rounds for segment in scan(cuts, most_bytes, share)]
-            how = f"cuts forward where {format_bytes(most_bytes)} have come together"
+            how = f"cuts forward every {format_bytes(most_bytes)}"
             part = f", in its first {share:.0%}" if share < 1 else ""
             yield segments, f"{how}{part} (the budgeted scan, {len(segments)} segments)"
     for parts in (2, 3, 4):

@@ -43,7 +43,7 @@ class SwapOut(Planner):
         "Peng et al. 2020, Capuchin: Tensor-based GPU Memory Management for Deep Learning, design of the policy maker "
         "(swap by free time while it hides, then the cheaper of swap and recomputation)"
     )
-    summary: ClassVar[str] = "moves what is idle to host memory and back, and makes again what that is cheaper for"
+    summary: ClassVar[str] = "offloads idle values to host memory, and recomputes those for which that is cheaper"
 
     def search(self, task: ScheduleRequest) -> ScheduleResult:
         """Moves or drops values one by one and returns the fastest schedule that fits."""
@@ -53,7 +53,7 @@ class SwapOut(Planner):
         if task.link_bytes_per_us <= 0:
             return ScheduleResult(
                 "nothing found",
-                "The bandwidth between the device and host memory is not known, so nothing can be moved there.",
+                "Unknown bandwidth between device and host memory, so nothing can be offloaded.",
                 least_bytes=choices.recorded_bytes,
             )
         for state, most_tried in _starts(task):
@@ -150,7 +150,7 @@ class _State:
             return f"{dropped} and moves none"
         size = format_bytes(int(self._graph.value_bytes[self.moves.value].sum()))
         stall = self.done.stall_us
-        waits = f"waits {format_us(stall)} for their copies" if stall > 0 else "whose copies hide"
+        waits = f"with {format_us(stall)} of exposed copies" if stall > 0 else "whose copies are hidden"
         drops = f", and {dropped}" if self.has_dropped else ""
         return f"moves {len(self.moves)} values of {size} to host memory, {waits}{drops}"
 

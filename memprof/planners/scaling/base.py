@@ -42,7 +42,7 @@ def check_size(size: int) -> None:
         UsageError: It is not positive.
     """
     if size < 1:
-        raise UsageError(f"A step of size {size} does not exist: sizes begin at 1.")
+        raise UsageError(f"invalid size {size}: must be at least 1.")
 
 
 def resized(base: Storages, requested: Ints, shape: object) -> Storages:

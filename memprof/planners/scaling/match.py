@@ -136,14 +136,14 @@ def _difference(steps: Sequence[Step], cores: Sequence[Ints], keys: Sequence[Int
     told = []
     for step, core, name in zip(steps, cores, names, strict=True):
         if place == len(core):
-            told.append(f"at {name} it has ended")
+            told.append(f"{name} has ended")
             continue
         row = int(core[place])
         module = int(step.ops.module_id[row])
         where = f" of {step.modules.name[module] or step.modules.type[module]}" if module != NONE else ""
-        told.append(f"at {name} it is {step.ops.name[row]} ({step.ops.phase[row]}{where})")
+        told.append(f"{name} runs {step.ops.name[row]} ({step.ops.phase[row]}{where})")
     return (
-        f"The steps do not run the same operators, so nothing can be said between or beyond them: after "
+        f"The steps do not run the same operators, so other sizes cannot be predicted: after "
         f"{place} operators, {told[0]} and {told[1]}. Record the same steps of the same job, at different sizes."
     )
 
@@ -187,7 +187,7 @@ class _Signatures:
         """Describes a storage in a message."""
         storages = self.step.storages
         made = int(storages.created_op_id[row])
-        maker = f"made by {self.step.ops.name[made]}" if made != NONE else "alive when the step begins"
+        maker = f"made by {self.step.ops.name[made]}" if made != NONE else "live when the step begins"
         shape = f" {storages.shape[row]}" if storages.shape[row] else ""
         return f"a {storages.category[row]}{shape} of {storages.requested_bytes[row]} bytes {maker}"
 
@@ -206,8 +206,8 @@ def _matched_storages(signatures: Sequence[_Signatures], names: Sequence[str]) -
             # An older tensor that the step does not touch, such as the data set, is ignored.
             if each.made[row] != NONE or each.is_used[row]:
                 raise InconclusiveError(
-                    f"The steps do not hold the same tensors, so nothing can be said between or beyond them: at "
-                    f"{name} there is {each.describe(row)} that has no like in the others."
+                    f"The steps do not hold the same tensors, so other sizes cannot be predicted: {name} has "
+                    f"{each.describe(row)} without a match in the others."
                 )
     return np.concatenate([matched, more], axis=1)
 

@@ -112,5 +112,6 @@ def scale_by_shape(step: Step) -> InferredBatch:
         # Drop the policy's name from the message.
         reason = str(error).split(": ", 1)[-1]
         raise InconclusiveError(
-            f"The batch cannot be read off this recording ({reason.rstrip('.')}): record a second one at another batch."
+            f"Cannot determine the batch size from this recording ({reason.rstrip('.')}): record a second one at "
+            "another batch size."
         ) from error

@@ -84,11 +84,11 @@ def find_samples(runs: Sequence[Sequence[Step]], *, advice: str) -> Samples:
     if len(found) != 1:
         if found:
             advice = "Record steps that differ in one of them only."
-            why = f"more than one size in them differs ({_described(found, shapes)})"
+            why = f"more than one size differs ({_described(found, shapes)})"
         else:
             inputs = ", ".join(dict.fromkeys(map(_text, _input_shapes(every[0][1])))) if every else ""
-            why = f"no size in them differs{f', all ran on {inputs}' if inputs else ''}"
-        raise InconclusiveError(f"The recorded steps' inputs do not tell the size that grows: {why}. {advice}")
+            why = f"no size differs{f', all ran on {inputs}' if inputs else ''}"
+        raise InconclusiveError(f"Cannot determine the varying size from the recorded steps' inputs: {why}. {advice}")
     chosen = found[0]
     order = sorted(chosen.places.tolist(), key=lambda place: _flat(shapes[place])[chosen.column])
     number, position = _place_of(shapes[order[0]], chosen.column)

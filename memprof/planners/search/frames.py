@@ -92,18 +92,18 @@ def _why_whole(step: Step) -> str:
     """Explains why the job's batches cannot be split; "" where they can."""
     if not any(_DATA_LOADER in str(frames) for frames in step.stacks.frames):
         return (
-            "No DataLoader was seen to feed the job, so its batches cannot be split for it. Write 'for part in "
+            "The job uses no DataLoader, so its batches cannot be split automatically. Write 'for part in "
             "memprof.micro_batches(batch, 2):' in the training loop, and predict that with --accumulate 2."
         )
     if step.undivided:
         return (
-            f"The job's batches cannot be split for it: {step.undivided}. Give the loader a smaller batch, and update "
-            "after several of them, as trainers do with gradient_accumulation_steps."
+            f"The job's batches cannot be split automatically: {step.undivided}. Use a smaller batch in the loader, "
+            "and update after several of them, as trainers do with gradient_accumulation_steps."
         )
     if _compares_samples(step):
         return (
-            "The loss compares the samples of a batch with one another, so gradients of parts of it do not add up to "
-            "those of the whole. Where fewer pairs are acceptable, predict that with --accumulate 2."
+            "The loss compares samples of a batch with each other, so micro-batch gradients do not add up to those of "
+            "the whole batch. Where fewer pairs are acceptable, predict that with --accumulate 2."
         )
     return ""
 

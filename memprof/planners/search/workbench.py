@@ -66,7 +66,7 @@ class Workbench:
             self.refused[key] = str(error)
             return None
         except InvariantError as error:  # one failing plan must not abort the search
-            self.refused[key] = f"memprof cannot predict this plan, which is a fault of memprof: {error}"
+            self.refused[key] = f"internal error of memprof: cannot predict this plan: {error}"
             return None
         self.archive[key] = found = candidate_of(key, (self.step, *self.others), steps, fullest)
         self.report(found)
@@ -109,5 +109,5 @@ def allowed_names(allow: tuple[str, ...], forbid: tuple[str, ...], default: tupl
     known = {kind.name for kind in policy_types()}
     for name in (*allow, *forbid):
         if name not in known:
-            raise PolicyError(f"There is no policy {name!r}; there are {', '.join(sorted(known))}.")
+            raise PolicyError(f"unknown policy {name!r}: give one of {', '.join(sorted(known))}.")
     return (set(allow) or set(default)) - set(forbid)

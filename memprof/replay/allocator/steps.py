@@ -65,7 +65,7 @@ def requests_of_steps(steps: Sequence[Step]) -> StepRequests:
     every = [_Asked.of(step.storages, step.ops) for step in steps]
     asked = every[0]
     if any(len(other.size) != len(asked.size) or (other.about != asked.about).any() for other in every):
-        raise ValueError("The steps do not ask for the same storages.")
+        raise ValueError("The steps do not have the same operators and storages.")
     again, orphans = _second_run(asked)
     made = np.flatnonzero(asked.made_by != NONE)
     # Allocations are numbered run by run: first the first run's subjects, then those each later run makes.

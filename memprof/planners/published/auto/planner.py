@@ -19,6 +19,7 @@ from memprof.planners.published.auto.moves import Moves
 from memprof.planners.published.auto.repeats import Repeats, repeats_in
 from memprof.planners.published.dtr import Dtr
 from memprof.trace.schema import Floats, Ints
+from memprof.units import format_bytes
 
 #: Cuts in the first model, and rounds in which it grows.
 _FIRST_CUTS = 16
@@ -58,14 +59,16 @@ class Auto(Planner):
         "Jain 2020, Checkmate, section 4, on stages merged between cuts; Kirisame 2021, Dynamic Tensor "
         "Rematerialization, section 4.1; Kirkpatrick 1983, Optimization by Simulated Annealing"
     )
-    summary: ClassVar[str] = "tries every quick planner, then improves on the best and proves how close it is"
+    summary: ClassVar[str] = (
+        "tries every fast planner, then improves the best schedule and bounds its gap to the optimum"
+    )
 
     def search(self, task: ScheduleRequest) -> ScheduleResult:
         """Searches for the fastest schedule whose peak is within the budget."""
         graph, budget = task.graph, task.budget_bytes
         recorded = replay(graph, as_recorded(graph))
         if recorded.peak_bytes <= budget:
-            return ScheduleResult("optimal", "The step as recorded is within the budget.", recorded.runs, 0.0, budget)
+            return ScheduleResult("optimal", "The step fits as recorded.", recorded.runs, 0.0, budget)
         return _Search(task).found()
 
 
@@ -94,18 +97,18 @@ class _Search:
         """Runs the search to its end."""
         needed = needed_bytes(self.graph)
         if needed > self.budget:
-            return self._impossible(f"One operator alone holds {needed} bytes with what it reads and makes.")
+            return self._impossible(f"A single operator with its inputs and outputs needs {format_bytes(needed)}.")
         self.cuts = self._first_cuts()
         self._ask_runtime()
         if not self._bounded(CutModel(self.graph, self.cuts), whole=False, seconds=20.0).is_feasible:
-            return self._impossible("No schedule keeps the budget at a few operators of the step together.")
+            return self._impossible("No schedule stays within the budget at several operators of the step at once.")
         self._refine(0.02)
         if not self._is_done():
             self._start()
         if not self._is_done():
             self._try_others()
         if not self._is_done() and not self._grow():
-            return self._impossible("No schedule keeps the budget at a few operators of the step together.")
+            return self._impossible("No schedule stays within the budget at several operators of the step at once.")
         self._ask_exactly()
         return self._answer()
 
@@ -115,15 +118,15 @@ class _Search:
         if best is None:
             status = "time limit" if self.task.is_late() else "nothing found"
             return ScheduleResult(
-                status, "No schedule was found that fits, and none was ruled out.", None, self.bound_us, least
+                status, "No fitting schedule found; infeasibility not proved.", None, self.bound_us, least
             )
         extra_us, runs = best
         percent = 100.0 * (extra_us - self.bound_us) / (self.graph.duration_us + self.bound_us or 1.0)
         if self._is_proved():
             return ScheduleResult(
-                "optimal", "No schedule within the budget is faster.", runs, self.bound_us, self.budget
+                "optimal", "Proved optimal: no schedule within the budget is faster.", runs, self.bound_us, self.budget
             )
-        reason = f"Proved within {percent:.2g} % of the fastest."
+        reason = f"Proved within {percent:.2g} % of the optimum."
         return ScheduleResult(
             "time limit" if self.task.is_late() else "found", reason, runs, self.bound_us, self.budget
         )

@@ -18,6 +18,7 @@ from memprof.planners.graph.walk import Walk
 from memprof.planners.published.chain.options import stage_costs
 from memprof.planners.published.chain.table import Table, grid_of
 from memprof.trace.schema import Ints
+from memprof.units import format_bytes
 
 #: Values read further away than this many value-making operators are kept; the first attempt keeps none.
 _WIDEST = (None, 8)
@@ -53,7 +54,7 @@ class Chain(Planner):
         recorded = as_recorded(graph)
         least = replay(graph, recorded).peak_bytes
         if least <= task.budget_bytes:
-            return ScheduleResult("optimal", "The step fits as it was recorded.", recorded)
+            return ScheduleResult("optimal", "The step fits as recorded.", recorded)
         best_us, best = np.inf, None
         for runs in _schedules(graph, task.is_late):
             done = replay(graph, runs)
@@ -66,10 +67,10 @@ class Chain(Planner):
             return ScheduleResult("time limit" if is_late else "found", reason, best, least_bytes=least)
         needed = needed_bytes(graph)
         if needed > task.budget_bytes:
-            reason = f"One operator with all it reads and makes comes to {needed} bytes."
+            reason = f"A single operator with its inputs and outputs needs {format_bytes(needed)}."
             return ScheduleResult("infeasible", reason, least_bytes=least)
         if is_late:
-            return ScheduleResult("time limit", "Time ran out before any schedule fitted.", least_bytes=least)
+            return ScheduleResult("time limit", "The time limit passed before any schedule fitted.", least_bytes=least)
         return ScheduleResult("nothing found", "No schedule of its stages fits.", least_bytes=least)
 
 

@@ -18,6 +18,7 @@ from memprof.planners.graph.walk import Walk
 from memprof.planners.published.checkmate.condensed import Blocks, blocks_of
 from memprof.planners.published.checkmate.model import Model, Solution
 from memprof.trace.schema import Floats, Ints
+from memprof.units import format_bytes
 
 #: Up to this many nodes, the programme also considers recompute before backward begins.
 _MOST_NODES_IN_FORWARD = 24
@@ -85,17 +86,17 @@ class Checkmate(Planner):
 
     name: ClassVar[str] = "checkmate"
     source: ClassVar[str] = "Jain et al. 2020 (Checkmate), sections 4 and 5; solved with HiGHS"
-    summary: ClassVar[str] = "solves what is kept and what runs again as a mixed-integer programme"
+    summary: ClassVar[str] = "solves for what is kept and what is recomputed as a mixed-integer programme"
 
     def search(self, task: ScheduleRequest) -> ScheduleResult:
         """Searches for the fastest schedule within the budget, and for a lower bound on every schedule."""
         graph = task.graph
         best = _Best(graph, task.budget_bytes)
         if best.offer(as_recorded(graph)) <= task.budget_bytes:
-            return ScheduleResult("optimal", "The step fits as it was recorded.", best.runs)
+            return ScheduleResult("optimal", "The step fits as recorded.", best.runs)
         needed = needed_bytes(graph)
         if needed > task.budget_bytes:
-            reason = f"One operator with all it reads and makes comes to {needed} bytes."
+            reason = f"A single operator with its inputs and outputs needs {format_bytes(needed)}."
             return ScheduleResult("infeasible", reason, least_bytes=_least_bytes(task, best))
 
         blocks = blocks_of(graph)
@@ -104,7 +105,7 @@ class Checkmate(Planner):
         if len(blocks.members) <= _MOST_NODES_FOR_BOUND:
             bound_us, likely = _relaxed(task, blocks, best)
             if math.isinf(bound_us):
-                reason = "No schedule holds what each operator reads and makes within the budget."
+                reason = "No schedule keeps the inputs and outputs of every operator within the budget."
                 return ScheduleResult("infeasible", reason, least_bytes=_least_bytes(task, best))
         if _MOST_NODES < len(blocks.members) <= _MOST_NODES_TO_JOIN:
             blocks = blocks_of(graph, _MOST_NODES)
@@ -220,22 +221,22 @@ def _found(task: ScheduleRequest, best: _Best, answer: Solution, bound_us: float
     """Builds the result with its status and reason."""
     if best.runs is not None:
         if best.extra_us <= bound_us * (1 + _TOLERANCE):
-            return ScheduleResult("optimal", "Proved: no schedule whatever is faster.", best.runs, best.extra_us)
+            return ScheduleResult("optimal", "Proved optimal among all schedules.", best.runs, best.extra_us)
         if is_whole:
-            reason = "Proved: no schedule that runs operators again in the order of the step is faster."
+            reason = "Proved optimal among schedules that recompute in the order of the step."
             return ScheduleResult("optimal", reason, best.runs, best.extra_us)
         if answer.is_proved:
-            reason = "The fastest that runs nothing again in forward and treats joined operators as one."
+            reason = "Optimal without recompute in forward, with joined operators treated as one."
             return ScheduleResult("found", reason, best.runs, bound_us)
         if task.is_late():
-            return ScheduleResult("time limit", "The best when time ran out.", best.runs, bound_us)
+            return ScheduleResult("time limit", "Best schedule at the time limit.", best.runs, bound_us)
         return ScheduleResult("found", "Rounded from the relaxation: too many nodes to solve.", best.runs, bound_us)
     least = _least_bytes(task, best)
     if answer.is_proved:
-        reason = "No schedule fits that runs its operators again in the order of the step."
+        reason = "No schedule that recomputes in the order of the step fits."
         return ScheduleResult("nothing found", reason, bound_us=bound_us, least_bytes=least)
     if task.is_late():
         return ScheduleResult(
-            "time limit", "Time ran out before any schedule fitted.", bound_us=bound_us, least_bytes=least
+            "time limit", "The time limit passed before any schedule fitted.", bound_us=bound_us, least_bytes=least
         )
     return ScheduleResult("nothing found", "Too many nodes to solve.", bound_us=bound_us, least_bytes=least)

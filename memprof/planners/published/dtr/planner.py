@@ -10,6 +10,7 @@ from memprof.planners.graph.schedule import as_recorded, replay
 from memprof.planners.published.dtr.eviction_cost import HEURISTICS
 from memprof.planners.published.dtr.simulation import Simulation
 from memprof.trace.schema import Ints
+from memprof.units import format_bytes
 
 
 class Dtr(Planner):
@@ -17,7 +18,7 @@ class Dtr(Planner):
 
     name: ClassVar[str] = "dtr"
     source: ClassVar[str] = "Kirisame 2021, Dynamic Tensor Rematerialization, sections 2 and 4.1"
-    summary: ClassVar[str] = "runs the step within the budget and evicts what is stale, large and cheap to make again"
+    summary: ClassVar[str] = "runs the step within the budget and evicts what is stale, large and cheap to recompute"
     #: The heuristics to try.
     heuristics: ClassVar[tuple[str, ...]] = HEURISTICS
 
@@ -26,10 +27,10 @@ class Dtr(Planner):
         graph, budget = task.graph, task.budget_bytes
         recorded = replay(graph, as_recorded(graph))
         if recorded.peak_bytes <= budget:
-            return ScheduleResult("optimal", "The step as recorded is within the budget.", recorded.runs, 0.0, budget)
+            return ScheduleResult("optimal", "The step fits as recorded.", recorded.runs, 0.0, budget)
         needed = needed_bytes(graph)
         if needed > budget:
-            reason = f"One operator alone holds {needed} bytes with what it reads and makes."
+            reason = f"A single operator with its inputs and outputs needs {format_bytes(needed)}."
             return ScheduleResult(
                 "infeasible", reason, least_bytes=self._least_bytes(task, needed, recorded.peak_bytes)
             )
