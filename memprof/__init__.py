@@ -1,4 +1,4 @@
-"""memprof: what fills the memory of a PyTorch training job, and what would make it fit.
+"""memprof: what fills the GPU memory of a PyTorch training job, and which plan makes it fit.
 
 In a script::
 
@@ -15,7 +15,7 @@ or, to find the plan while it trains::
 
     memprof.make_fit(model, optimizer, budget="8GiB")
 
-`memprof.phase` names a part of the job, such as a rollout, for its recordings.
+`memprof.phase` names a part of the job, such as a rollout, in recordings.
 
 From the command line: ``memprof record train.py``, then ``memprof report``.
 """
@@ -48,7 +48,7 @@ __all__ = [
     "step_from_arrays",
 ]
 
-#: Public names that are imported at their first use, and the modules they are in.
+#: Public names that are imported on first use, and their modules.
 _LAZY = {
     "apply": "memprof.launch.apply",
     "find_plan": "memprof.planners.find",
@@ -62,7 +62,7 @@ _LAZY = {
 
 
 def __getattr__(name: str) -> Any:
-    """Imports the others at their first use, so that ``import memprof`` stays light and needs no torch."""
+    """Imports public names on first use, so that ``import memprof`` stays light and does not need torch."""
     if name in _LAZY:
         import importlib
 
@@ -71,12 +71,12 @@ def __getattr__(name: str) -> Any:
 
 
 def load_ipython_extension(shell: Any) -> None:
-    """Gives a notebook the ``%%memprof`` magic: ``%load_ext memprof``."""
+    """Registers the ``%%memprof`` magic in a notebook: ``%load_ext memprof``."""
     from memprof.integrations.notebook import register
 
     register(shell)
 
 
 def __dir__() -> list[str]:
-    """Lists the public names, the lazily imported ones included."""
+    """Lists the public names, lazily imported ones included."""
     return sorted({*globals(), *__all__})

@@ -1,4 +1,4 @@
-"""Runs memprof's command line: `python -m memprof`."""
+"""Runs the command line: `python -m memprof`."""
 
 from __future__ import annotations
 

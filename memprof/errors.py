@@ -1,55 +1,55 @@
-"""Every error memprof raises on purpose, each with the exit code its command ends with.
+"""Every error memprof raises on purpose, with the exit code of its command.
 
-The command line catches `MemprofError` once and prints the message alone, so a message says what was read,
-what is wrong with it and what to do.
+The command line catches `MemprofError` once and prints only the message, so a message states what was read, what is
+wrong with it and what to do.
 """
 
 from __future__ import annotations
 
 
 class MemprofError(Exception):
-    """Base of all errors; raised itself only for faults of memprof's own (exit code 1)."""
+    """Base of all errors; raised directly only for internal errors of memprof (exit code 1)."""
 
     exit_code = 1
 
 
 class UsageError(MemprofError):
-    """What was asked for makes no sense, such as a step that was not recorded (exit code 2)."""
+    """Invalid request, such as a step that was not recorded (exit code 2)."""
 
     exit_code = 2
 
 
 class OutputError(UsageError, OSError):
-    """What was to be written cannot be: no such folder, no permission, a place that cannot hold a file (exit code 2).
+    """Output cannot be written: missing folder, no permission, or not a writable location (exit code 2).
 
-    It is an ``OSError`` too, so that whoever writes best-effort catches both alike.
+    Also an ``OSError``, so that best-effort writers catch both.
 
     Attributes:
-        reason: Why, a clause without the place and the advice.
+        reason: The cause, a clause without path and advice.
     """
 
     def __init__(self, message: str, reason: str = "") -> None:
-        """Takes the sentence, and of it the clause that says why."""
+        """Takes the message, and the clause of it that gives the cause."""
         super().__init__(message)
         self.reason = reason or message.rstrip(".")
 
 
 class DiskFullError(OutputError):
-    """The place was fine, and the disk filled up or failed under the writing (exit code 1)."""
+    """The output path was valid, but the disk filled up or failed during the write (exit code 1)."""
 
     exit_code = 1
 
 
 class PolicyError(UsageError):
-    """A policy's settings make no sense, or it does not fit the model, the step or the machine (exit code 2)."""
+    """Invalid policy settings, or a policy incompatible with the model, step or machine (exit code 2)."""
 
 
 class NoOptimizerError(PolicyError):
-    """A policy needs an optimizer of the model's parameters, and none has been made so far (exit code 2)."""
+    """A policy needs an optimizer of the model's parameters, and none has been created yet (exit code 2)."""
 
 
 class InconclusiveError(MemprofError):
-    """The question cannot be answered from what is there, such as runs on different devices (exit code 3)."""
+    """The available data cannot answer the question, such as runs on different devices (exit code 3)."""
 
     exit_code = 3
 
@@ -61,12 +61,12 @@ class GateFailedError(MemprofError):
 
 
 class BadInputError(MemprofError):
-    """A file is missing, corrupt, empty, foreign, or written by a newer memprof (exit code 5)."""
+    """A file is missing, corrupt, empty, of another format, or written by a newer memprof (exit code 5)."""
 
     exit_code = 5
 
 
 class InvariantError(MemprofError):
-    """A recorded or transformed step contradicts itself: always a fault of memprof's own (exit code 1)."""
+    """A recorded or transformed step is inconsistent: always an internal error of memprof (exit code 1)."""
 
     exit_code = 1

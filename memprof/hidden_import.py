@@ -1,4 +1,4 @@
-"""Imports for memprof alone inside a job, which may compare what is in ``sys.modules`` with what it has imported."""
+"""Imports private to memprof inside a job, which may inspect ``sys.modules``."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any
 
 
 def import_hidden(name: str, *parts: str) -> Any:
-    """Imports a module; one that the job has not imported leaves no trace in ``sys.modules`` or in its package.
+    """Imports a module; if the job has not imported it, it stays out of ``sys.modules`` and its package.
 
-    A job that imports it later has one of its own.
+    A later import by the job gets its own copy.
 
     Args:
         name: The module.
-        parts: Modules that it imports in turn and that are to stay hidden, too. They are named, since all that is new
-            may be another thread's.
+        parts: Modules it imports that must stay hidden too. They are listed, since any other new module may belong to
+            another thread.
 
     Raises:
-        ImportError: There is no such module.
+        ImportError: The module does not exist.
     """
     if name in sys.modules:
         return sys.modules[name]

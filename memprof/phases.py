@@ -1,6 +1,6 @@
-"""The phases of a step: their names, and those that a job names itself with ``memprof.phase``.
+"""The phases of a step: built-in names, and names that a job defines with ``memprof.phase``.
 
-Standard library only: a job may use this where nothing is recorded, and where torch is not installed.
+Standard library only: a job may use this when not recording, and without torch.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import Any, ParamSpec, TypeVar
 P = ParamSpec("P")
 R = TypeVar("R")
 
-#: Phases that the recorder tells by itself. Their places are codes in raw recordings: new ones go to the end.
+#: Phases detected by the recorder. Their indices are codes in raw recordings: append new ones at the end.
 PHASES = ("forward", "backward", "optimizer", "other", "evaluation", "saving", "loading")
-#: Those of them that make up a training step; the others, and those that a job names, are not part of one.
+#: Phases of a training step; all others are not part of one.
 TRAINING = ("forward", "backward", "optimizer")
-#: Most names of its own that a recording holds.
+#: Maximum number of job-defined names in a recording.
 MOST_NAMES = 64
 
-#: What else may be written in place of a phase: names of moments, and of operators that run again.
+#: Other words accepted in place of a phase: names of moments, and of recomputed operators.
 _RESERVED = ("peak", "again", "recomputed", "unknown", "none")
 _NAME = re.compile(r"[A-Za-z0-9._-](?:[A-Za-z0-9 ._-]{0,62}[A-Za-z0-9._-])?")
 
@@ -33,7 +33,7 @@ _followers: list[Callable[[], None]] = []
 
 
 def phase(name: str) -> NamedPhase:
-    """Names what runs inside a ``with`` statement, or inside a function, as a phase of its own.
+    """Names the code inside a ``with`` statement, or inside a function, as a separate phase.
 
         with memprof.phase("rollout"):
             collect(environment, policy)
@@ -41,15 +41,14 @@ def phase(name: str) -> NamedPhase:
         @memprof.phase("metrics")
         def log_metrics(): ...
 
-    A recording shows the name wherever it shows phases. Backward, an optimizer's update, and the forward that a
-    backward belongs to keep their own phases. Inside another, the inner name counts. Without a recording it does
-    nothing.
+    A recording shows the name wherever it shows phases. Backward, the optimizer update, and the forward of that
+    backward keep their own phases. When nested, the innermost name counts. No effect without a recording.
 
     Args:
-        name: At most 64 letters (A to Z), digits, spaces, ``-``, ``_`` and ``.``; none of memprof's own names.
+        name: Up to 64 letters (A to Z), digits, spaces, ``-``, ``_`` and ``.``; not one of memprof's own names.
 
     Raises:
-        ValueError: The name is none of these.
+        ValueError: Invalid name.
     """
     if not isinstance(name, str) or not is_own_name(name) or name.casefold() in (*PHASES, *_RESERVED):
         raise ValueError(
@@ -60,7 +59,7 @@ def phase(name: str) -> NamedPhase:
 
 
 class NamedPhase:
-    """What `phase` returns; it can be entered any number of times, also within itself and in several threads.
+    """Result of `phase`; reentrant, reusable and thread-safe.
 
     Attributes:
         name: The name.
@@ -69,11 +68,11 @@ class NamedPhase:
     __slots__ = ("name",)
 
     def __init__(self, name: str) -> None:
-        """Takes a name that was checked."""
+        """Takes a validated name."""
         self.name = name
 
     def __enter__(self) -> None:
-        """Begins the phase, in this thread or asynchronous task alone."""
+        """Begins the phase, in this thread or asynchronous task only."""
         if _is_compiling():
             return
         _names.set((*_names.get(), self.name))
@@ -83,11 +82,11 @@ class NamedPhase:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Ends it; an error goes on as it is."""
+        """Ends the phase; exceptions propagate."""
         if _is_compiling():
             return
         names = _names.get()
-        if names[-1:] == (self.name,):  # else torch.compile read where it began
+        if names[-1:] == (self.name,):  # otherwise torch.compile traced the entry
             _names.set(names[:-1])
         for follower in _followers:
             follower()
@@ -96,7 +95,7 @@ class NamedPhase:
         """Returns a function that runs in this phase.
 
         Raises:
-            TypeError: It is a generator function, or none: name the phase inside it, with a ``with`` statement.
+            TypeError: A generator function or not a function: use a ``with`` statement inside it instead.
         """
         is_generator = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
         if is_generator or not callable(function) or inspect.isclass(function):
@@ -123,24 +122,24 @@ class NamedPhase:
 
 
 def named_phase() -> str:
-    """Returns the innermost name that this thread, or asynchronous task, runs under; "" outside."""
+    """Returns the innermost phase name of this thread or asynchronous task; "" outside."""
     names = _names.get()
     return names[-1] if names else ""
 
 
 def follow(follower: Callable[[], None]) -> None:
-    """Has a function called whenever a thread begins or ends a phase that it names, in that thread."""
+    """Registers a callback for when a thread begins or ends a phase it names, called in that thread."""
     _followers.append(follower)
 
 
 def unfollow(follower: Callable[[], None]) -> None:
-    """Takes a function of `follow` back; does nothing where it was not given."""
+    """Unregisters a callback of `follow`; does nothing if it was not registered."""
     if follower in _followers:
         _followers.remove(follower)
 
 
 def is_own_name(text: str) -> bool:
-    """Tells whether a text can be a job's name for a phase; the names above are reserved."""
+    """Returns whether a text is a valid job-defined phase name; the names above are reserved."""
     return _NAME.fullmatch(text) is not None and text not in _RESERVED
 
 
@@ -156,7 +155,7 @@ def in_order(names: Iterable[str]) -> list[str]:
 
 
 def _is_compiling() -> bool:
-    """Whether torch.compile reads this, which cannot follow it further: a compiled region is one piece."""
+    """Whether torch.compile is tracing this, which it cannot trace further: a compiled region is one piece."""
     torch: Any = sys.modules.get("torch")
     return torch is not None and hasattr(torch, "compiler") and torch.compiler.is_compiling()
 

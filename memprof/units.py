@@ -1,4 +1,4 @@
-"""Bytes, microseconds and fractions as people write and read them."""
+"""Formats and parses bytes, microseconds and fractions."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _FACTORS = {suffix.lower(): 1024**power for power, suffix in enumerate(_BINARY_S
 }
 _SIZE = re.compile(r"\s*(?P<number>[0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*(?P<suffix>[A-Za-z]*)\s*", re.ASCII)
 _LARGEST_BYTES = 2**63 - 1  # bytes are int64 in every table
-_MOST_DIGITS = 100  # more change no size, and Python refuses to read very many
+_MOST_DIGITS = 100  # more digits change no size, and Python rejects very long integers
 
 
 def format_bytes(count: int | float) -> str:
-    """Writes a number of bytes with a binary unit: ``512 B``, ``1.23 GiB``, ``-4.00 KiB``.
+    """Formats bytes with a binary unit: ``512 B``, ``1.23 GiB``, ``-4.00 KiB``.
 
     Args:
         count: Number of bytes, negative for a decrease.
@@ -30,17 +30,17 @@ def format_bytes(count: int | float) -> str:
         return f"{sign}{round(size)} B"
     for power, suffix in enumerate(_BINARY_SUFFIXES[1:], start=1):
         text = f"{size / 1024**power:.2f}"
-        # 1023.999 KiB rounds to 1024.00: then the next unit is the one to write.
+        # 1023.999 KiB rounds to 1024.00: use the next unit then.
         if float(text) < 1024 or suffix == _BINARY_SUFFIXES[-1]:
             break
     return f"{sign}{text} {suffix}"
 
 
 def format_bytes_alike(counts: Sequence[int]) -> str:
-    """Writes several numbers of bytes with one unit, that of the largest: ``84.16, 30.72, 9.95 MiB``.
+    """Formats several byte counts with one unit, that of the largest: ``84.16, 30.72, 9.95 MiB``.
 
     Args:
-        counts: Numbers of bytes, at least one, none negative.
+        counts: Byte counts, at least one, none negative.
     """
     _, _, suffix = format_bytes(max(counts)).rpartition(" ")
     power = _BINARY_SUFFIXES.index(suffix)
@@ -49,20 +49,20 @@ def format_bytes_alike(counts: Sequence[int]) -> str:
 
 
 def format_bytes_change(count: int | float) -> str:
-    """Writes a difference of bytes with its sign: ``+1.23 GiB``, ``-512 B``, ``0 B``.
+    """Formats a change in bytes with its sign: ``+1.23 GiB``, ``-512 B``, ``0 B``.
 
     Args:
-        count: Bytes gained, negative when fewer.
+        count: Bytes gained, negative for a decrease.
     """
     return f"+{format_bytes(count)}" if round(count) > 0 else format_bytes(count)
 
 
 def format_bytes_of(part: int, whole: int) -> str:
-    """Writes bytes as a part of others, the unit once where both have the same: ``30.20 of 30.70 MiB``.
+    """Formats bytes as a part of a total, with the unit once where both share it: ``30.20 of 30.70 MiB``.
 
     Args:
-        part: The bytes.
-        whole: What they are a part of, or should be.
+        part: The part.
+        whole: The total, or the expected total.
     """
     count, unit = format_bytes(part).split(" ")
     total = format_bytes(whole)
@@ -70,37 +70,37 @@ def format_bytes_of(part: int, whole: int) -> str:
 
 
 def format_bytes_between(least: int, most: int) -> str:
-    """Writes bounds of bytes, the unit once where both have the same: ``43.20 to 44.10 MiB``; one figure if equal."""
+    """Formats a byte range, with the unit once where both share it: ``43.20 to 44.10 MiB``; one figure if equal."""
     low, high = format_bytes(least), format_bytes(most)
     count, unit = low.split(" ")
     return high if low == high else f"{count if high.endswith(f' {unit}') else low} to {high}"
 
 
 def spell_bytes(count: int) -> str:
-    """Writes bytes as an option takes them, to the byte: ``24.00GiB``, or ``32191283`` where no unit is exact."""
+    """Formats bytes exactly, as an option value: ``24.00GiB``, or ``32191283`` where no unit is exact."""
     text = format_bytes(count).replace(" ", "")
     return text if parse_bytes(text) == count else str(count)
 
 
 def spell_bytes_below(count: int) -> str:
-    """Writes bytes as an option takes them, never more than there are: ``24.00GiB`` for a byte more."""
+    """Formats bytes as an option value, rounded down: ``24.00GiB`` for a byte more."""
     text = format_bytes(count).replace(" ", "")
     if parse_bytes(text) <= count:
         return text
     number = _SIZE.fullmatch(text)
-    assert number is not None  # it was just written so
-    hundredths = int(number["number"].replace(".", "")) - 1  # two places, as format_bytes writes them
+    assert number is not None  # matches the format just written
+    hundredths = int(number["number"].replace(".", "")) - 1  # two decimals, as format_bytes writes
     return f"{hundredths // 100}.{hundredths % 100:02d}{number['suffix']}"
 
 
 def parse_bytes(text: str) -> int:
-    """Reads a size such as ``24GiB``, ``24 GB``, ``1.5MiB`` or ``1024``.
+    """Parses a size such as ``24GiB``, ``24 GB``, ``1.5MiB`` or ``1024``.
 
-    Units with an i are binary (1 KiB = 1024 B), those without are decimal (1 kB = 1000 B), upper or lower case;
-    a bare number is bytes. A fraction of a byte is dropped, so that a budget never grows by rounding.
+    Units with an i are binary (1 KiB = 1024 B), those without are decimal (1 kB = 1000 B), upper or lower case; a bare
+    number is bytes. Fractions of a byte are truncated, so that a budget never grows by rounding.
 
     Raises:
-        UsageError: The text is no size, or one beyond 8 EiB.
+        UsageError: Invalid size, or one beyond 8 EiB.
     """
     match = _SIZE.fullmatch(text)
     if match is None:
@@ -115,7 +115,7 @@ def parse_bytes(text: str) -> int:
         raise UsageError(
             f"{text!r} has the unknown unit {match['suffix']!r}: write B, KiB, MiB, GiB, TiB, kB, MB, GB or TB"
         )
-    # In whole numbers: the module decimal would leave a context variable in a job.
+    # In integers: the module decimal would leave a context variable in a job.
     whole, _, fraction = match["number"].partition(".")
     whole, fraction = whole.lstrip("0")[:_MOST_DIGITS], fraction[:_MOST_DIGITS]
     size: int = int(f"0{whole}{fraction}") * _FACTORS[suffix] // 10 ** len(fraction)
@@ -125,10 +125,10 @@ def parse_bytes(text: str) -> int:
 
 
 def format_us(duration_us: float) -> str:
-    """Writes a duration with the unit that suits it: ``3.4 us``, ``850 us``, ``12.3 ms``, ``1.2 s``.
+    """Formats a duration with a suitable unit: ``3.4 us``, ``850 us``, ``12.3 ms``, ``1.2 s``.
 
     Args:
-        duration_us: Microseconds; NaN (a duration that was not measured) gives ``unknown``.
+        duration_us: Microseconds; NaN (not measured) gives ``unknown``.
     """
     if math.isnan(duration_us):
         return "unknown"
@@ -146,5 +146,5 @@ def format_us(duration_us: float) -> str:
 
 
 def format_percent(fraction: float) -> str:
-    """Writes a fraction as a percentage: 0.123 gives ``12.3 %``."""
+    """Formats a fraction as a percentage: 0.123 gives ``12.3 %``."""
     return f"{100 * fraction:.1f} %"

@@ -1,4 +1,4 @@
-"""The version of memprof, written once: here."""
+"""The version of memprof, defined only here."""
 
 from __future__ import annotations
 

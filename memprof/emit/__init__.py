@@ -1,1 +1,1 @@
-"""A plan as PyTorch code, or as the configuration of another trainer."""
+"""Writes a plan as PyTorch code, or as the configuration of another trainer."""

@@ -1,4 +1,4 @@
-"""What a plan is written from and into: the request, the text that came of it, and what the form cannot express."""
+"""Input and output of emitting a plan: the request, the emitted text, and what the target cannot express."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from memprof.policies.plan.plan import Plan
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be written.
+    """What to emit.
 
     Attributes:
         plan: The plan.
-        source: What the plan is called: its file, or the search it is from.
-        module: Name that the written file can be imported by.
-        batch: Samples of the job's whole batch; 0 where that is not known.
+        source: Origin of the plan: its file, or the search that found it.
+        module: Import name of the written file.
+        batch: Samples of the job's whole batch; 0 where unknown.
     """
 
     plan: Plan
@@ -28,7 +28,7 @@ class Request:
 
     @property
     def parts(self) -> int:
-        """Into how many micro-batches the plan splits a batch, 1 where it does not."""
+        """Number of micro-batches the plan splits a batch into, 1 for none."""
         count = 1
         for policy in self.plan.policies:
             count *= getattr(policy, "micro_batches", 1)
@@ -36,15 +36,15 @@ class Request:
 
     @property
     def ranks(self) -> int:
-        """Over how many ranks the plan divides the job, 1 where it does not."""
+        """Number of ranks the plan shards the job over, 1 for none."""
         return max((getattr(policy, "world_size", 1) for policy in self.plan.policies), default=1)
 
     @property
     def batch_of_a_part(self) -> int:
-        """Samples that one rank's model runs on at a time, 0 where that is not known.
+        """Samples per rank and micro-batch, 0 where unknown.
 
         Raises:
-            UsageError: The batch cannot be divided so.
+            UsageError: The batch is not divisible by that many parts.
         """
         shares = self.ranks if any(getattr(each, "batch", "") == "split" for each in self.plan.policies) else 1
         if self.batch % (self.parts * shares):
@@ -58,13 +58,13 @@ class Request:
 
 @dataclass(frozen=True)
 class Emitted:
-    """A plan in some form.
+    """A plan in one target format.
 
     Attributes:
         text: What to write to a file.
-        cannot: What of the plan is not in it, a sentence each.
-        notes: What is in it but works otherwise than in memprof, or is left to the reader; a sentence each.
-        expressed: How many policies of the plan are in it, wholly or in part.
+        cannot: Unsupported parts of the plan, one sentence each.
+        notes: What is included but differs from memprof, or is left to the reader; one sentence each.
+        expressed: Number of policies included, wholly or in part.
     """
 
     text: str
@@ -74,11 +74,11 @@ class Emitted:
 
 
 class Target(ABC):
-    """A form that plans are written in.
+    """A format that plans are emitted in.
 
     Attributes:
-        name: What stands behind ``--to``.
-        title: What people call it.
+        name: Value of ``--to``.
+        title: Display name.
     """
 
     name: ClassVar[str]
@@ -86,8 +86,8 @@ class Target(ABC):
 
     @abstractmethod
     def emit(self, request: Request) -> Emitted:
-        """Writes a plan in this form.
+        """Emits a plan in this format.
 
         Raises:
-            UsageError: The batch that was given cannot be divided as the plan says.
+            UsageError: The given batch is not divisible as the plan requires.
         """

@@ -1,4 +1,4 @@
-"""A plan in the names that the model itself has, where the recording it is from has longer ones."""
+"""Translates a plan's module names to the model's own, where the recording has prefixed ones."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from memprof.policies.runtime.wrappers import WRAPPERS, fitted
 
 
 def in_own_names(plan: Plan) -> Plan:
-    """Returns a plan whose patterns are as the model that it was predicted for has them.
+    """Returns a plan with the module names of the model it was predicted for.
 
-    Of a job with a wrapped model a recording has ``module.`` in front of names, and of one with several models the
-    type of each; memprof knows both when it applies a plan, code that is written does not.
+    Recordings prefix names with ``module.`` for a wrapped model, and with the type for jobs with several models;
+    memprof strips both when it applies a plan, emitted code does not.
     """
     model = plan.prediction.model if plan.prediction is not None else ""
     if model in WRAPPERS:

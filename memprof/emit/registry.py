@@ -1,4 +1,4 @@
-"""Every form that plans are written in."""
+"""All targets that plans are emitted in."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from memprof.emit.emission import Target
 
-#: Names of the forms, for the command line.
+#: Target names, for the command line.
 TARGETS = ("pytorch", "fsdp2", "deepspeed", "hf", "lightning", "torchtitan")
 
 
 @cache
 def target_named(name: str) -> Target:
-    """Returns the form of a name, one of TARGETS."""
+    """Returns the target with a name, one of TARGETS."""
     from memprof.emit.targets.deepspeed import DeepSpeed
     from memprof.emit.targets.fsdp2 import Fsdp2
     from memprof.emit.targets.hf import HuggingFace

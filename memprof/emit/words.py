@@ -1,4 +1,4 @@
-"""What every emitted text says of its plan: what it does, and what it was predicted to lead to."""
+"""The header of every emitted text: what the plan does and its prediction."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ _WIDTH = 100
 
 
 def plain(text: str) -> str:
-    """Makes a text fit for a comment or a docstring: one line that ends nothing."""
+    """Sanitizes text for a comment or a docstring: one line, without terminators."""
     line = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
     return line.replace("\\", "/").replace('"""', "'''")
 
 
 def about(request: Request, target: str) -> list[str]:
-    """Says what the plan is, where it is from and what it was predicted to lead to, in lines of text."""
+    """Describes the plan, its origin and its prediction, in lines of text."""
     plan = request.plan
-    lines = ["Trains under a plan of memprof's.", ""]
-    lines += wrapped(f"The plan: {plain(plan.describe())}.")
+    lines = ["Trains under a memprof plan.", ""]
+    lines += wrapped(f"Plan: {plain(plan.describe())}.")
     lines += wrapped(f"Written by memprof {__version__} from {plain(request.source)}, for {target}.")
     prediction = plan.prediction
     if prediction is not None:
@@ -34,12 +34,12 @@ def about(request: Request, target: str) -> list[str]:
         )
     worst = [each.numerics for each in plan.policies if each.numerics != "none"]
     if worst:
-        lines += wrapped(f"Against the job without it: {NUMERICS_IN_WORDS[max(worst, key=_severity)]}.")
+        lines += wrapped(f"Compared with the job without it: {NUMERICS_IN_WORDS[max(worst, key=_severity)]}.")
     return lines
 
 
 def listed(title: str, sentences: tuple[str, ...]) -> list[str]:
-    """Returns a list of sentences under a title as lines of text; nothing where there are none."""
+    """Returns titled lines for a list of sentences; empty where there are none."""
     if not sentences:
         return []
     lines = ["", title]
@@ -50,7 +50,7 @@ def listed(title: str, sentences: tuple[str, ...]) -> list[str]:
 
 
 def wrapped(sentence: str) -> list[str]:
-    """Breaks a sentence into lines."""
+    """Wraps a sentence into lines."""
     return textwrap.wrap(sentence, _WIDTH, break_long_words=False, break_on_hyphens=False)
 
 

@@ -1,1 +1,1 @@
-"""What accelerators hold and how fast they are, from their makers' data sheets."""
+"""Memory and speed of accelerators, from vendors' data sheets."""

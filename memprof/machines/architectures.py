@@ -1,4 +1,4 @@
-"""Looks up what torch does on an architecture of NVIDIA's, as far as memory shows it (``architectures.toml``)."""
+"""Memory-relevant behaviour of torch by NVIDIA architecture (``architectures.toml``)."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Architecture:
-    """What torch does on devices of some compute capabilities.
+    """Behaviour of torch on devices of some compute capabilities.
 
     Attributes:
         name: Its name, such as ``Hopper``.
-        cublas_workspace_bytes: Workspace that torch gives each cuBLAS handle.
-        lt_workspace_bytes: Workspace of cuBLASLt, where torch gives it one of its own.
-        attention: Kernels of scaled dot product attention, in the order they are tried: ``cudnn``, ``flash``,
-            ``efficient``.
-        flash_backward_width: Widest heads that the flash kernel trains on; 0 where there is none.
-        has_bf16_attention: Whether the efficient kernel takes bfloat16.
+        cublas_workspace_bytes: Workspace torch allocates per cuBLAS handle.
+        lt_workspace_bytes: Workspace of cuBLASLt, where torch allocates a separate one.
+        attention: Kernels of scaled dot product attention, in order of preference: ``cudnn``, ``flash``, ``efficient``.
+        flash_backward_width: Largest head dimension the flash kernel supports in training; 0 without a flash kernel.
+        has_bf16_attention: Whether the efficient kernel supports bfloat16.
     """
 
     name: str
@@ -32,12 +31,12 @@ class Architecture:
 
 
 def architecture_of(capability: str) -> Architecture | None:
-    """Returns the architecture of a compute capability such as ``8.0``; None where the data has it not."""
+    """Returns the architecture of a compute capability such as ``8.0``; None where unknown."""
     return _by_capability().get(capability)
 
 
 def data_version() -> int:
-    """Returns the version of the data, which recordings of virtual devices name."""
+    """Returns the version of the data, which recordings of virtual devices store."""
     return int(_read()["version"])
 
 

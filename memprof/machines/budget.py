@@ -1,4 +1,4 @@
-"""Reads how much memory a job may take: a size, a share of the recorded peak, or what a machine has."""
+"""Parses a memory budget: a size, a share of the recorded peak, or a device's capacity."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ _PERCENT = re.compile(r"\s*(?P<number>[+-]?[0-9]*\.?[0-9]*)\s*%\s*", re.ASCII)
 
 
 def parse_budget(text: str | None, recorded_peak_bytes: int, machine: Accelerator | None = None) -> int:
-    """Reads a budget.
+    """Parses a budget.
 
     Args:
-        text: A size (``8GiB``, ``24GB``, ``6000000000``), or per cent of the recorded peak (``60%``); None for all
-            that the machine has for tensors.
+        text: A size (``8GiB``, ``24GB``, ``6000000000``), or a percentage of the recorded peak (``60%``); None for the
+            machine's whole tensor capacity.
         recorded_peak_bytes: The peak of the recorded step.
-        machine: The machine the job is to run on; a size must not be more than it has.
+        machine: The target machine; a size must not exceed its capacity.
 
     Returns:
-        Bytes that may be allocated at once.
+        The budget, in bytes.
 
     Raises:
-        UsageError: The text is no budget, is nothing at all, or more than the machine has; neither text nor machine
-            is given.
+        UsageError: The text is not a valid budget, is zero, or exceeds the machine; or neither text nor machine is
+            given.
     """
     if text is None:
         if machine is None:
@@ -35,8 +35,8 @@ def parse_budget(text: str | None, recorded_peak_bytes: int, machine: Accelerato
     budget = _bytes(text, recorded_peak_bytes)
     if machine is not None and budget > machine.memory_bytes:
         raise UsageError(
-            f"a budget of {format_bytes(budget)} is more than {machine.name} has: of its "
-            f"{format_bytes(machine.memory_bytes)}, tensors can take {format_bytes(machine.budget_bytes)}"
+            f"budget {format_bytes(budget)} exceeds the memory of {machine.name}: "
+            f"{format_bytes(machine.memory_bytes)}, of which {format_bytes(machine.budget_bytes)} for tensors"
         )
     return budget
 
@@ -44,23 +44,23 @@ def parse_budget(text: str | None, recorded_peak_bytes: int, machine: Accelerato
 def _bytes(text: str, recorded_peak_bytes: int) -> int:
     if "%" not in text:
         if text.strip().startswith("-"):
-            raise UsageError(f"a budget of {text.strip()} is below nothing: write a size such as 24GiB, or 60%")
+            raise UsageError(f"invalid budget {text.strip()}: must be positive; write a size such as 24GiB, or 60%")
         budget = parse_bytes(text)
         if budget == 0:
-            raise UsageError("a budget of 0 bytes holds no tensor: write a size such as 24GiB, or 60%")
+            raise UsageError("invalid budget of 0 bytes: must be positive; write a size such as 24GiB, or 60%")
         return budget
     match = _PERCENT.fullmatch(text)
     if match is None or not re.search("[0-9]", match["number"]):
-        raise UsageError(f"{text!r} is no share of the recorded peak: write a number and a per cent sign, such as 60%")
+        raise UsageError(f"invalid share of the recorded peak {text!r}: write a number and a percent sign, such as 60%")
     share = Decimal(match["number"])
     if share <= 0:
-        raise UsageError(f"a budget of {text.strip()} of the recorded peak holds no tensor: write more than 0%")
+        raise UsageError(f"invalid budget of {text.strip()} of the recorded peak: must be more than 0%")
     if recorded_peak_bytes <= 0:
-        raise UsageError(f"{text!r} is a share of the recorded peak, and this recording has none: write a size")
+        raise UsageError(f"{text!r} is a share of the recorded peak, but this recording has none: write a size")
     if share > 10_000:
         raise UsageError(f"{text!r} is more than a hundred times the recorded peak: write a size such as 24GiB")
-    # Never up, so that a budget does not grow by rounding.
+    # Rounded down, so that a budget never grows by rounding.
     budget = int((share * recorded_peak_bytes / 100).to_integral_value(rounding=ROUND_FLOOR))
     if budget == 0:
-        raise UsageError(f"a budget of {text.strip()} of {format_bytes(recorded_peak_bytes)} is not one byte")
+        raise UsageError(f"a budget of {text.strip()} of {format_bytes(recorded_peak_bytes)} is less than one byte")
     return budget

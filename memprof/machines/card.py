@@ -1,4 +1,4 @@
-"""What the device of a dry run is: a machine of the catalogue, and what torch does on its architecture."""
+"""The virtual device of a dry run: a catalogue machine, and torch's behaviour on its architecture."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from memprof.machines.catalogue import CONTEXT_BYTES, Accelerator, find_machine
 
 @dataclass(frozen=True)
 class Card:
-    """The device that a job is shown.
+    """The device presented to the job.
 
     Attributes:
-        machine: What the catalogue says of it.
-        architecture: What torch does on it.
+        machine: Its catalogue entry.
+        architecture: torch's behaviour on it.
     """
 
     machine: Accelerator
@@ -30,21 +30,21 @@ class Card:
 
     @property
     def capacity_bytes(self) -> int:
-        """What torch can have of it at most."""
+        """Maximum bytes available to torch."""
         return self.machine.capacity_bytes
 
     @property
     def context_bytes(self) -> int:
-        """What the process takes of it beside its tensors: a rule (`machines.catalogue`), no measurement."""
+        """Memory the process uses besides tensors: a rule (`machines.catalogue`), not a measurement."""
         return CONTEXT_BYTES
 
     @property
     def name(self) -> str:
-        """Its name as the driver would say it."""
+        """Its name as reported by the driver."""
         return f"NVIDIA {self.machine.name}"
 
     def speed(self) -> dict[str, Any]:
-        """Returns how fast it is by its data sheet, in the fields of ``memprof.trace.manifest.Speed``."""
+        """Returns its data sheet speeds, in the fields of ``memprof.trace.manifest.Speed``."""
         machine = self.machine
         rates = machine.flops_per_us
         fp32 = rates.get("fp32", 0.0)
@@ -54,16 +54,16 @@ class Card:
             "from_host_bytes_per_us": machine.host_bytes_per_us,
             "fp32_flops_per_us": fp32,
             "bf16_flops_per_us": rates.get("bf16", rates.get("fp16", fp32)),
-            "how": f"peaks of the maker's data sheet, which jobs do not reach ({machine.source})",
+            "how": f"data sheet peaks, which jobs do not reach ({machine.source})",
         }
 
     def note(self) -> str:
-        """Says that it is not there, and by which rules torch was followed on it."""
+        """States that the device is virtual, and by which rules torch was simulated on it."""
         rules = f"torch's rules for {self.architecture.name} (version {data_version()} of memprof's data)"
         return f"the {self.machine.name} need not be there: the job was shown one, and dispatched by {rules}"
 
     def describe(self, device: str) -> dict[str, Any]:
-        """Returns what a manifest tells of it.
+        """Returns its manifest entry.
 
         Args:
             device: Its name in the job, such as ``cuda:0``.
@@ -82,19 +82,19 @@ class Card:
 
 
 def find_card(name: str) -> Card:
-    """Looks up a device that a dry run can show its job.
+    """Looks up a device for a dry run.
 
     Args:
         name: Such as ``h100-80g`` or ``RTX 3090``.
 
     Raises:
-        UsageError: The catalogue has no such machine, or several, or not what torch does on it.
+        UsageError: Unknown or ambiguous machine, or torch's behaviour on it is unknown.
     """
     machine = find_machine(name)
     architecture = architecture_of(machine.capability)
     if architecture is None:
         raise UsageError(
-            f"memprof cannot dry-run on {machine.name}: it knows what torch does on NVIDIA's devices of compute "
-            "capability 7.0 to 12.0 alone. Leave --device out, and judge the dry run by --budget."
+            f"dry runs on {machine.name} are unsupported: only NVIDIA devices of compute capability 7.0 to 12.0 are "
+            "modelled. Omit --device, and check the dry run with --budget."
         )
     return Card(machine, architecture)

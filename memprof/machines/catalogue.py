@@ -1,7 +1,7 @@
-"""Looks up an accelerator by a name people or drivers use: what it holds, how fast it is, and who says so.
+"""Looks up an accelerator by a common or driver name: capacity, speed and sources.
 
-The figures are in ``catalogue.toml`` beside this file, in the units of the data sheets they come from, each with its
-source; what has no source is left out. They are the makers' peaks: a job reaches a part of them.
+The figures are in ``catalogue.toml`` next to this file, in the units of the data sheets they come from, each with its
+source; figures without a source are left out. They are vendor peaks, of which a job reaches a part.
 """
 
 from __future__ import annotations
@@ -19,38 +19,38 @@ from typing import Any
 from memprof.errors import UsageError
 from memprof.units import format_bytes
 
-#: Types of matrix products, as tables list them.
+#: Data types of matrix products, in table order.
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "fp8")
 
-#: Of what torch could have, this much is taken before the first tensor: the CUDA context, its kernels and the
-#: libraries' handles. A rule: processes that hold nothing else take 148 to 666 MiB in published out-of-memory messages.
+#: Memory in use before the first tensor: the CUDA context, its kernels and library handles. A rule: processes that hold
+#: nothing else take 148 to 666 MiB in published out-of-memory messages.
 CONTEXT_BYTES = 768 * 2**20
 
-#: Share of its memory that torch could have, where no figure is published for the machine: the least of those that
-#: are (T4: 14.56 of 16 GiB).
+#: Share of memory available to torch, where no figure is published for the machine: the smallest published share (T4:
+#: 14.56 of 16 GiB).
 LEAST_USABLE_SHARE = 0.91
 
-#: Words that do not tell two machines apart.
+#: Words that do not distinguish machines.
 _MAKERS = re.compile(r"nvidia|amd|geforce|rtx|tesla|quadro|instinct|radeon|graphics")
 
 
 @dataclass(frozen=True)
 class Accelerator:
-    """An accelerator as its maker describes it.
+    """An accelerator as described by its vendor.
 
     Attributes:
         name: Its short name, such as ``RTX 3090``.
-        aliases: Other names of it, those that drivers report among them.
+        aliases: Its other names, including those that drivers report.
         memory_bytes: Memory on the board.
-        usable_bytes: What torch can have of it at most; 0 where no figure is published.
+        usable_bytes: Maximum bytes available to torch; 0 where no figure is published.
         memory_bytes_per_us: Memory bandwidth.
         host_bytes_per_us: Bandwidth to the host in one direction; 0 where no figure is published.
-        peer_bytes_per_us: Bandwidth to other accelerators in one direction, all links together; 0 where there is none.
-        flops_per_us: Dense matrix products by type (PRECISIONS); a type without a figure is missing.
-        source: Data sheet the figures are from.
-        capability: Compute capability, such as ``8.0``; "" where the maker has no such number.
-        usable_source: Where ``usable_bytes`` is from.
-        note: What else must be known of it, a clause.
+        peer_bytes_per_us: Bandwidth to other accelerators in one direction, all links together; 0 without a link.
+        flops_per_us: Dense matrix product rate by type (PRECISIONS); a type without a figure is missing.
+        source: Data sheet of the figures.
+        capability: Compute capability, such as ``8.0``; "" where not applicable.
+        usable_source: Source of ``usable_bytes``.
+        note: Additional remark, a clause.
     """
 
     name: str
@@ -68,17 +68,17 @@ class Accelerator:
 
     @property
     def capacity_bytes(self) -> int:
-        """What torch can have of it at most: what it reports there, or as much as is left of any."""
+        """Maximum bytes available to torch: as reported there, else the smallest published share."""
         return self.usable_bytes or int(self.memory_bytes * LEAST_USABLE_SHARE)
 
     @property
     def budget_bytes(self) -> int:
-        """What tensors can take: the capacity without the context."""
+        """Bytes available to tensors: the capacity without the context."""
         return self.capacity_bytes - CONTEXT_BYTES
 
     @property
     def budget_source(self) -> str:
-        """How ``budget_bytes`` is known, a clause: measured by others, or a rule."""
+        """Source of ``budget_bytes``, a clause: measured by others, or a rule."""
         taken = f"without {format_bytes(CONTEXT_BYTES)} for the context"
         if self.usable_bytes:
             return f"the capacity that torch reports on it, {taken} (rule)"
@@ -87,19 +87,19 @@ class Accelerator:
 
 @cache
 def accelerators() -> tuple[Accelerator, ...]:
-    """Returns every accelerator of the catalogue, in its order."""
+    """Returns every accelerator of the catalogue, in order."""
     text = Path(__file__).with_name("catalogue.toml").read_text(encoding="utf-8")
     return tuple(_read(row) for row in tomllib.loads(text)["machine"])
 
 
 def find_machine(name: str) -> Accelerator:
-    """Looks up an accelerator; case, spaces, dashes and the maker's name do not count.
+    """Looks up an accelerator; case, spaces, dashes and vendor names are ignored.
 
     Args:
         name: Such as ``rtx3090``, ``RTX 3090``, ``a100-80gb`` or ``NVIDIA H100 80GB HBM3``.
 
     Raises:
-        UsageError: The catalogue has none of that name, or several; the sentence names what is near.
+        UsageError: Unknown or ambiguous name; the message lists close matches.
     """
     key = _key(name)
     keys = _by_key()
@@ -109,17 +109,17 @@ def find_machine(name: str) -> Accelerator:
     if len(begun) == 1:
         return next(iter(begun.values()))
     if begun:
-        raise UsageError(f"{name!r} can be one of several machines: write {_listed(list(begun))}.")
+        raise UsageError(f"ambiguous device {name!r}: write {_listed(list(begun))}.")
     near = difflib.get_close_matches(key, keys, n=4, cutoff=0.6)
     if near:
         names = list(dict.fromkeys(keys[each].name for each in near))
-        raise UsageError(f"memprof knows no machine {name!r}: did you mean {_listed(names)}?")
+        raise UsageError(f"unknown device {name!r}; did you mean {_listed(names)}?")
     known_names = ", ".join(machine.name for machine in accelerators())
-    raise UsageError(f"memprof knows no machine {name!r}: give a size such as 24GiB instead, or one of {known_names}.")
+    raise UsageError(f"unknown device {name!r}: give a size such as 24GiB instead, or one of {known_names}.")
 
 
 def machine_of_device(device_name: str) -> Accelerator | None:
-    """Looks up the accelerator that a driver reports under a name; None where the catalogue has it not."""
+    """Looks up the accelerator by the name its driver reports; None where unknown."""
     return _by_key().get(_key(device_name))
 
 
@@ -129,7 +129,7 @@ def _by_key() -> dict[str, Accelerator]:
 
 
 def _key(name: str) -> str:
-    """Reduces a name to what tells machines apart; ``80g`` and ``80gib`` are ``80gb``."""
+    """Reduces a name to its distinguishing part; ``80g`` and ``80gib`` are ``80gb``."""
     plain = re.sub(r"[^a-z0-9]", "", _MAKERS.sub("", name.lower()))
     return re.sub(r"(\d)g(ib)?$", r"\1gb", plain)
 
@@ -139,7 +139,7 @@ def _listed(names: list[str]) -> str:
 
 
 def _read(row: dict[str, Any]) -> Accelerator:
-    """Turns the data sheet's units into bytes and microseconds: 1 GB/s is 1000 bytes a microsecond."""
+    """Converts the data sheet's units to bytes and microseconds: 1 GB/s is 1000 bytes per microsecond."""
     return Accelerator(
         name=row["name"],
         capability=row.get("capability", ""),

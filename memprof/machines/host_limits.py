@@ -1,4 +1,4 @@
-"""How much memory a process may still take from its host: of the limit that is nearest."""
+"""Host memory still available to a process under its tightest limit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ resource = import_hidden("resource")
 
 _PROC = Path("/proc")
 _CGROUPS = Path("/sys/fs/cgroup")
-#: A cgroup without a limit holds a number near the largest there is, or the word max.
+#: A cgroup without a limit contains a number near the maximum, or the word max.
 _UNLIMITED = 1 << 60
 
 
@@ -21,7 +21,7 @@ class HostLimit:
 
     Attributes:
         total_bytes: The limit.
-        free_bytes: What is left of it.
+        free_bytes: Bytes left of it.
     """
 
     total_bytes: int
@@ -29,21 +29,21 @@ class HostLimit:
 
 
 def nearest_limit(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> HostLimit | None:
-    """Returns the limit of which the least is left: the process's own, its cgroup's, or the machine's memory.
+    """Returns the limit with the least memory left: the process's own, its cgroup's, or the machine's memory.
 
     Args:
-        proc: Where the system shows its processes.
-        cgroups: Where it shows its control groups.
+        proc: The proc file system.
+        cgroups: The cgroup file system.
 
     Returns:
-        The limit, None where the system tells none.
+        The limit; None where the system reports none.
     """
     limits = [limit for limit in (_own(proc), cgroup_limit(proc, cgroups), machine_memory(proc)) if limit is not None]
     return min(limits, key=lambda limit: limit.free_bytes, default=None)
 
 
 def machine_memory(proc: Path = _PROC) -> HostLimit | None:
-    """Returns the machine's memory and what of it can be had without swapping, None where the system tells neither."""
+    """Returns the machine's memory and how much is available without swapping; None where not reported."""
     known = {}
     for line in _read(proc / "meminfo").splitlines():
         name, _, rest = line.partition(":")
@@ -56,21 +56,21 @@ def machine_memory(proc: Path = _PROC) -> HostLimit | None:
 
 
 def cgroup_limit(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> HostLimit | None:
-    """Returns the limit of this process's control group (a container's, a batch job's), None where it has none.
+    """Returns the limit of this process's control group (a container's, a batch job's); None for none.
 
-    A group inside another has the other's limit too; the one of which the least is left counts.
+    A nested group has its parents' limits too; the one with the least memory left counts.
     """
     limits = []
     for line in _read(proc / "self" / "cgroup").splitlines():
         _, controllers, path = [*line.split(":", 2), "", ""][:3]
-        # Version 2 has one tree for everything; version 1 has one for memory.
+        # Version 2 has a single tree; version 1 has one for memory.
         is_memory = "memory" in controllers.split(",")
         if controllers and not is_memory:
             continue
         root = cgroups / "memory" if is_memory else cgroups
         names = ("memory.limit_in_bytes", "memory.usage_in_bytes") if is_memory else ("memory.max", "memory.current")
         folder = root / path.strip("/")
-        # In a container the path is that of the host, and the group's own files stand at the root.
+        # In a container the path is the host's, and the group's own files are at the root.
         for group in [folder, *folder.parents]:
             if not group.is_relative_to(root):
                 break
@@ -81,7 +81,7 @@ def cgroup_limit(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> HostLimit | No
 
 
 def _own(proc: Path) -> HostLimit | None:
-    """Returns what ``ulimit -v`` leaves of the address space."""
+    """Returns the address space left under ``ulimit -v``."""
     total = resource.getrlimit(resource.RLIMIT_AS)[0]
     pages = _read(proc / "self" / "statm").split()
     if total == resource.RLIM_INFINITY or not pages:
@@ -95,7 +95,7 @@ def _number(path: Path) -> int | None:
 
 
 def _read(path: Path) -> str:
-    """Reads a file of the system's; "" where it is not there or not ours to read."""
+    """Reads a system file; "" where it is missing or not readable."""
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -1,1 +1,1 @@
-"""Search for plans: the least time whose peak is within a budget."""
+"""Search for the fastest plan whose peak is within a budget."""

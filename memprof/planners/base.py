@@ -1,4 +1,4 @@
-"""What every planner is: a search over schedules of one graph, that says how it ended and why."""
+"""The planner interface: search over the schedules of one graph, with a status and a reason for the result."""
 
 from __future__ import annotations
 
@@ -11,21 +11,20 @@ from memprof.planners.graph.graph import Graph
 from memprof.planners.graph.moves import Moves
 from memprof.trace.schema import Ints
 
-#: How a search ended: proved to be the fastest; found, not proved; nothing fits and that is proved; nothing that fits
-#: was found; stopped by the clock with the best so far.
+#: How a search ended: proved optimal; found, not proved; proved infeasible; no fitting schedule found; stopped by the
+#: deadline with the best so far.
 STATUSES = ("optimal", "found", "infeasible", "nothing found", "time limit")
 
 
 @dataclass(frozen=True, eq=False)
 class ScheduleRequest:
-    """What a planner is asked.
+    """Input of a planner.
 
     Attributes:
         graph: The step.
         budget_bytes: Most bytes that may be allocated at once.
-        deadline: Moment of ``time.monotonic`` at which the search ends with the best it has.
-        link_bytes_per_us: Bandwidth to host memory, for planners that move what others make again; 0 where there is
-            none.
+        deadline: ``time.monotonic`` value at which the search stops and returns its best result.
+        link_bytes_per_us: Bandwidth to host memory, for planners that swap as well as recompute; 0 for no link.
     """
 
     graph: Graph
@@ -34,22 +33,22 @@ class ScheduleRequest:
     link_bytes_per_us: float = 0.0
 
     def is_late(self) -> bool:
-        """Tells whether the time is up."""
+        """Returns whether the deadline has passed."""
         return time.monotonic() >= self.deadline
 
 
 @dataclass(frozen=True, eq=False)
 class ScheduleResult:
-    """What a planner answers.
+    """Result of a planner.
 
     Attributes:
         status: One of STATUSES.
-        reason: One sentence on how it came to that.
-        runs: The schedule; None where none fits. Whoever reads it replays it: the planner's own belief counts nothing.
-        bound_us: No schedule within the budget takes less time on top of the step than this; 0 where unknown.
-        least_bytes: Smallest budget for which it would find a schedule; 0 where unknown.
-        stall_us: Time in which the device waits for copies, on top of what runs again.
-        moves: What leaves for host memory in the schedule, to be replayed with it; None where nothing does.
+        reason: One sentence that explains the status.
+        runs: The schedule; None where none fits. The caller replays it and ignores the planner's own estimate.
+        bound_us: Lower bound on the time any schedule within the budget adds to the step; 0 where unknown.
+        least_bytes: Smallest budget for which the planner would find a schedule; 0 where unknown.
+        stall_us: Time the device waits for copies, excluding recompute.
+        moves: Values the schedule offloads to host memory, to be replayed with it; None for none.
     """
 
     status: str
@@ -62,11 +61,11 @@ class ScheduleResult:
 
 
 class Planner(ABC):
-    """One published way to search.
+    """A published search algorithm.
 
     Attributes:
-        name: What it is called on the command line.
-        source: The paper and the section.
+        name: Its name on the command line.
+        source: Paper and section.
         summary: One sentence on what it does.
     """
 
@@ -76,4 +75,4 @@ class Planner(ABC):
 
     @abstractmethod
     def search(self, task: ScheduleRequest) -> ScheduleResult:
-        """Looks for the schedule with the least time whose peak is within the budget."""
+        """Searches for the fastest schedule whose peak is within the budget."""

@@ -1,4 +1,4 @@
-"""The one entry to all planners."""
+"""The entry point to all planners."""
 
 from __future__ import annotations
 
@@ -24,26 +24,25 @@ from memprof.trace.step import Step
 
 @dataclass(frozen=True, eq=False)
 class PlannerResult:
-    """What a planner found, at both levels at which a plan can be made.
+    """A planner's result, as a schedule and as a plan.
 
-    A *schedule* says of every operator when it runs and how often; it is what the papers' algorithms find, and a lower
-    bound of what can be done to a job as it is. A *plan* is a choice of policies that can be applied.
+    A *schedule* lists when and how often each operator runs; it is what the papers' algorithms find, and a lower bound
+    on what an unmodified job can reach. A *plan* is a choice of policies that can be applied.
 
     Attributes:
         planner: Name of the planner.
-        budget_bytes: What was asked for.
-        status: How the search for a schedule ended, one of planners.base.STATUSES.
-        reason: One sentence on that.
-        runs: The schedule, None where none fits.
-        moves: What is away in host memory in it for a while; None where nothing is.
-        schedule_peak_bytes: Its replayed peak; 0 without one.
-        schedule_time_us: Duration of its step, waits for copies included; 0 without one.
-        bound_us: No schedule that fits makes the step shorter than this; 0 where nothing is known.
+        budget_bytes: The budget searched for.
+        status: How the schedule search ended, one of planners.base.STATUSES.
+        reason: One sentence that explains the status.
+        runs: The schedule; None where none fits.
+        moves: Values the schedule offloads to host memory; None for none.
+        schedule_peak_bytes: Its replayed peak; 0 without a schedule.
+        schedule_time_us: Its step time, waits for copies included; 0 without a schedule.
+        bound_us: Lower bound on the step time of any schedule that fits; 0 where unknown.
         least_bytes: Smallest budget for which the planner would find a schedule; 0 where unknown.
-        plan: The fastest plan that follows from it and fits, with its prediction and the budget; None where there is
-            none.
+        plan: The fastest fitting plan derived from the schedule, with its prediction and the budget; None for none.
         predicted: The step under that plan.
-        took_s: How long the search took.
+        took_s: Duration of the search.
     """
 
     planner: str
@@ -63,7 +62,7 @@ class PlannerResult:
     _graph: Graph = dataclasses.field(repr=False)
 
     def scheduled(self) -> Step | None:
-        """Returns the step that the schedule leads to, None where there is none."""
+        """Returns the step under the schedule; None without a schedule."""
         return None if self.runs is None else scheduled_step(self._step, self._graph, self.runs, self.moves)
 
 
@@ -80,17 +79,17 @@ def find_plan(
     Args:
         step: A recorded step, or one built by ``planners.arrays.step_from_arrays``.
         budget_bytes: Most bytes that may be allocated at once.
-        planner: Which search to use; see ``planners.registry``.
-        time_limit_s: When the search ends with the best it has.
+        planner: Name of the planner; see ``planners.registry``.
+        time_limit_s: Time after which the search stops and returns its best result.
         link_bytes_per_us: Bandwidth to host memory, for the planner that swaps.
 
     Raises:
-        UsageError: There is no such planner, or the budget is not above 0.
+        UsageError: Unknown planner, or the budget is not positive.
     """
     started = time.monotonic()
     kind = named_planner(planner)
     if budget_bytes <= 0:
-        raise UsageError(f"A budget of {budget_bytes} bytes holds no tensor: give one above 0.")
+        raise UsageError(f"invalid budget of {budget_bytes} bytes: must be positive.")
     graph = graph_of(step)
     task = ScheduleRequest(graph, budget_bytes, deadline=started + time_limit_s, link_bytes_per_us=link_bytes_per_us)
     found = kind().search(task)
@@ -119,7 +118,7 @@ def find_plan(
 
 
 def _plan(step: Step, graph: Graph, found: ScheduleResult, task: ScheduleRequest, planner: str) -> Candidate | None:
-    """Chooses policies that can be applied: checkpointing as the schedule has it; for auto, the best there is."""
+    """Chooses applicable policies: checkpointing that follows the schedule; for auto, the best plan available."""
     groups = find_groups(step) if len(step.modules) else []
     bench = Workbench(step, deadline=task.deadline)
     recorded = bench.try_plan()

@@ -1,4 +1,4 @@
-"""Every planner there is."""
+"""All planners."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from memprof.planners.base import Planner
 
 @cache
 def planner_types() -> tuple[type[Planner], ...]:
-    """Returns the planners in the order in which tables list them."""
+    """Returns the planners in the order of tables."""
     from memprof.planners.published.auto import Auto
     from memprof.planners.published.bptt import Bptt
     from memprof.planners.published.chain import Chain
@@ -26,20 +26,20 @@ def planner_types() -> tuple[type[Planner], ...]:
 
 
 def planner_type(name: str) -> type[Planner] | None:
-    """Returns the planner of a name, None where there is none."""
+    """Returns the planner with a name; None for an unknown name."""
     return next((kind for kind in planner_types() if kind.name == name), None)
 
 
 def named_planner(name: str) -> type[Planner]:
-    """Returns a planner.
+    """Returns the planner with a name.
 
     Raises:
-        UsageError: There is none of that name.
+        UsageError: The name is unknown.
     """
     kind = planner_type(name)
     if kind is None:
         names = [one.name for one in planner_types()]
         near = difflib.get_close_matches(name, names, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}."
-        raise UsageError(f"There is no planner {name!r}; {hint}")
+        hint = f"did you mean {near[0]!r}?" if near else f"give one of {', '.join(names)}."
+        raise UsageError(f"unknown planner {name!r}: {hint}")
     return kind

@@ -1,1 +1,1 @@
-"""Re-enacts a step: what is alive at each operator."""
+"""Replays a step: live bytes at each operator."""

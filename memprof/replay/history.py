@@ -1,4 +1,4 @@
-"""Bytes alive over a whole recording of any size: exact totals, and any moment's composition at once."""
+"""Live bytes over a whole recording of any size: exact totals, and the composition at any point."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Codes = npt.NDArray[np.int8]
 
 @dataclass(frozen=True, eq=False)
 class _Kind:
-    """Births and deaths of the storages of one category, each in order of the operator, with running sums."""
+    """Births and deaths of one category's storages, each ordered by operator, with running sums."""
 
     born_at: Ids
     born_bytes: Ints
@@ -25,7 +25,7 @@ class _Kind:
     freed_bytes: Ints
 
     def alive(self, op_ids: Ints) -> Ints:
-        """Returns the bytes alive during some operators: what one makes is, and what is freed after it still is."""
+        """Returns the live bytes during some operators, including storages they make and those freed right after."""
         born = np.searchsorted(self.born_at, op_ids, side="right")
         freed = np.searchsorted(self.freed_at, op_ids, side="left")
         alive: Ints = self.born_bytes[born] - self.freed_bytes[freed]
@@ -33,36 +33,36 @@ class _Kind:
 
 
 class History:
-    """What is alive during every operator of a recording.
+    """Live storages during every operator of a recording.
 
-    Made of a few columns of the recording, in as little room as they take: ten million births and deaths are held in
-    some 300 MB. Positions are rows of the recording's operators.
+    Built from a few columns of the recording, stored compactly: ten million births and deaths take about 300 MB.
+    Positions are rows of the recording's operators.
 
     Attributes:
         ops: Number of operators.
         total: Allocated bytes during each operator, workspace included, shape ``(ops,)``: equal to
             ``replay.live.live_bytes(step).during`` in every step.
-        phase: Phase of each operator, as a place in ``phases``.
+        phase: Phase of each operator, as an index into ``phases``.
         phases: Names of the phases that occur.
-        runs_again: Whether each operator recomputes what one before it made.
+        runs_again: Whether each operator is a recompute.
         step: Step of each operator.
-        module: Module of each operator, NONE outside of any.
-        categories: Categories that hold anything, in the schema's order.
-        created: Operator that made each storage, NONE for those alive before.
-        freed: Operator each storage was freed after, NONE for those alive at the end.
+        module: Module of each operator, NONE outside of modules.
+        categories: Non-empty categories, in the schema's order.
+        created: Operator that made each storage, NONE for those live before.
+        freed: Operator after which each storage was freed, NONE for those live at the end.
         size: Allocated bytes of each storage.
-        category: Category of each storage, as a place in ``storage_categories``.
+        category: Category of each storage, as an index into ``storage_categories``.
         storage_categories: Names of the categories that occur among storages.
-        owner: Module of each storage, NONE outside of any.
+        owner: Module of each storage, NONE outside of modules.
     """
 
     def __init__(self, trace: Trace) -> None:
-        """Reads what it needs of a recording.
+        """Reads the columns it needs from a recording.
 
         Raises:
             BadInputError: The recording is damaged.
         """
-        # One column at a time: as read, each takes twice the room it is kept in, or more.
+        # One column at a time: as read, each takes at least twice its stored size.
         self.step: Ids = trace.columns(Ops, "step")["step"].astype(np.int32)
         self.ops = len(self.step)
         self.module: Ids = trace.columns(Ops, "module_id")["module_id"].astype(np.int32)
@@ -90,19 +90,19 @@ class History:
         self.total: Ints = self._total()
 
     def alive_bytes(self, category: str, op_ids: Ints) -> Ints:
-        """Returns the bytes of a category during some operators; over all categories they sum to ``total``."""
+        """Returns the live bytes of a category during some operators; over all categories they sum to ``total``."""
         kind = self._by_category.get(category)
         alive = np.zeros(len(op_ids), dtype=np.int64) if kind is None else kind.alive(op_ids)
         return alive + self._workspace[op_ids] if category == "workspace" else alive
 
     def alive(self, op_id: int) -> Ints:
-        """Returns the rows of the storages alive during an operator."""
+        """Returns the rows of the storages live during an operator."""
         is_alive: Bools = self.created <= op_id
         is_alive &= (self.freed == NONE) | (self.freed >= op_id)
         return np.flatnonzero(is_alive)
 
     def bytes_of(self, is_chosen: Bools) -> Ints:
-        """Returns the bytes of some storages alive during each operator, shape ``(ops,)``.
+        """Returns the live bytes of some storages during each operator, shape ``(ops,)``.
 
         Args:
             is_chosen: Which storages, shape ``(storages,)``.
@@ -110,27 +110,27 @@ class History:
         return self._during(self.created[is_chosen], self.freed[is_chosen], self.size[is_chosen])
 
     def bytes_by_owner(self, op_id: int, modules: int) -> Ints:
-        """Returns the bytes alive during an operator by the module that owns or made them, workspace included.
+        """Returns the live bytes during an operator by the module that owns or made them, workspace included.
 
         Args:
             op_id: The operator.
-            modules: Number of modules; what belongs to none is last.
+            modules: Number of modules; the last entry is for no module.
 
         Returns:
             Bytes, shape ``(modules + 1,)``.
         """
         rows = self.alive(op_id)
         sums = np.zeros(modules + 1, dtype=np.int64)
-        np.add.at(sums, self.owner[rows], self.size[rows])  # NONE, -1, is the last place
+        np.add.at(sums, self.owner[rows], self.size[rows])  # NONE, -1, is the last entry
         sums[self.module[op_id]] += self._workspace[op_id]
         return sums
 
     def workspace(self, op_id: int) -> int:
-        """Returns what an operator holds for itself while it runs."""
+        """Returns the workspace of an operator."""
         return int(self._workspace[op_id])
 
     def peak(self, first: int = 0, end: int | None = None) -> int:
-        """Returns the first operator of a range during which most bytes are alive."""
+        """Returns the first operator of a range with the peak live bytes."""
         return first + int(self.total[first:end].argmax())
 
     def _split(self) -> dict[str, _Kind]:
@@ -143,7 +143,7 @@ class History:
         return kinds
 
     def _running(self, rows: Ids, moments: Ids) -> tuple[Ids, Ints]:
-        """Returns when some storages are born or die, in that order, and the bytes of all before each."""
+        """Returns the times of some storages' births or deaths, in order, and the cumulative bytes before each."""
         at = moments[rows]
         if np.any(at[1:] < at[:-1]):
             order = np.argsort(at, kind="stable")
@@ -153,8 +153,8 @@ class History:
         return at, sums
 
     def _during(self, created: Ids, freed: Ids, size: Ints) -> Ints:
-        """Returns the bytes alive during each operator: what it makes is, and what is freed after it still is."""
-        change = np.zeros(self.ops + 1, dtype=np.int64)  # the last place: what is never freed
+        """Returns the live bytes during each operator, including storages it makes and those freed right after."""
+        change = np.zeros(self.ops + 1, dtype=np.int64)  # the last entry: never freed
         np.add.at(change, np.maximum(created, 0), size)
         np.subtract.at(change, np.where(freed == NONE, self.ops, freed + 1), size)
         alive: Ints = np.cumsum(change[:-1], out=change[:-1])

@@ -1,4 +1,4 @@
-"""Bytes alive at every operator of a step."""
+"""Live bytes at every operator of a step."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import numpy as np
 from memprof.trace.schema import CATEGORIES, NONE, Bools, Ints, Storages
 from memprof.trace.step import Step, sum_at
 
-#: What a step finds when it begins; the errors of predictions are in what it makes besides.
+#: Categories live at the start of a step; prediction errors concern what it makes in addition.
 _FOUND = ("parameter", "buffer", "optimizer_state", "input")
 
 
 @dataclass(frozen=True, eq=False)
 class LiveBytes:
-    """Allocated bytes around each operator; each of shape ``(ops,)``.
+    """Allocated bytes around each operator; arrays of shape ``(ops,)``.
 
     Attributes:
-        before: Alive before the operator.
-        during: The allocator's highest count while it runs: its outputs and its temporaries on top of what was alive.
-        after: Alive once what dies with it is freed; equal to ``before`` of the next.
+        before: Live before the operator.
+        during: Peak while it runs: outputs and temporaries on top of the live bytes before.
+        after: Live after the storages that die with it are freed; equal to ``before`` of the next.
     """
 
     before: Ints
@@ -31,7 +31,7 @@ class LiveBytes:
 def live_bytes(step: Step) -> LiveBytes:
     """Replays the births and deaths of a step.
 
-    What is freed after an operator leaves before the next one takes memory, and after its own outputs exist.
+    Storages freed after an operator are freed before the next one allocates, and after its own outputs exist.
     """
     born = step.born_bytes()
     after = step.bytes_at_start() + np.cumsum(born - step.freed_bytes())
@@ -40,11 +40,11 @@ def live_bytes(step: Step) -> LiveBytes:
 
 
 def live_bytes_by_category(step: Step) -> dict[str, Ints]:
-    """Splits ``live_bytes(step).during`` by what the memory is for.
+    """Splits ``live_bytes(step).during`` by memory category.
 
     Returns:
         Bytes by category, each of shape ``(ops,)``: the categories that occur, in the schema's order, and
-        ``workspace``. At every operator they sum to ``during`` exactly.
+        ``workspace``. They sum to ``during`` exactly at every operator.
     """
     storages, ops = step.storages, len(step.ops)
     present = set(storages.category)
@@ -58,7 +58,7 @@ def live_bytes_by_category(step: Step) -> dict[str, Ints]:
 
 
 def made_bytes(step: Step) -> Ints:
-    """Returns the bytes alive during each operator beside weights, optimizer state and inputs, shape ``(ops,)``."""
+    """Returns the live bytes during each operator except weights, optimizer state and inputs, shape ``(ops,)``."""
     is_found = np.isin(step.storages.category, _FOUND)
     made: Ints = live_bytes(step).during - _during(step.storages.take(is_found), len(step.ops))
     return np.maximum(made, 0)
@@ -68,8 +68,8 @@ def live_bytes_by_module(step: Step) -> dict[int, Ints]:
     """Splits ``live_bytes(step).during`` by the module that owns or made the memory.
 
     Returns:
-        Bytes by ``module_id``, ``NONE`` for what belongs to none, each of shape ``(ops,)``. What an operator holds
-        for itself counts with the operator's own module. At every operator they sum to ``during`` exactly.
+        Bytes by ``module_id``, ``NONE`` for no module, each of shape ``(ops,)``. Workspace counts for the operator's
+        module. They sum to ``during`` exactly at every operator.
     """
     storages, ops = step.storages, step.ops
     modules = np.union1d(storages.module_id, ops.module_id)
@@ -81,7 +81,7 @@ def live_bytes_by_module(step: Step) -> dict[int, Ints]:
 
 
 def _during(storages: Storages, ops: int) -> Ints:
-    """Returns the bytes of some storages alive during each operator; what is freed after it is alive still."""
+    """Returns the live bytes of some storages during each operator, including those freed right after it."""
     born = sum_at(storages.created_op_id, storages.allocated_bytes, ops)
     freed = sum_at(storages.freed_op_id, storages.allocated_bytes, ops)
     at_start = storages.allocated_bytes[storages.created_op_id == NONE].sum()
@@ -90,9 +90,9 @@ def _during(storages: Storages, ops: int) -> Ints:
 
 
 def alive_at(step: Step, op_id: int) -> Bools:
-    """Returns which storages are alive while an operator runs, shape ``(storages,)``.
+    """Returns which storages are live while an operator runs, shape ``(storages,)``.
 
-    Those it makes and those freed right after it are alive.
+    Includes those it makes and those freed right after it.
     """
     created, freed = step.storages.created_op_id, step.storages.freed_op_id
     alive: Bools = (created <= op_id) & ((freed == NONE) | (freed >= op_id))
@@ -100,7 +100,7 @@ def alive_at(step: Step, op_id: int) -> Bools:
 
 
 def peak_op(step: Step) -> int:
-    """Returns the first operator during which most bytes are alive.
+    """Returns the first operator with the peak live bytes.
 
     Raises:
         ValueError: The step has no operators.

@@ -1,4 +1,4 @@
-"""How allocators round what is asked of them."""
+"""Allocation rounding by device."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import numpy as np
 
 from memprof.trace.schema import Bools, Ints, Texts
 
-#: CUDA's allocator hands out multiples of this (c10/cuda/CUDACachingAllocator, kMinBlockSize). The CPU's hands out
-#: what is asked for.
+#: CUDA's allocator rounds to multiples of this (c10/cuda/CUDACachingAllocator, kMinBlockSize). The CPU's does not
+#: round.
 CUDA_ROUNDING_BYTES = 512
 
 Size = TypeVar("Size", int, Ints)
@@ -21,10 +21,10 @@ def rounded_on_cuda(sizes: Size) -> Size:
 
 
 def rounded(sizes: Ints, devices: Texts) -> Ints:
-    """Rounds sizes as the allocator of each one's device does.
+    """Rounds sizes as the allocator of each device does.
 
     Args:
-        sizes: Bytes asked for.
+        sizes: Bytes requested.
         devices: Device of each, such as ``cpu`` or ``cuda:0``.
     """
     on_cuda: Bools = np.zeros(len(sizes), dtype=np.bool_)

@@ -1,10 +1,10 @@
-"""How long the operators of a step would take on another machine: a model from memory bandwidths and product rates.
+"""Estimates a step's operator times on another machine, from memory bandwidth and matrix product rates.
 
-Each operator is taken to run at the rate of what bounds it, memory or products, on either machine; its recorded time
-is scaled by the ratio of the two bounds (the roofline: Williams, Waterman & Patterson 2009, Roofline: An Insightful
-Visual Performance Model, section 3; the ratio keeps what an operator reaches of its bound, which they do not model).
-Where a bound is unknown, an operator keeps its time, and is counted. What it does not know is how long a device takes
-to start an operator: from a CPU to a GPU, small operators come out too fast.
+Each operator is assumed to be bound by memory or by products, on either machine; its recorded time is scaled by the
+ratio of the two bounds (the roofline: Williams, Waterman & Patterson 2009, Roofline: An Insightful Visual Performance
+Model, section 3; the ratio preserves an operator's efficiency, which they do not model). Where a bound is unknown, an
+operator keeps its time, and is counted. Limitation: launch latency is not modelled, so from a CPU to a GPU, small
+operators come out too fast.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from memprof.trace.schema import NONE, Bools, Floats
 from memprof.trace.step import Step
 from memprof.units import format_percent
 
-#: Types of elements, as the catalogue calls their products. fp32 is without TF32: torch's own default.
+#: Element types, mapped to the catalogue's product rates. fp32 is without TF32: torch's own default.
 _PRECISION = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "float8_e4m3fn": "fp8", "float8_e5m2": "fp8"}
 
 
 @dataclass(frozen=True)
 class Rates:
-    """How fast a machine is; what is unknown is 0 or missing.
+    """Speeds of a machine; unknown ones are 0 or missing.
 
     Attributes:
-        name: What it is called.
+        name: Its name.
         memory_bytes_per_us: Memory bandwidth.
-        flops_per_us: Matrix products by type of element, as the catalogue calls them.
-        host_bytes_per_us: Copies between device and host in one direction.
-        how: Where the figures are from, a clause.
+        flops_per_us: Matrix product rate by element type, as named in the catalogue.
+        host_bytes_per_us: Bandwidth between device and host in one direction.
+        how: Source of the figures, a clause.
     """
 
     name: str
@@ -47,13 +47,13 @@ class Rates:
 
 @dataclass(frozen=True, eq=False)
 class TimesElsewhere:
-    """A step with the times of another machine.
+    """A step with times scaled to another machine.
 
     Attributes:
         step: The step; only times differ.
-        source: How the times are known (policies.base.SOURCES): ``modelled``, or ``measured`` where they are still
-            those of the recording.
-        how: One sentence on what was scaled by what, and what was not.
+        source: Source of the times (policies.base.SOURCES): ``modelled``, or ``measured`` where they are still those of
+            the recording.
+        how: One sentence on how times were scaled, and which were not.
         scaled_share: Share of the operators' recorded time that was scaled.
     """
 
@@ -64,7 +64,7 @@ class TimesElsewhere:
 
 
 def rates_of_recording(machine: Machine) -> Rates | None:
-    """Returns how fast the recording machine is, as measured or as the catalogue says; None where neither does."""
+    """Returns the recording machine's speeds, measured or from the catalogue; None where neither is available."""
     speed = machine.speed
     if speed.memory_bytes_per_us > 0:
         products = {"fp32": speed.fp32_flops_per_us, "bf16": speed.bf16_flops_per_us}
@@ -80,32 +80,32 @@ def rates_of_recording(machine: Machine) -> Rates | None:
 
 
 def rates_of(machine: Accelerator) -> Rates:
-    """Returns how fast a machine of the catalogue is at best."""
+    """Returns the peak speeds of a catalogue machine."""
     return Rates(
         name=machine.name,
         memory_bytes_per_us=machine.memory_bytes_per_us,
         flops_per_us=dict(machine.flops_per_us),
         host_bytes_per_us=machine.host_bytes_per_us,
-        how="its maker's peak rates",
+        how="vendor peak rates",
     )
 
 
 def scale_times(step: Step, recording: Rates | None, target: Rates) -> TimesElsewhere:
-    """Scales the operators' times from the recording machine to another.
+    """Scales operator times from the recording machine to another.
 
-    Python's own time, and whatever else the step takes beyond its operators, stays as recorded. On a device, Python
-    runs ahead of it, so the step may take less.
+    Python's own time, and all other step time outside operators, stays as recorded. On a device, Python runs ahead of
+    it, so the step may take less.
 
     Args:
         step: A recorded or transformed step.
-        recording: How fast the machine is that its times are from; None where that is unknown.
-        target: How fast the other is.
+        recording: Speeds of the machine the times are from; None where unknown.
+        target: Speeds of the other.
     """
     if recording is None:
         return TimesElsewhere(
             step,
             "measured",
-            f"Times are those of the recording machine: how fast it is was not recorded, so they say nothing of "
+            f"Times are those of the recording machine: its speed was not recorded, so they do not apply to "
             f"{target.name}.",
             0.0,
         )
@@ -118,17 +118,17 @@ def scale_times(step: Step, recording: Rates | None, target: Rates) -> TimesElse
     )
     before, after = step_time(step), step_time(scaled)
     busy = max(before.stream_us.values(), default=0.0), max(after.stream_us.values(), default=0.0)
-    # Operators measured one by one may take longer than the step: then it shrinks as they do.
+    # Operators timed one by one may take longer than the step: then it shrinks in proportion.
     beyond = before.executor_us
     duration = busy[1] + beyond if beyond >= 0 or busy[0] <= 0 else step.duration_us * busy[1] / busy[0]
     share = float(own[is_known].sum() / own.sum()) if own.sum() > 0 else 0.0
     left = int((~is_known & (own > 0)).sum())
     how = (
         f"Times are modelled for {target.name} ({target.how}) from those of {recording.name} ({recording.how}): each "
-        f"operator by the ratio of what bounds it, memory or products"
+        f"operator by the ratio of its bounds, memory bandwidth or matrix products"
     )
     if left:
-        how += f"; {left} operators, {format_percent(1 - share)} of the time, have no known bound and keep theirs"
+        how += f"; {left} operators, {format_percent(1 - share)} of the time, have no known bound and are not scaled"
     there = dataclasses.replace(
         scaled,
         duration_us=duration,
@@ -147,10 +147,10 @@ def _ratios(step: Step, recording: Rates, target: Rates) -> tuple[Floats, Bools]
 
 
 def _bounds(step: Step, rates: Rates) -> tuple[Floats, Bools]:
-    """Returns the least time each operator can take on a machine, in microseconds, and where that is known.
+    """Returns each operator's minimum time on a machine, in microseconds, and where it is known.
 
-    It is not where an operator multiplies in a type whose rate is unknown, copies over a link of unknown bandwidth,
-    or talks to other devices.
+    Unknown where an operator multiplies in a type of unknown rate, copies over a link of unknown bandwidth, or
+    communicates with other devices.
     """
     ops = step.ops
     moved = (ops.read_bytes + ops.written_bytes).astype(np.float64)
@@ -169,12 +169,12 @@ def _bounds(step: Step, rates: Rates) -> tuple[Floats, Bools]:
 
 
 def _precisions(step: Step) -> np.ndarray:
-    """Returns the type in which each operator multiplies: that of the largest storage it makes or changes."""
+    """Returns the element type each operator multiplies in: that of the largest storage it makes or changes."""
     uses, storages = step.uses, step.storages
     written = np.flatnonzero(uses.role != "read")
     order = written[np.argsort(storages.requested_bytes[uses.storage_id[written]], kind="stable")]
     largest = np.full(len(step.ops), NONE, dtype=np.int64)
-    largest[uses.op_id[order]] = uses.storage_id[order]  # the last one written, so the largest
+    largest[uses.op_id[order]] = uses.storage_id[order]  # the last one written is the largest
     kinds = np.array([_PRECISION.get(dtype, "") for dtype in [*storages.dtype.tolist(), ""]], dtype=np.object_)
     found: np.ndarray = kinds[largest]
     return found

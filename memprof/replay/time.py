@@ -1,4 +1,4 @@
-"""How long a step's operators take, stream by stream, and what the rest of the step's time is."""
+"""Operator times of a step by stream, and the rest of the step's time."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from memprof.trace.step import Step
 
 @dataclass(frozen=True, eq=False)
 class StepTime:
-    """Where the time of a step goes, in microseconds.
+    """Breakdown of a step's time, in microseconds.
 
     Attributes:
         step_us: The whole step.
-        stream_us: Time in which each stream runs operators, by stream; compute is stream 0 on CPU.
-        executor_us: The step without its busiest stream: Python, the framework's own bookkeeping and waiting.
-            Negative where operators measured one by one take longer than the untouched step.
-        executor_ratio: The step over its busiest stream: what an operator more costs for each microsecond of its own.
-            At least 1; 1 where no operator has a time.
-        untimed_ops: Operators whose time is unknown.
+        stream_us: Operator time by stream; compute is stream 0 on CPU.
+        executor_us: Step time beyond its busiest stream: Python, framework overhead and waiting. Negative where
+            operators timed one by one take longer than the step itself.
+        executor_ratio: Step time over the time of its busiest stream: what an additional operator costs per microsecond
+            of its own. At least 1; 1 where no operator has a time.
+        untimed_ops: Number of operators without a time.
     """
 
     step_us: float
@@ -32,10 +32,10 @@ class StepTime:
 
 
 def step_time(step: Step) -> StepTime:
-    """Sums the operators' own times by stream and sets them beside the step's.
+    """Sums operator times by stream and compares them with the step's.
 
     Operators alone never fill a step: Kirisame 2021 (Dynamic Tensor Rematerialization, section 5) finds real slowdowns
-    4 to 14 points above the summed cost of what runs again. The ratio states this share, measured in the recording.
+    4 to 14 points above the summed recompute cost. The ratio captures this overhead, measured in the recording.
     """
     ops = step.ops
     known = ~np.isnan(ops.duration_us) & (ops.kind != "allocation")
@@ -54,7 +54,7 @@ def step_time(step: Step) -> StepTime:
 
 
 def op_cost_us(step: Step) -> Floats:
-    """Returns what each operator adds to the step when it runs once more: its own time and its executor share.
+    """Returns the time that rerunning each operator adds to the step: its own time and its executor share.
 
     Returns:
         Microseconds, shape ``(ops,)``; 0 where the time is unknown.

@@ -1,4 +1,4 @@
-"""Tells steps that can be left out when several are replayed: no plan makes them fuller than another one."""
+"""Finds steps that need not be replayed, because no plan gives them a higher peak than another step's."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from memprof.trace.step import Step
 
 
 def is_within(step: Step, other: Step) -> bool:
-    """Tells whether a step runs the operators of another one on storages that are nowhere larger and no longer alive.
+    """Returns whether a step runs another's operators on storages that are nowhere larger or longer lived.
 
     Args:
-        step: The step that may be left out.
-        other: The step that stands for it.
+        step: The step that may be skipped.
+        other: The step that covers it.
     """
     mine, others = step.storages, other.storages
     return (
@@ -31,11 +31,11 @@ def is_within(step: Step, other: Step) -> bool:
 
 
 def distinct_steps(lead: Step, others: Iterable[Step]) -> tuple[Step, ...]:
-    """Returns the steps that may be fuller than a leading one under some plan, the fullest first.
+    """Returns the steps that may exceed a leading one's peak under some plan, highest peak first.
 
     Args:
-        lead: The step that is replayed in any case; it is not among those returned.
-        others: All others.
+        lead: The step that is always replayed; not among those returned.
+        others: All other steps.
     """
     kept = [lead]
     for step in sorted(others, key=lambda one: -int(live_bytes(one).during.max(initial=0))):
@@ -45,5 +45,5 @@ def distinct_steps(lead: Step, others: Iterable[Step]) -> tuple[Step, ...]:
 
 
 def fullest_of(steps: Iterable[Step]) -> Step:
-    """Returns the step with the highest peak, the first of equals."""
+    """Returns the step with the highest peak; ties go to the first."""
     return max(steps, key=lambda step: int(np.max(live_bytes(step).during, initial=0)))

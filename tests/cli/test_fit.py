@@ -107,12 +107,12 @@ def test_help_shows_examples_and_exit_codes(capsys: pytest.CaptureFixture[str]) 
 def test_mistakes_are_told_before_the_job_runs(capsys: pytest.CaptureFixture[str]) -> None:
     """What is asked for is read first: no job is run in vain."""
     assert "a budget is needed" in refused(capsys, "train.py")
-    assert "'x%' is no share" in refused(capsys, "--budget", "x%", "train.py")
-    assert "no policy 'magic'" in refused(capsys, "--budget", "1GiB", "--allow", "magic", "train.py")
+    assert "invalid share of the recorded peak 'x%'" in refused(capsys, "--budget", "x%", "train.py")
+    assert "unknown policy 'magic'" in refused(capsys, "--budget", "1GiB", "--allow", "magic", "train.py")
     assert "invalid slowdown" in refused(capsys, "--budget", "1GiB", "--max-slowdown", "-3", "train.py")
     assert "memprof fit train.py" in refused(capsys, "--budget", "1GiB")
     assert "memprof fit -- ls" in refused(capsys, "--budget", "1GiB", "ls", status=127)
-    assert "more than" in refused(capsys, "--budget", "80GiB", "--machine", "rtx3090", "train.py")
+    assert "exceeds the memory" in refused(capsys, "--budget", "80GiB", "--machine", "rtx3090", "train.py")
 
 
 @pytest.mark.cold

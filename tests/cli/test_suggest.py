@@ -215,7 +215,7 @@ def test_recordings_of_two_jobs_are_not_two_sizes(capsys: pytest.CaptureFixture[
     message = run(
         capsys, "suggest", "run.memprof", "--budget", "50%", "--maximise", "batch", "--also", "resnet.memprof", status=3
     )
-    assert "inputs do not tell the size" in message or "operators" in message
+    assert "Cannot determine the varying size" in message or "operators" in message
 
 
 def test_largest_batch_fits_and_the_next_does_not(capsys: pytest.CaptureFixture[str]) -> None:

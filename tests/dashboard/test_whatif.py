@@ -159,9 +159,9 @@ def test_planners_that_found_nothing_are_a_sentence() -> None:
     [
         (Asked("", ("checkpoint",)), "A budget is needed"),
         (Asked("lots", ("checkpoint",)), "is not a size"),
-        (Asked("-3GiB", ("checkpoint",)), "below nothing"),
+        (Asked("-3GiB", ("checkpoint",)), "must be positive"),
         (Asked("60%", ()), "at least one policy"),
-        (Asked("60%", ("teleport",)), "no policy 'teleport'"),
+        (Asked("60%", ("teleport",)), "unknown policy 'teleport'"),
     ],
 )
 def test_mistakes_in_the_form_are_told(asked: Asked, sentence: str) -> None:

@@ -87,7 +87,7 @@ def test_every_planner_says_what_it_is() -> None:
 
 @pytest.mark.parametrize(
     ("asked", "sentence"),
-    [({"planner": "greedy"}, "There is no planner 'greedy'"), ({"budget_bytes": 0}, "holds no tensor")],
+    [({"planner": "greedy"}, "unknown planner 'greedy'"), ({"budget_bytes": 0}, "must be positive")],
 )
 def test_mistakes_are_sentences(asked: dict[str, object], sentence: str) -> None:
     """An unknown planner, and a budget of nothing."""

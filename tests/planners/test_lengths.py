@@ -97,7 +97,7 @@ def test_two_lengths_say_how_sure_they_are(tmp_path: Path) -> None:
 
 def test_one_length_is_refused(folder: Path) -> None:
     """Nothing can be learned from steps of one length; another recording with a second one is enough."""
-    with pytest.raises(InconclusiveError, match=r"no size in them differs, all ran on 4x64, 4x63.*--also TRACE"):
+    with pytest.raises(InconclusiveError, match=r"no size differs, all ran on 4x64, 4x63.*--also TRACE"):
         at(folder / "64.memprof", 128)
     assert at(folder / "64.memprof", 128, folder / "mixed.memprof").length == 128
 
@@ -126,7 +126,7 @@ def test_batches_of_one_recording_serve(tmp_path: Path) -> None:
 def test_two_sizes_at_once_are_refused() -> None:
     """Steps that differ in the batch and in the length do not tell which of them grows."""
     steps = [sized(batch, length) for batch, length in ((2, 8), (4, 8), (4, 16))]
-    told = r"more than one size in them differs \(dimension . of .x.* and dimension . of .*one of them only"
+    told = r"more than one size differs \(dimension . of .x.* and dimension . of .*one of them only"
     with pytest.raises(InconclusiveError, match=told):
         find_samples([steps], advice="Record more.")
 

@@ -90,8 +90,8 @@ def test_one_value_made_again_by_hand() -> None:
     ("runs", "sentence"),
     [
         ([0, 1, 2, 3, 4], "leaves out 1 of the step's 6"),
-        ([1, 0, 2, 3, 4, 5], "another order"),
-        ([0, 1, 2, 3, 3, 4, 5], "operator 3, which cannot run again"),
+        ([1, 0, 2, 3, 4, 5], "changes the order"),
+        ([0, 1, 2, 3, 3, 4, 5], "operator 3, which cannot be rerun"),
         ([0, 1, 2, 3, 4, 5, 6], "does not have"),
     ],
 )

@@ -104,7 +104,7 @@ def test_expensive_operators_are_kept_where_others_do() -> None:
     assert found.runs is not None
     done = replay(graph, found.runs)
     assert graph.cost_us[done.runs[done.is_again]].max() < 40.0
-    assert "cheapest to make again" in found.reason
+    assert "cheapest to recompute" in found.reason
 
 
 @pytest.mark.parametrize("name", ["gpt", "resnet"])

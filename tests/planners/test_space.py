@@ -157,4 +157,4 @@ def test_a_plan_that_goes_wrong_takes_no_other_with_it(monkeypatch: pytest.Monke
     answer = explore(step, SearchRequest(int(live_bytes(step).during.max()) * 7 // 10))
     assert answer.best is not None
     assert all(policy.name != "precision" for one in answer.fitting for policy in one.policies)
-    assert any("fault of memprof" in reason for what, reason in answer.refused if "precision" in what)
+    assert any("internal error of memprof" in reason for what, reason in answer.refused if "precision" in what)

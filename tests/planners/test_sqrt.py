@@ -86,7 +86,7 @@ def test_cut_points_are_what_everything_passes_through() -> None:
 def test_where_skips_pass_everything_narrow_places_are_candidates() -> None:
     """A U-Net's skips pass nearly every place, so places where few bytes pass are tried too."""
     families = {where: cuts for cuts, where in cut_families(graph_of(graphs.unet(4)))}
-    narrow = families["places that little passes through"]
+    narrow = families["narrow cuts"]
     assert sum(len(cuts.after_op) for cuts in narrow) >= 3
 
 
@@ -132,7 +132,7 @@ def test_reason_names_the_form() -> None:
     found = Sqrt().search(ScheduleRequest(graph, 12_000))
     assert found.runs is not None
     assert "recursive form" in found.reason
-    assert "99 values that everything passes through" in found.reason
+    assert "99 values that every path crosses" in found.reason
 
 
 @pytest.mark.parametrize("name", ["gpt", "resnet"])

@@ -76,7 +76,7 @@ def test_what_cannot_be_split_is_said_and_not_tried(collate: str, said: str, tmp
     bench = Workbench(trace.steady_step(), deadline=float("inf"))
     bench.try_plan()
     find_frames(bench, {"accumulate"})
-    refused = [why for why in bench.refused.values() if "cannot be split for it" in why]
+    refused = [why for why in bench.refused.values() if "cannot be split automatically" in why]
     assert bool(refused) == bool(said)
     assert not said or said in refused[0]
 

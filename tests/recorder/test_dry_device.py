@@ -185,9 +185,9 @@ def test_a_job_that_does_not_fit_is_told_so_and_why(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (("--dry-run", "--device", "a1000"), "memprof knows no machine 'a1000': did you mean"),
-        (("--dry-run", "--device", "h100"), "can be one of several machines: write H100 SXM"),
-        (("--dry-run", "--device", "mi300x"), "memprof cannot dry-run on MI300X"),
+        (("--dry-run", "--device", "a1000"), "unknown device 'a1000'; did you mean"),
+        (("--dry-run", "--device", "h100"), "ambiguous device 'h100': write H100 SXM"),
+        (("--dry-run", "--device", "mi300x"), "dry runs on MI300X are unsupported"),
         (("--device", "a100-80g"), "add --dry-run"),
     ],
     ids=["unknown", "ambiguous", "other-maker", "real-run"],

@@ -1,1 +1,1 @@
-"""What each policy comes to in Python code that needs torch alone."""
+"""Python code for each policy that depends only on torch."""

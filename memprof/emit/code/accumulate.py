@@ -1,4 +1,4 @@
-"""Micro-batches: a batch in parts, each with its share of the samples."""
+"""Micro-batches: splits a batch, and weights each part by its share of the samples."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def micro_batches(batch, count={count}):
 
 
 def accumulate_code(count: int) -> Code:
-    """Returns the code that splits batches into so many parts."""
+    """Returns the code that splits batches into ``count`` parts."""
     return Code(
         imports=(
             "import torch",

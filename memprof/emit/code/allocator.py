@@ -1,4 +1,4 @@
-"""Options of the CUDA caching allocator, in the environment that torch reads."""
+"""Options of the CUDA caching allocator, set in the environment variable that torch reads."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from memprof.policies.allocator.policy import OLD_VARIABLE, VARIABLE, Allocator
 
 
 def options_text(policy: Allocator) -> str:
-    """Returns the options as torch reads them: ``expandable_segments:True,max_split_size_mb:128``."""
+    """Returns the options in torch's syntax: ``expandable_segments:True,max_split_size_mb:128``."""
     return ",".join(f"{key}:{value}" for key, value in policy.options().items())
 
 
 def allocator_code(policy: Allocator) -> Code:
-    """Returns the code of an allocator policy: it runs when the written module is imported."""
+    """Returns the code of an allocator policy, which runs when the generated module is imported."""
     return Code(
         imports=("import os",),
         helpers=(

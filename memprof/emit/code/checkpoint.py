@@ -177,7 +177,7 @@ def checkpoint_code(policy: Checkpoint, *, has_keep: bool) -> Code:
 
 
 def _set_of(policy: Checkpoint) -> str:
-    """Writes the operators that are kept as a set, kinds in the order of the policy."""
+    """Formats the kept operators as a set, kinds in the order of the policy."""
     names = [name for kind in policy.keep for name in KINDS.get(kind, (kind,))]
     assert set(names) == operators_of(policy.keep)
     inner = "\n".join(f'    "{name}",' for name in dict.fromkeys(names))

@@ -1,4 +1,4 @@
-"""torch.compile on chosen modules, under a budget for what they save."""
+"""torch.compile on chosen modules, with a budget for the tensors they save."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The training loop that goes with emitted code, for the text at the top of it."""
+"""The training loop for the emitted code, shown in the text at its top."""
 
 from __future__ import annotations
 
-#: What stands in front of the loop; tests find it by this line.
+#: Heading of the loop; tests find it by this line.
 INTRODUCTION = "The loop, with loss_of(model, batch) for your forward and loss:"
 
 

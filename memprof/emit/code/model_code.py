@@ -29,9 +29,9 @@ class PlanCode:
     """The code of a plan's policies.
 
     Attributes:
-        codes: What each comes to, in order.
+        codes: The code of each policy, in order.
         has_scaler: Whether the loop needs a GradScaler.
-        parts: Into how many micro-batches the loop splits a batch, 1 for none.
+        parts: Number of micro-batches the loop splits a batch into, 1 for none.
     """
 
     codes: tuple[Code, ...]
@@ -40,12 +40,12 @@ class PlanCode:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What works otherwise than in memprof, or is left to the reader."""
+        """What differs from memprof, or is left to the reader."""
         return tuple(dict.fromkeys(note for code in self.codes for note in code.notes))
 
     @property
     def calls(self) -> tuple[str, ...]:
-        """The statements that apply everything."""
+        """The statements that apply the plan."""
         return tuple(call for code in self.codes for call in code.calls)
 
     @property
@@ -59,7 +59,7 @@ def plan_code(policies: Sequence[Policy], *, has_optimizer: bool = True) -> Plan
 
     Args:
         policies: Policies in their order, none of them a shard.
-        has_optimizer: Whether whoever applies them has the optimizer at hand.
+        has_optimizer: Whether the caller has access to the optimizer.
     """
     codes: list[Code] = []
     waiting: list[Policy] = []

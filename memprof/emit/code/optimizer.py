@@ -1,4 +1,4 @@
-"""Other ways for a torch optimizer to update: its loop over parameters, and inside backward."""
+"""Alternative updates of a torch optimizer: a loop over parameters, and updates inside backward."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _step_in_backward(optimizer):
 
 
 def optimizer_code(policy: OptimizerPolicy) -> Code:
-    """Returns the code of an optimizer policy whose state stays as it is."""
+    """Returns the code of an optimizer policy that leaves the state unchanged."""
     imports, helpers, calls, notes = [], [], [], []
     if policy.loop:
         foreach, fused = _FORMS[policy.loop]

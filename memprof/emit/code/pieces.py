@@ -1,4 +1,4 @@
-"""Pieces of Python that policies come to, and how they are put together into one module."""
+"""Pieces of Python code for policies, and how they are combined into one module."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _STANDARD = ("contextlib", "dataclasses", "functools", "itertools", "os", "re", 
 
 @dataclass(frozen=True)
 class Code:
-    """What one policy comes to.
+    """The code of one policy.
 
     Attributes:
         imports: Import statements, a line each.
         helpers: Definitions, each the text of a function, a class or a constant.
-        calls: Statements of a function that is given ``model``, and ``optimizer`` where ``needs_optimizer``.
+        calls: Statements of a function with parameter ``model``, and ``optimizer`` where ``needs_optimizer``.
         needs_optimizer: Whether the statements need the optimizer.
-        notes: What works otherwise than in memprof, or is left to the reader.
+        notes: What differs from memprof, or is left to the reader.
     """
 
     imports: tuple[str, ...] = ()
@@ -32,11 +32,11 @@ class Code:
 
 @dataclass(frozen=True)
 class Function:
-    """A function of the written module.
+    """A function of the generated module.
 
     Attributes:
         signature: ``prepare(model, optimizer)``.
-        docstring: Its one sentence.
+        docstring: A single sentence.
         body: Its statements.
     """
 
@@ -46,12 +46,12 @@ class Function:
 
 
 def module_text(docstring: Sequence[str], codes: Iterable[Code], functions: Iterable[Function]) -> str:
-    """Puts a module together: docstring, imports, helpers, and the functions for the reader to call.
+    """Builds a module: docstring, imports, helpers, and the functions for the reader to call.
 
     Args:
         docstring: Its lines.
-        codes: What it is made of, in the order in which policies are applied; what several need is there once.
-        functions: The functions, in the order to be read.
+        codes: Its parts, in the order in which policies are applied; shared helpers are included once.
+        functions: The functions, in reading order.
     """
     codes = list(codes)
     helpers = list(dict.fromkeys(helper.strip("\n") for code in codes for helper in code.helpers))
@@ -69,7 +69,7 @@ def module_text(docstring: Sequence[str], codes: Iterable[Code], functions: Iter
 
 
 def _imports(lines: Iterable[str]) -> str:
-    """Sorts imports: Python's own before the others, whole modules before names of them."""
+    """Sorts imports: standard library first, whole modules before ``from`` imports."""
     known: dict[str, set[str]] = {}
     whole: set[str] = set()
     for line in lines:
@@ -87,12 +87,12 @@ def _imports(lines: Iterable[str]) -> str:
 
 
 def expressions(patterns: Sequence[str]) -> tuple[str, ...]:
-    """Returns patterns of module names as regular expressions; the whole model is the empty one."""
+    """Returns module name patterns as regular expressions; the whole model is the empty one."""
     return tuple("" if pattern in WHOLE else as_expression(pattern) for pattern in patterns)
 
 
 def call(function: str, *arguments: str) -> str:
-    """Writes a call, over several lines where it is long."""
+    """Formats a call, over several lines where it is long."""
     line = f"{function}({', '.join(arguments)})"
     if len(line) <= _WIDTH:
         return line
@@ -101,7 +101,7 @@ def call(function: str, *arguments: str) -> str:
 
 
 def text_of(text: str) -> str:
-    """Writes a text as a literal, raw where it has backslashes."""
+    """Formats a string as a literal, raw where it has backslashes."""
     is_simple = text.isprintable() and '"' not in text
     if is_simple and "\\" not in text:
         return f'"{text}"'
@@ -109,7 +109,7 @@ def text_of(text: str) -> str:
 
 
 def list_of(texts: Sequence[str]) -> str:
-    """Writes texts as a list, over several lines where it is long."""
+    """Formats strings as a list, over several lines where it is long."""
     line = f"[{', '.join(map(text_of, texts))}]"
     if len(line) <= _WIDTH - 30:
         return line

@@ -1,4 +1,4 @@
-"""A shorter floating point type through torch.autocast and torch.amp.GradScaler, or weights of that type."""
+"""Lower precision through torch.autocast and torch.amp.GradScaler, or weights of that type."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ SCALED = (
 
 
 def precision_code(policy: Precision) -> Code:
-    """Returns the code of a precision policy; fp16 needs a GradScaler in the loop besides."""
+    """Returns the code of a precision policy; fp16 also needs a GradScaler in the loop."""
     if policy.is_pure:
         return Code(
             imports=_IMPORTS,

@@ -1,4 +1,4 @@
-"""Policies that torch has no way of its own for: memprof applies them, wherever it is installed."""
+"""Policies without an equivalent in torch: the code calls memprof, which must be installed."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _REASONS = {
 
 
 def runtime_code(policies: tuple[Policy, ...], number: int, *, has_optimizer: bool = True) -> Code:
-    """Returns code that has memprof apply some policies.
+    """Returns code that applies policies through memprof.
 
     Args:
-        policies: Policies that follow one another in the plan.
-        number: Which such group of the plan it is, 0 first.
-        has_optimizer: Whether the function that applies them is given the optimizer.
+        policies: Consecutive policies of the plan.
+        number: Index of this group in the plan, from 0.
+        has_optimizer: Whether the applying function receives the optimizer.
     """
     name = f"_PLAN_{number}" if number else "_PLAN"
     text = format_plan(Plan(policies)).strip("\n").replace("\\", "\\\\").replace('"""', '\\"\\"\\"')
@@ -44,7 +44,7 @@ def runtime_code(policies: tuple[Policy, ...], number: int, *, has_optimizer: bo
 
 
 def needs_runtime(policy: Policy) -> bool:
-    """Tells whether a policy has no form in torch's own API."""
+    """Returns whether a policy has no equivalent in torch's API."""
     if policy.name == "swap":
         return getattr(policy, "what", "") == "parameters"
     if policy.name == "optimizer":
@@ -53,7 +53,7 @@ def needs_runtime(policy: Policy) -> bool:
 
 
 def needs_optimizer(policy: Policy) -> bool:
-    """Tells whether a policy changes the optimizer."""
+    """Returns whether a policy changes the optimizer."""
     if policy.name == "swap":
         return getattr(policy, "what", "") == "optimizer"
     return policy.name == "optimizer" or bool(getattr(policy, "is_pure", False))

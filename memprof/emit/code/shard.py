@@ -1,4 +1,4 @@
-"""FSDP through torch's fully_shard, before the optimizer is made."""
+"""FSDP through torch's fully_shard, applied before the optimizer is created."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _layers(model):
 
 
 def shard_code(policy: Shard) -> tuple[Code, tuple[str, ...]]:
-    """Returns the code of a shard in stage 2 or 3, and the statements of ``shard(model)``."""
+    """Returns the code of a stage 2 or 3 shard, and the statements of ``shard(model)``."""
     imports = [
         "import torch.distributed as dist",
         "from torch.distributed.device_mesh import init_device_mesh",
@@ -46,7 +46,7 @@ def shard_code(policy: Shard) -> tuple[Code, tuple[str, ...]]:
 
 
 def divide_statements(policy: Shard) -> tuple[str, ...]:
-    """Returns the statements that divide ``model`` over ``mesh``."""
+    """Returns the statements that shard ``model`` over ``mesh``."""
     units = call("_modules", "model", list_of(expressions(policy.units))) if policy.units else "_layers(model)"
     reshards = policy.stage == 3 and policy.reshard_after_forward
     return (

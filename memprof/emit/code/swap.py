@@ -1,4 +1,4 @@
-"""Swapping through torch's saved_tensors_hooks and optimizer hooks, one copy after the other."""
+"""Swapping through torch's saved_tensors_hooks and optimizer hooks, one copy at a time."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ def swap_code(policy: Swap, number: int) -> Code:
 
     Args:
         policy: The policy.
-        number: Which swap of the plan it is, 0 first: each has a file of its own.
+        number: Index of the swap in the plan, from 0: each has its own file.
     """
     helpers = [_BYTES_OF, _DISK if policy.to == "disk" else _HOST]
     imports = ["import torch", *(("import tempfile",) if policy.to == "disk" else ())]

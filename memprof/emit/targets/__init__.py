@@ -1,1 +1,1 @@
-"""The forms a plan is written in, one a file."""
+"""The targets, one per file."""

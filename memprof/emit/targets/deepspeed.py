@@ -1,6 +1,6 @@
-"""DeepSpeed's JSON: ZeRO stage, offload, types, accumulation, and what it says of activation checkpointing.
+"""DeepSpeed's JSON: ZeRO stage, offload, data types, accumulation, and activation checkpointing settings.
 
-Keys and what they take: DeepSpeed's configuration, https://www.deepspeed.ai/docs/config-json/, as of 0.19.8.
+Keys and values: DeepSpeed's configuration, https://www.deepspeed.ai/docs/config-json/, as of 0.19.8.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class DeepSpeed(Target):
     title: ClassVar[str] = "DeepSpeed"
 
     def emit(self, request: Request) -> Emitted:
-        """Writes the configuration; JSON holds no comments, so all remarks are in the answer."""
+        """Emits the configuration; JSON has no comments, so all remarks are returned separately."""
         found = Sorted()
         policies = request.plan.policies
         stage = max((each.stage for each in policies if isinstance(each, Shard) and each.world_size > 1), default=0)
@@ -50,7 +50,7 @@ class DeepSpeed(Target):
 
 
 def _batch(found: Sorted, request: Request) -> dict[str, Any]:
-    """Returns the keys of the batch, without which DeepSpeed takes no configuration."""
+    """Returns the batch keys, which DeepSpeed requires."""
     if request.batch:
         size: int | str = request.batch_of_a_part
     else:
@@ -63,7 +63,7 @@ def _batch(found: Sorted, request: Request) -> dict[str, Any]:
 
 
 def _stage_needed(policy: Policy) -> int:
-    """Returns the least ZeRO stage that has what a policy asks for."""
+    """Returns the lowest ZeRO stage that supports a policy."""
     if isinstance(policy, Swap):
         return {"optimizer": 1, "parameters": 3}.get(policy.what, 0)
     if isinstance(policy, OptimizerPolicy):
@@ -72,7 +72,7 @@ def _stage_needed(policy: Policy) -> int:
 
 
 def _sort(found: Sorted, policy: Policy, stage: int, policies: tuple[Policy, ...]) -> None:
-    """Puts one policy where it belongs."""
+    """Adds one policy to the configuration, the notes or the unsupported parts."""
     match policy:
         case Shard():
             _add_zero(found, stage)
@@ -116,7 +116,7 @@ def _sort_precision(found: Sorted, policy: Precision, stage: int) -> None:
 
 
 def _sort_checkpoint(found: Sorted, policy: Checkpoint, policies: tuple[Policy, ...]) -> None:
-    """Sets how deepspeed.checkpointing works: it is the model that calls it."""
+    """Configures deepspeed.checkpointing; the model has to call it."""
     moves = any(
         isinstance(each, Swap)
         and each.what == "activations"
@@ -128,7 +128,7 @@ def _sort_checkpoint(found: Sorted, policy: Checkpoint, policies: tuple[Policy, 
     if policy.keep:
         reason += f" It keeps no outputs of {', '.join(policy.keep)}."
     found.leave(policy, reason)
-    # The first of several says it for all.
+    # The first of several policies applies to all.
     section = {"partition_activations": False, "cpu_checkpointing": moves, "contiguous_memory_optimization": False}
     found.arguments.setdefault("activation_checkpointing", section)
     found.arguments["activation_checkpointing"]["cpu_checkpointing"] |= moves

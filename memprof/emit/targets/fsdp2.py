@@ -1,4 +1,4 @@
-"""PyTorch code that divides a job over ranks with fully_shard (FSDP2), and the rest of the plan with it."""
+"""PyTorch code that shards a job over ranks with fully_shard (FSDP2), with the rest of the plan."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _NO_MEANS = (
 
 
 class Fsdp2(Target):
-    """Code of torch's own API for several ranks."""
+    """PyTorch code for several ranks."""
 
     name: ClassVar[str] = "fsdp2"
     title: ClassVar[str] = "PyTorch FSDP2"
 
     def emit(self, request: Request) -> Emitted:
-        """Writes ``shard(model)``, ``prepare(model, optimizer)`` and the loop that goes with them."""
+        """Emits ``shard(model)``, ``prepare(model, optimizer)`` and the loop that goes with them."""
         policies = request.plan.policies
         shards = [each for each in policies if isinstance(each, Shard)]
         divides = next((each for each in shards if each.stage >= 2 and each.world_size > 1), None)
@@ -71,7 +71,7 @@ def _of_stage(policy: Shard) -> str:
 
 
 def _refusal(policy: Policy) -> str:
-    """Says why a policy does not go with divided parameters, "" where it does."""
+    """Explains why a policy is incompatible with sharded parameters, "" where it is compatible."""
     if isinstance(policy, OptimizerPolicy):
         is_refused = bool(policy.state) or policy.in_backward
     else:

@@ -1,4 +1,4 @@
-"""TrainingArguments of Hugging Face's transformers, and code around the model for what they have no argument for."""
+"""TrainingArguments of Hugging Face's transformers, and model code for policies without an argument."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from memprof.policies.optimizer.policy import OptimizerPolicy
 from memprof.policies.precision.policy import Precision
 from memprof.policies.shard.policy import Shard
 
-#: ``Trainer``'s own recomputation, by the name it has where the file is run.
+#: ``Trainer``'s own activation checkpointing, under the name it has in the installed version.
 _RECOMPUTE = (
     "# Older versions of transformers call it gradient_checkpointing.\n"
     'has_new_name = hasattr(TrainingArguments, "activation_checkpointing")\n'
@@ -36,7 +36,7 @@ class HuggingFace(Target):
     title: ClassVar[str] = "Hugging Face TrainingArguments"
 
     def emit(self, request: Request) -> Emitted:
-        """Writes ``training_arguments(**own)``, and ``prepare(model)`` where it takes that."""
+        """Emits ``training_arguments(**own)``, and ``prepare(model)`` where needed."""
         found = Sorted()
         policies = request.plan.policies
         recomputes = is_every_layer(policies)
@@ -70,7 +70,7 @@ class HuggingFace(Target):
         return Emitted(text, tuple(found.cannot), notes, found.expressed + len(found.model))
 
     def _set_batch(self, found: Sorted, request: Request) -> None:
-        """Says how large a part of the batch is, or leaves it to the reader."""
+        """Sets the micro-batch size, or leaves it to the reader."""
         splits = any(isinstance(each, Shard) and each.batch == "split" for each in request.plan.policies)
         if request.parts == 1 and not splits:
             return
@@ -82,7 +82,7 @@ class HuggingFace(Target):
 
 
 def _sort(found: Sorted, policy: Policy, *, recomputes: bool) -> None:
-    """Puts one policy where it belongs."""
+    """Adds one policy to the arguments, the model code or the unsupported parts."""
     match policy:
         case Precision(weights="fp32"):
             found.take({policy.dtype: True})

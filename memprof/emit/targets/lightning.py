@@ -1,4 +1,4 @@
-"""Arguments of Lightning's Trainer, and code around the model for what it has none for."""
+"""Arguments of Lightning's Trainer, and model code for policies without an argument."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Lightning(Target):
     title: ClassVar[str] = "Lightning's Trainer"
 
     def emit(self, request: Request) -> Emitted:
-        """Writes ``trainer(**own)``, and ``prepare(model)`` and ``shard(model, mesh)`` where the plan needs them."""
+        """Emits ``trainer(**own)``, and ``prepare(model)`` and ``shard(model, mesh)`` where the plan needs them."""
         found = Sorted()
         for policy in request.plan.policies:
             _sort(found, policy)
@@ -69,7 +69,7 @@ class Lightning(Target):
         return Emitted(text, tuple(found.cannot), notes, found.expressed + len(found.model))
 
     def _say_batch(self, found: Sorted, request: Request) -> None:
-        """Says how large the batches of the reader's DataLoader are to be."""
+        """Notes the batch size required of the reader's DataLoader."""
         splits = any(isinstance(each, Shard) and each.batch == "split" for each in request.plan.policies)
         by = request.parts * (request.ranks if splits else 1)
         if by > 1:
@@ -78,7 +78,7 @@ class Lightning(Target):
 
 
 def _sort(found: Sorted, policy: Policy) -> None:
-    """Puts one policy where it belongs."""
+    """Adds one policy to the arguments, the model code or the unsupported parts."""
     match policy:
         case Precision():
             found.take(
@@ -108,5 +108,5 @@ def _sort(found: Sorted, policy: Policy) -> None:
 
 
 def _without_processes(imports: tuple[str, ...]) -> tuple[str, ...]:
-    """Leaves out what Lightning does itself: starting ranks and making their mesh."""
+    """Removes what Lightning does itself: starting ranks and creating their mesh."""
     return tuple(each for each in imports if "torch.distributed as" not in each and "device_mesh" not in each)

@@ -1,4 +1,4 @@
-"""PyTorch code: one file that needs torch alone, to import beside a training script."""
+"""PyTorch code: one file that depends only on torch, to import next to a training script."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _SCALER = "return torch.amp.GradScaler(next(model.parameters()).device.type, ini
 
 
 class PyTorch(Target):
-    """Code of torch's own API."""
+    """Plain PyTorch code."""
 
     name: ClassVar[str] = "pytorch"
     title: ClassVar[str] = "PyTorch"
 
     def emit(self, request: Request) -> Emitted:
-        """Writes ``prepare(model, optimizer)`` and the loop that goes with it."""
+        """Emits ``prepare(model, optimizer)`` and the loop that goes with it."""
         plan = request.plan
         policies, refused = without_early_steps([each for each in plan.policies if not isinstance(each, Shard)])
         cannot = refused + tuple(
@@ -52,9 +52,9 @@ class PyTorch(Target):
 
 
 def without_early_steps(policies: list[Policy]) -> tuple[list[Policy], tuple[str, ...]]:
-    """Takes in-backward out of policies that scale or accumulate gradients, and says so.
+    """Removes in-backward from policies that scale or accumulate gradients, with a note.
 
-    memprof stops such a job; code would go on with wrong gradients.
+    memprof stops such a job; plain code would continue with wrong gradients.
     """
     scales = any(isinstance(each, Precision) and each.dtype == "fp16" for each in policies)
     adds_up = any(isinstance(each, Accumulate) for each in policies)
@@ -74,7 +74,7 @@ def without_early_steps(policies: list[Policy]) -> tuple[list[Policy], tuple[str
 
 
 def names_of(code: PlanCode) -> str:
-    """Returns the names to import from the written module."""
+    """Returns the names to import from the generated module."""
     return ", ".join(("micro_batches", "prepare") if code.parts > 1 else ("prepare",))
 
 

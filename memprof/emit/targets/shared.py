@@ -1,4 +1,4 @@
-"""What the targets that are configured by arguments have in common."""
+"""Common code of the targets that are configured by arguments."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _LIST_OF_LAYERS = re.compile(r"[^*?\[\]]+\.\*")
 
 @dataclass
 class Sorted:
-    """A plan's policies, sorted by how a framework takes them.
+    """A plan's policies, sorted by how a framework supports them.
 
     Attributes:
         arguments: Arguments of the framework, by name.
-        model: Policies that are code around the model.
-        cannot: What has no form there, a sentence each.
-        notes: What works otherwise, or is left to the reader.
-        expressed: Policies that are arguments.
+        model: Policies applied as code around the model.
+        cannot: Unsupported parts, one sentence each.
+        notes: What differs, or is left to the reader.
+        expressed: Policies expressed as arguments.
     """
 
     arguments: dict[str, Any] = field(default_factory=dict)
@@ -35,22 +35,22 @@ class Sorted:
     expressed: int = 0
 
     def take(self, arguments: Mapping[str, Any], note: str = "") -> None:
-        """Takes a policy as arguments."""
+        """Expresses a policy as arguments."""
         self.arguments.update(arguments)
         self.notes += [note] if note else []
         self.expressed += 1
 
     def leave(self, policy: Policy, reason: str) -> None:
-        """Leaves a policy out."""
+        """Records a policy as unsupported."""
         self.cannot.append(f"{policy.describe()}: {reason}")
 
     def model_code(self) -> PlanCode:
-        """Returns the code around the model; the optimizer is not at hand there."""
+        """Returns the code around the model, without access to the optimizer."""
         return plan_code(self.model, has_optimizer=False)
 
 
 def is_every_layer(policies: Iterable[Policy]) -> bool:
-    """Tells whether a plan recomputes the layers of one list and nothing else: ``layers.*``."""
+    """Returns whether a plan recomputes the layers of one list and nothing else: ``layers.*``."""
     found = [each for each in policies if isinstance(each, Checkpoint)]
     return (
         len(found) == 1
@@ -62,18 +62,18 @@ def is_every_layer(policies: Iterable[Policy]) -> bool:
 
 
 def goes_around_model(policy: Policy) -> bool:
-    """Tells whether a policy needs the model alone, so that it can be applied before a framework takes it."""
-    # Parameters that are elsewhere must be back for the update.
+    """Returns whether a policy needs only the model, so that it can be applied before the framework wraps it."""
+    # Offloaded parameters must be back for the update.
     is_of_update = needs_optimizer(policy) or getattr(policy, "what", "") == "parameters"
     return not is_of_update and policy.name in _AROUND_MODEL
 
 
 def dictionary(arguments: Mapping[str, Any], values: Mapping[str, str] | None = None) -> str:
-    """Writes arguments as a dict of Python, a line each.
+    """Formats arguments as a Python dict, one per line.
 
     Args:
-        arguments: Numbers, texts, booleans, None and dicts of these, by name.
-        values: Python text in the place of some of the values, by name.
+        arguments: Numbers, strings, booleans, None and dicts of these, by name.
+        values: Python source to use for some of the values, by name.
     """
     lines = [f'    "{name}": {_literal(value)},' for name, value in arguments.items() if name not in (values or {})]
     lines += [f'    "{name}": {text},' for name, text in (values or {}).items()]

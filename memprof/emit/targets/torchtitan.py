@@ -1,7 +1,6 @@
-"""torchtitan's configuration, which since 0.3 is Python: dataclasses that a function of a config registry returns.
+"""torchtitan's configuration, which since 0.3 is Python: dataclasses returned by a config registry function.
 
-Names and what they take: torchtitan 0.3.0, torchtitan/config/configs.py and torchtitan/distributed/
-activation_checkpoint.py.
+Names and values: torchtitan 0.3.0, torchtitan/config/configs.py and torchtitan/distributed/activation_checkpoint.py.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ class TorchTitan(Target):
     title: ClassVar[str] = "torchtitan 0.3"
 
     def emit(self, request: Request) -> Emitted:
-        """Writes ``under_plan(config)``, for a function of a config registry."""
+        """Emits ``under_plan(config)``, for a config registry function."""
         found = _Statements()
         for policy in request.plan.policies:
             found.sort(policy, request)
@@ -66,7 +65,7 @@ class _Statements:
         self.statements: list[str] = []
 
     def sort(self, policy: Policy, request: Request) -> None:
-        """Puts one policy where it belongs."""
+        """Adds one policy to the statements, the notes or the unsupported parts."""
         match policy:
             case Shard():
                 self._shard(policy)
@@ -159,7 +158,7 @@ class _Statements:
         )
 
     def _offload(self, policy: Swap, request: Request) -> None:
-        """Sets the one switch that moves parameters, gradients and optimizer state together."""
+        """Sets the one option that offloads parameters, gradients and optimizer state together."""
         asked = {each.what for each in request.plan.policies if isinstance(each, Swap) and each.to == "host"}
         if not asked >= _OFFLOADED:
             self.sorted.leave(policy, "torchtitan moves parameters, gradients and optimizer state together or none.")

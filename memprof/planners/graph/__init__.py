@@ -1,1 +1,1 @@
-"""What every planner works on: the graph of a step, and schedules of it."""
+"""The planners' input: the graph of a step, and its schedules."""

@@ -1,4 +1,4 @@
-"""A step built from arrays, for graphs that did not come from a recording."""
+"""A step built from arrays, for graphs without a recording."""
 
 from __future__ import annotations
 
@@ -24,30 +24,30 @@ def step_from_arrays(
     names: Sequence[str] | None = None,
     fixed_bytes: int = 0,
 ) -> Step:
-    """Builds a step from one entry per operator, in the order in which they run.
+    """Builds a step from one entry per operator, in run order.
 
-    Operator *i* makes one output, read by the operators that list *i* among their inputs. What a backward operator
-    lists of forward is what is needed in backward. An output is freed after the last operator that reads it, the last
-    one's never. ``find_plan(step_from_arrays(...), budget_bytes)`` plans for it.
+    Operator *i* makes one output, read by the operators that list *i* among their inputs. The forward outputs that a
+    backward operator lists are the tensors saved for backward. An output is freed after its last reader; the last
+    operator's output is never freed. ``find_plan(step_from_arrays(...), budget_bytes)`` plans for it.
 
     Args:
-        time_us: How long each operator runs, in microseconds.
+        time_us: Duration of each operator, in microseconds.
         output_bytes: Bytes of its output; ignored for views and operators that work in place.
-        inputs: The operators whose outputs it reads; each comes before it.
-        is_backward: Whether it is a backward operator; those are never run again.
-        workspace_bytes: Bytes it holds while it runs; 0 for all if left out.
-        in_place: The operator whose output it changes, -1 where it makes its own. Nobody reads the unchanged output
-            afterwards.
-        view_of: The operator whose output it returns another view of, -1 where it makes its own.
+        inputs: The operators whose outputs it reads; each must precede it.
+        is_backward: Whether it is a backward operator; those never run again.
+        workspace_bytes: Workspace it holds while it runs; 0 for all if omitted.
+        in_place: The operator whose output it modifies, -1 where it makes its own. No later operator may read the
+            unmodified output.
+        view_of: The operator whose output it returns a view of, -1 where it makes its own.
         uses_rng: Whether it draws random numbers.
-        names: What it is called.
-        fixed_bytes: Bytes allocated throughout: parameters, gradients, optimizer state.
+        names: Operator names.
+        fixed_bytes: Bytes allocated throughout the step: parameters, gradients, optimizer state.
 
     Returns:
-        The step, which keeps every promise of ``Step.check``.
+        The step, which satisfies ``Step.check``.
 
     Raises:
-        UsageError: The arrays differ in length, or speak of operators that have not run.
+        UsageError: The arrays differ in length, or refer to operators that have not run yet.
     """
     count = len(time_us)
     columns = {"output_bytes": output_bytes, "inputs": inputs, "is_backward": is_backward}
@@ -60,9 +60,9 @@ def step_from_arrays(
     }
     for name, column in {**columns, **optional}.items():
         if column is not None and len(column) != count:
-            raise UsageError(f"{name} has {len(column)} entries and time_us has {count}: give one for each operator.")
+            raise UsageError(f"{name} has {len(column)} entries, time_us has {count}: give one per operator.")
     if any(not time >= 0 for time in time_us) or any(size < 0 for size in output_bytes) or fixed_bytes < 0:
-        raise UsageError("Times and bytes are numbers from 0; one of those given is not.")
+        raise UsageError("Times and bytes must not be negative or NaN.")
     changed = list(in_place) if in_place is not None else [NONE] * count
     viewed = list(view_of) if view_of is not None else [NONE] * count
 
@@ -73,9 +73,9 @@ def step_from_arrays(
     for op_id in range(count):
         for other in (*inputs[op_id], *(x for x in (changed[op_id], viewed[op_id]) if x != NONE)):
             if not 0 <= other < op_id:
-                raise UsageError(f"Operator {op_id} takes the output of operator {other}, which has not run by then.")
+                raise UsageError(f"Operator {op_id} reads the output of operator {other}, which has not run yet.")
         if changed[op_id] != NONE and viewed[op_id] != NONE:
-            raise UsageError(f"Operator {op_id} is given both as a view and as working in place; it can be one.")
+            raise UsageError(f"Operator {op_id} is both a view and in place: give one of them.")
         target = changed[op_id] if changed[op_id] != NONE else viewed[op_id]
         if target != NONE:
             base[op_id] = base[target]
@@ -139,7 +139,7 @@ def step_from_arrays(
 
 
 def _saved(uses: Uses, backward: np.ndarray, storages: Storages) -> Saved:
-    """Lists what forward makes and backward reads, as kept by the operator that made it."""
+    """Lists the values that forward makes and backward reads, as saved by the operator that made them."""
     created = storages.created_op_id[uses.storage_id]
     late = backward[uses.op_id] & (created != NONE)
     late[late] = ~backward[created[late]]

@@ -1,4 +1,4 @@
-"""What no schedule of a step can do without."""
+"""Lower bounds on the memory of any schedule of a step."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from memprof.trace.schema import NONE
 
 
 def needed_bytes(graph: Graph) -> int:
-    """Returns the bytes below which no schedule fits, however often it runs operators again.
+    """Returns a lower bound on the peak of any schedule, however often operators run again.
 
-    While an operator runs, what it reads and what it makes is alive, and what is alive whatever is planned. A value
-    that it changes in place is counted once.
+    While an operator runs, its inputs, its outputs and the fixed memory are live. A value changed in place is counted
+    once.
     """
     needed = graph.floor_bytes + graph.workspace_bytes
     np.add.at(needed, graph.value_op, np.where(graph.taken_from == NONE, graph.value_bytes, 0))

@@ -1,7 +1,7 @@
-"""Schedules that one task was answered with, one after the other: the fastest that fits is kept, the replay decides.
+"""The schedules tried for one request; the fastest that fits, by replay, is kept.
 
-A planner that tries the same schedules whatever the budget is monotone: a larger budget lets in what a smaller one
-did, and more. So the planners that use this choose what to try without looking at the budget.
+A planner that tries the same schedules whatever the budget is monotone: a larger budget admits every schedule a smaller
+one does. The planners that use this class therefore choose what to try without reading the budget.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from memprof.units import format_bytes
 
 
 class Choices:
-    """The schedules tried for a task.
+    """The schedules tried for a request.
 
     Attributes:
-        tried: How many were replayed.
-        recorded_bytes: Peak of the step as it was recorded.
-        least_bytes: Least peak of all.
-        is_cut_short: The time was up before all were tried.
+        tried: Number of schedules replayed.
+        recorded_bytes: Peak of the recorded step.
+        least_bytes: Smallest peak of all.
+        is_cut_short: Whether the deadline passed before all were tried.
     """
 
     def __init__(self, task: ScheduleRequest) -> None:
-        """Begins with the step as it was recorded."""
+        """Starts with the recorded step."""
         self._task = task
         self._best: tuple[float, int, int] | None = None
         self._runs: Ints | None = None
@@ -39,32 +39,32 @@ class Choices:
 
     @property
     def is_met(self) -> bool:
-        """Whether the step fits as it is."""
+        """Whether the recorded step fits."""
         return self.recorded_bytes <= self._task.budget_bytes
 
     def met(self) -> ScheduleResult:
-        """Answers a budget that the step keeps as it is."""
+        """Returns the result for a budget that the recorded step meets."""
         return ScheduleResult(
             "optimal",
-            f"The step's peak of {format_bytes(self.recorded_bytes)} is within the budget as it is.",
+            f"The step's peak of {format_bytes(self.recorded_bytes)} is within the budget.",
             runs=as_recorded(self._task.graph),
             least_bytes=self.recorded_bytes,
         )
 
     def is_late(self) -> bool:
-        """Tells whether the time is up; what has not been tried by then is left out."""
+        """Returns whether the deadline has passed; schedules not tried by then are left out."""
         self.is_cut_short = self.is_cut_short or self._task.is_late()
         return self.is_cut_short
 
     def add(self, done: Replay, how: str, moves: Moves | None = None) -> None:
         """Keeps a schedule if it fits and is the fastest so far.
 
-        Of equally fast ones that which moves least is kept, and of those the smallest.
+        Among equally fast ones the one that moves least is kept, and then the smallest.
 
         Args:
             done: The schedule, replayed.
-            how: What it is, for the reason: a clause that follows "it ...".
-            moves: What leaves for host memory in it.
+            how: Description for the reason: a clause that follows "it ...".
+            moves: Values it offloads to host memory.
         """
         self.tried += 1
         self.least_bytes = min(self.least_bytes, done.peak_bytes)
@@ -74,12 +74,12 @@ class Choices:
             self._stall_us = done.stall_us
 
     def found(self) -> ScheduleResult:
-        """Answers with the best of all that were tried."""
+        """Returns the best of all that were tried."""
         if self._runs is not None:
             return ScheduleResult(
                 "time limit" if self.is_cut_short else "found",
-                f"Of {self.tried} schedules tried, the fastest that fits {self._how}."
-                + (" The time was up before all were tried." if self.is_cut_short else ""),
+                f"Fastest of {self.tried} schedules tried that fits: it {self._how}."
+                + (" Stopped by the time limit before all were tried." if self.is_cut_short else ""),
                 runs=self._runs,
                 moves=self._moves,
                 least_bytes=self.least_bytes,
@@ -89,13 +89,13 @@ class Choices:
         if self._task.budget_bytes < bound:
             return ScheduleResult(
                 "infeasible",
-                f"One operator alone needs {format_bytes(bound)} around it, which no schedule changes; the smallest "
-                f"budget this planner has a schedule for is {format_bytes(self.least_bytes)}.",
+                f"A single operator needs {format_bytes(bound)} under any schedule; the smallest budget this planner "
+                f"has a schedule for is {format_bytes(self.least_bytes)}.",
                 least_bytes=self.least_bytes,
             )
         return ScheduleResult(
             "time limit" if self.is_cut_short else "nothing found",
-            f"Of {self.tried} schedules tried, the smallest has a peak of {format_bytes(self.least_bytes)}."
-            + (" The time was up before all were tried." if self.is_cut_short else ""),
+            f"None of {self.tried} schedules tried fits; the lowest peak is {format_bytes(self.least_bytes)}."
+            + (" Stopped by the time limit before all were tried." if self.is_cut_short else ""),
             least_bytes=self.least_bytes,
         )

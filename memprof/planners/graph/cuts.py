@@ -1,4 +1,4 @@
-"""Where forward can be cut into segments: what little passes from one side to the other."""
+"""Where forward can be cut into segments: points that few bytes cross."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class Cuts:
     Attributes:
         start_op: First operator of the round.
         after_op: The operators after which it can be cut, in order, shape ``(cuts,)``.
-        made_bytes: Bytes that forward makes for backward in each interval between them, before the first and after the
+        made_bytes: Bytes that forward saves for backward in each interval between them, before the first and after the
             last, shape ``(cuts + 1,)``.
-        passed_bytes: Bytes that pass each cut, shape ``(cuts,)``.
+        passed_bytes: Bytes that cross each cut, shape ``(cuts,)``.
     """
 
     start_op: int
@@ -29,25 +29,25 @@ class Cuts:
 
 
 def cut_points(graph: Graph) -> list[Cuts]:
-    """Returns the cuts that one value passes and nothing else: everything goes through it.
+    """Returns the cuts that exactly one value crosses.
 
     Returns:
-        One entry for each round of forward: each is followed by a backward of its own.
+        One entry for each round of forward; each round is followed by its own backward.
     """
     return _cuts(graph, _passing(graph)[0] == 1)
 
 
 def narrow_cuts(graph: Graph) -> list[Cuts]:
-    """Returns the cuts that fewer bytes pass than the places around them: candidates where few values are cut points.
+    """Returns the cuts that fewer bytes cross than their neighbours: candidates where there are few cut points.
 
     Returns:
         One entry for each round of forward.
     """
     count, size, _ = _passing(graph)
-    # Where nothing passes, as after the last operator of a round, there is nothing to cut.
+    # Where nothing crosses, as after the last operator of a round, there is nothing to cut.
     places = np.flatnonzero(graph.can_repeat & (count > 0))
     is_narrow = np.zeros(graph.ops, dtype=np.bool_)
-    # Neighbours that are equally wide are one place.
+    # Adjacent places of equal width are one place.
     level = size[places]
     starts = np.flatnonzero(np.append(True, level[1:] != level[:-1])[: len(level)])
     width = level[starts]
@@ -58,7 +58,7 @@ def narrow_cuts(graph: Graph) -> list[Cuts]:
 
 
 def _passing(graph: Graph) -> tuple[Ints, Ints, Ints]:
-    """Returns how many values pass the place after each operator, their bytes, and a number that tells them apart."""
+    """Returns, per operator, how many values cross the point after it, their bytes, and an id of the set."""
     last = graph.last_forward_read()
     columns = (np.ones(graph.values, dtype=np.int64), graph.value_bytes, np.arange(graph.values) + 1)
     count, size, which = (np.zeros(graph.ops, dtype=np.int64) for _ in columns)
@@ -70,7 +70,7 @@ def _passing(graph: Graph) -> tuple[Ints, Ints, Ints]:
 
 
 def _cuts(graph: Graph, is_place: Bools) -> list[Cuts]:
-    """Makes cuts of places; of those that the same values pass, the first."""
+    """Builds cuts from places; among those that the same values cross, the first."""
     _, size, which = _passing(graph)
     made = np.zeros(graph.ops + 1, dtype=np.int64)
     saved = graph.is_saved()

@@ -1,4 +1,4 @@
-"""The schedule that a choice of dropped values leads to: what is missing is made again when it is asked for."""
+"""The schedule for a set of dropped values: missing values are recomputed on demand."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from memprof.trace.schema import Bools, Ints
 
 
 def make_on_demand(graph: Graph, dropped: Bools) -> Ints:
-    """Drops values after their last read in forward, and makes them again when an operator asks for them.
+    """Drops values after their last read in forward, and recomputes them when an operator reads them.
 
-    What is made again stays until its last reader; what is made again on the way to it and has no reader of its own
-    left is dropped with the next operator of the step. This is Chen 2016's recomputation (Training Deep Nets with
-    Sublinear Memory Cost, section 3) for any choice of values: what lies between two kept values is a segment.
+    A recomputed value stays live until its last reader; an intermediate of a recompute without readers left is dropped
+    at the next operator of the step. This is Chen 2016's recomputation (Training Deep Nets with Sublinear Memory Cost,
+    section 3) for any set of values: what lies between two kept values is a segment.
 
     Args:
         graph: The step.
-        dropped: Which values are dropped, shape ``(values,)``; those nobody can make again stay anyway. One that
-            only forward reads is held for what is made from it again, unless it is dropped, too.
+        dropped: Which values are dropped, shape ``(values,)``; those that cannot be recomputed are kept anyway. A value
+            only forward reads is held for the recompute of its readers, unless it is dropped too.
 
     Returns:
-        The schedule: operators in the order in which they run.
+        The schedule: operators in run order.
     """
     return Demand(graph).schedule(dropped)
 
 
 class Demand:
-    """Makes schedules of one graph; what they share is looked up once."""
+    """Builds schedules of one graph, sharing lookups."""
 
     def __init__(self, graph: Graph) -> None:
         """Prepares a graph."""
         self._readers = Readers(graph)
         self._can_repeat = graph.can_repeat.tolist()
-        # Values that may be dropped, by the operator after which they are.
+        # Droppable values, by the operator after which they are dropped.
         last_forward = graph.last_forward_read()
         candidates = np.flatnonzero(graph.can_repeat[graph.value_op])
         self._drop_after: dict[int, list[int]] = {}
@@ -42,7 +42,7 @@ class Demand:
             self._drop_after.setdefault(int(last_forward[value]), []).append(value)
 
     def schedule(self, dropped: Bools) -> Ints:
-        """Returns the schedule of one choice; see make_on_demand."""
+        """Returns the schedule of one set of dropped values; see make_on_demand."""
         is_dropped, last_read = dropped.tolist(), self._readers.last_read
         writer = Writer(self._readers)
         is_alive = writer.is_alive

@@ -1,8 +1,7 @@
-"""What a planner sees of a step: values that may be made again, the operators that make them, and who reads them.
+"""The planners' view of a step: values that can be recomputed, the operators that make them, and their readers.
 
-A *value* is one version of a storage. An operator that changes a storage in place makes the next version of it, a
-value of its own that takes over the memory of the one before. Views are not values: an operator that reads a view
-reads the storage beneath it.
+A *value* is one version of a storage. An operator that changes a storage in place makes its next version, a separate
+value that reuses the memory of the previous one. Views are not values: an operator that reads a view reads its storage.
 """
 
 from __future__ import annotations
@@ -16,31 +15,31 @@ from memprof.replay.time import op_cost_us
 from memprof.trace.schema import NONE, Bools, Floats, Ints
 from memprof.trace.step import Step, sum_at
 
-#: Storages of these categories outlive a step or are handed in: nothing in it can make them again.
+#: Storages of these categories outlive a step or are inputs: no operator of the step can recompute them.
 _LASTING = ("parameter", "buffer", "gradient", "optimizer_state", "input")
 
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """A step as operators and values. Columns of operators are of shape ``(ops,)``, of values ``(values,)``.
+    """A step as operators and values. Operator columns have shape ``(ops,)``, value columns ``(values,)``.
 
     Attributes:
-        cost_us: What an operator adds to the step when it runs once more, in microseconds.
-        workspace_bytes: What it holds for itself while it runs.
-        floor_bytes: What is alive while it runs whatever is planned: everything but values and its workspace.
-        floor_after_bytes: The same once what dies with it is freed.
-        can_repeat: Whether it may run again: forward operators that write nothing but values, and buffers, whose
-            content the second run leaves alone.
+        cost_us: Time that running an operator once more adds to the step, in microseconds.
+        workspace_bytes: Its workspace while it runs.
+        floor_bytes: Live bytes while it runs that no plan changes: everything but values and its workspace.
+        floor_after_bytes: The same after the storages that die with it are freed.
+        can_repeat: Whether it may run again: forward operators that write only values, and buffers, whose content the
+            rerun leaves unchanged.
         is_backward: Whether it runs in backward.
         value_bytes: Size of a value's storage.
         value_op: The operator that makes it.
         value_freed_op: Last operator before its storage was freed in the recording; NONE where it outlives the step.
-            Of a value that another takes over, the last operator before that.
-        taken_from: The value whose memory it takes over; NONE for a value that brings memory of its own.
+            For a value whose memory another reuses, the last operator before that.
+        taken_from: The value whose memory it reuses in place; NONE for a value with its own allocation.
         storage_id: Its storage in the step.
         read_op: Operators that read values, in order, shape ``(reads,)``.
-        read_value: What they read, shape ``(reads,)``. An operator that changes a value in place reads it.
-        duration_us: How long the step takes as it is.
+        read_value: The values they read, shape ``(reads,)``. An operator that changes a value in place reads it.
+        duration_us: Duration of the recorded step.
     """
 
     cost_us: Floats
@@ -83,10 +82,10 @@ class Graph:
         return made
 
     def last_forward_read(self) -> Ints:
-        """Returns the last operator outside of backward that reads each value before the first that does in it.
+        """Returns the last non-backward operator that reads each value before its first backward read.
 
         Returns:
-            Operators, shape ``(values,)``; the value's own operator where nobody reads it in forward.
+            Operators, shape ``(values,)``; the value's own operator where no forward operator reads it.
         """
         last = self.value_op.copy()
         is_early = self.can_repeat[self.read_op]
@@ -94,26 +93,27 @@ class Graph:
         return last
 
     def is_saved(self) -> Bools:
-        """Returns which values are read by operators that cannot repeat, after all that can: what backward needs."""
+        """Returns which values non-repeatable operators read after all repeatable ones: those saved for backward."""
         saved = np.zeros(self.values, dtype=np.bool_)
         saved[self.read_value[~self.can_repeat[self.read_op]]] = True
         return saved
 
 
 def graph_of(step: Step) -> Graph:
-    """Reads the graph off a step, recorded or transformed."""
+    """Builds the graph of a step, recorded or transformed."""
     ops, storages, uses = step.ops, step.storages, step.uses
     created, category = storages.created_op_id, storages.category
     is_made = created != NONE
     is_lasting = np.isin(category, _LASTING)
     writes = uses.role != "read"
 
-    # An operator may repeat if whatever it writes was made in this step, or is a buffer.
+    # An operator may repeat if everything it writes was made in this step, or is a buffer.
     can_repeat = (ops.phase == "forward") & (ops.kind == "compute") & ~ops.is_recompute
     is_foreign = writes & (~is_made | is_lasting)[uses.storage_id] & (category[uses.storage_id] != "buffer")
     can_repeat[uses.op_id[is_foreign]] = False
 
-    # A storage is a value if all that write it may repeat; and then so may they: until nothing changes.
+    # A storage is a value if all its writers may repeat, and an operator may repeat only then: iterate to a fixed
+    # point.
     is_value = is_made & ~is_lasting & (storages.allocated_bytes > 0)
     while True:
         fixed = np.zeros(len(storages), dtype=np.bool_)
@@ -145,7 +145,7 @@ def graph_of(step: Step) -> Graph:
 
 
 def _held(created: Ints, freed: Ints, size: Ints, ops: int) -> tuple[Ints, Ints]:
-    """Returns the bytes of some storages alive during and after each operator."""
+    """Returns the bytes of some storages live during and after each operator."""
     gone = sum_at(freed, size, ops)
     after = np.cumsum(sum_at(created, size, ops) - gone)
     return after + gone, after
@@ -156,7 +156,7 @@ def _versions(step: Step, is_value: Bools) -> dict[str, Ints]:
     storages, uses = step.storages, step.uses
     rows = np.flatnonzero(is_value[uses.storage_id])
     op_id, storage_id, role = uses.op_id[rows], uses.storage_id[rows], uses.role[rows]
-    # The operator that makes a storage makes version 0, whatever its role says.
+    # The operator that makes a storage makes version 0, whatever its role.
     is_change = (role == "mutate") & (op_id > storages.created_op_id[storage_id])
     change_op, change_storage = op_id[is_change], storage_id[is_change]
     pair = np.unique(np.stack([change_storage, change_op]), axis=1)
@@ -172,7 +172,7 @@ def _versions(step: Step, is_value: Bools) -> dict[str, Ints]:
     taken_from = np.where(is_first, NONE, np.arange(len(owner)) - 1)
     freed = np.where(is_last, storages.freed_op_id[owner], np.append(maker[1:], 0)[: len(owner)] - 1)
 
-    # A read is of the last version made before it.
+    # A read is of the latest version made before it.
     is_read = (role == "read") | is_change
     key = owner * (len(step.ops) + 1) + maker
     read_key = storage_id[is_read] * (len(step.ops) + 1) + op_id[is_read]

@@ -1,4 +1,4 @@
-"""When the copies of chosen idle values run: out as soon as they can, back as late as they can."""
+"""Schedules the copies of idle values: out as early as possible, back as late as possible."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from memprof.trace.schema import NONE, Bools, Floats, Ints
 
 @dataclass(frozen=True)
 class Away:
-    """A value that is to be away between two of the step's operators that use it.
+    """A value to be offloaded between two operators that use it.
 
     Attributes:
         value: The value.
         leave_op: The operator after which its copy out begins.
-        gone_op: The operator by whose end its memory has to be free, whether the step waits for that or not; the
-            number of operators where it leaves when its copy out is complete.
-        back_op: The operator before which it may not take memory again; NONE where its copy back begins in time.
+        gone_op: The operator by whose end its memory must be free, even if the step has to wait; the number of
+            operators if it is freed whenever its copy out completes.
+        back_op: The operator before which it may not be allocated again; NONE where its copy back begins just in time.
     """
 
     value: int
@@ -33,14 +33,14 @@ class Away:
 
 @dataclass(frozen=True, eq=False)
 class Placed:
-    """Copies of values in the time of one schedule; columns of shape ``(aways,)``.
+    """Copies of values placed in one schedule; columns of shape ``(aways,)``.
 
     Attributes:
-        moves: Those that are away during a run at least.
-        is_moved: Which those are.
-        is_hidden: Whose copies are complete in time, so that nothing waits for them.
-        gone_run: The last run while which each takes memory.
-        back_run: The first while which it takes memory again.
+        moves: Those that are away during at least one run.
+        is_moved: Which aways those are.
+        is_hidden: Whether its copies complete in time, so that nothing waits for them.
+        gone_run: The last run during which each is still allocated.
+        back_run: The first run during which it is allocated again.
     """
 
     moves: Moves
@@ -51,16 +51,16 @@ class Placed:
 
 
 class Windows:
-    """Places copies in the time of one schedule; what all placements share is looked up once."""
+    """Places copies in one schedule, sharing lookups between placements."""
 
     def __init__(self, graph: Graph, done: Replay, link_bytes_per_us: float, waits_us: Floats | None = None) -> None:
-        """Takes a schedule that was replayed without moves.
+        """Reads a schedule that was replayed without moves.
 
         Args:
             graph: The step.
-            done: What its schedule comes to.
+            done: The replayed schedule.
             link_bytes_per_us: Bandwidth to host memory.
-            waits_us: How long it waits before each run anyway, shape ``(runs + 1,)``; not at all if left out.
+            waits_us: How long it already waits before each run, shape ``(runs + 1,)``; zero if omitted.
         """
         self._graph = graph
         self._done = done
@@ -72,9 +72,9 @@ class Windows:
         self._first_run = np.flatnonzero(~done.is_again)
 
     def idle_us(self, value: Ints, leave_op: Ints) -> Floats:
-        """Returns how long nobody uses each value after an operator, less its copies out and back.
+        """Returns how long each value is unused after an operator, less its copies out and back.
 
-        Source: Peng et al. 2020, Capuchin: the free time (FT) by which it orders what is swapped.
+        Source: Peng et al. 2020, Capuchin: the free time (FT), its order of swap candidates.
         """
         leave = self._first_run[leave_op]
         needed = self._needed(value, leave)
@@ -83,18 +83,18 @@ class Windows:
         return idle
 
     def place(self, aways: Sequence[Away]) -> Placed:
-        """Places the copies: each queue does one after the other, in the order in which values leave or are needed."""
+        """Places the copies: each queue runs one at a time, in the order in which values leave or are needed."""
         value = np.array([away.value for away in aways], dtype=np.int64)
         leave = self._first_run[np.array([away.leave_op for away in aways], dtype=np.int64)]
         needed = self._needed(value, leave)
-        # Where an operator that runs again makes a value anew, nobody reads the one that was there.
+        # Where a repeated operator makes a value anew, the old copy is not read again.
         is_wanted = needed < len(self._done.runs)
         needed = np.minimum(needed, len(self._done.runs) - 1)
         copy_us = np.where(is_wanted, self._graph.value_bytes[value] / self._link, 0.0)
         out_end = queue_end_us(self._end_us[leave], needed, copy_us)
         in_start = _as_late_as_possible(self._start_us[needed], copy_us)
 
-        # What is complete during a run is free after it; what begins during a run takes memory with it.
+        # A copy complete during a run frees memory after it; one that begins during a run allocates with it.
         gone = np.maximum(np.searchsorted(self._start_us, out_end, side="left") - 1, leave)
         back = np.minimum(np.maximum(np.searchsorted(self._start_us, in_start, side="right") - 1, leave + 1), needed)
         gone_by = np.append(self._first_run, len(self._done.runs))[[away.gone_op for away in aways]]
@@ -116,7 +116,7 @@ class Windows:
 
 
 def _as_late_as_possible(due_us: Floats, copy_us: Floats) -> Floats:
-    """Returns when each copy begins in a queue in which all are complete when due and none begins before it must."""
+    """Returns when each copy of a queue begins, as late as possible with all complete when due."""
     order = np.argsort(-due_us, kind="stable")
     total = np.cumsum(copy_us[order])
     start = np.empty(len(order))

@@ -1,4 +1,4 @@
-"""A step whose storages are away in host memory for a while: copies out and back beside its operators."""
+"""A step with storages offloaded to host memory: copies out and back next to its operators."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from memprof.trace.step import Step
 
 
 def step_with_moves(step: Step, moves: Moves, storage_id: Ints, stall_us: float) -> Step:
-    """Rewrites a step into the one in which storages leave and come back.
+    """Rewrites a step so that storages leave and come back.
 
     Args:
         step: The step of the schedule: operator *i* is run *i*.
-        moves: What leaves, and when.
+        moves: Which values leave, and when.
         storage_id: The storage of each move, shape ``(moves,)``.
-        stall_us: How long the step waits for copies.
+        stall_us: Time the step waits for copies.
     """
     draft = Draft(step)
     speed = moves.link_bytes_per_us
     outs = copy_ops(step, moves.leave_run + 1, storage_id, moves.leave_run, "memprof.swap_out", speed)
     out_ids = draft.insert_ops(outs, moves.leave_run + 1)
-    # What comes back at one moment comes in the order in which it is listed.
+    # Copies back at the same run come in list order.
     ins = copy_ops(step, moves.back_run, storage_id, moves.leave_run, "memprof.swap_in", speed)
     in_ids = draft.insert_ops(ins, moves.back_run)
 
-    # A storage that leaves several times is another one after each return, the last of which ends as it did.
+    # A storage that leaves several times is a new storage after each return; the last one ends as the original did.
     order = np.lexsort((moves.leave_run, storage_id))
     owner = storage_id[order]
     is_last = np.append(owner[1:] != owner[:-1], True)[: len(owner)]
@@ -41,7 +41,7 @@ def step_with_moves(step: Step, moves: Moves, storage_id: Ints, stall_us: float)
     freed[owner[is_first]] = gone[is_first]
     draft.storages = draft.storages.replace(freed_op_id=freed)
 
-    # Whoever uses a storage after a return uses what came back last.
+    # Uses after a return refer to the storage that came back last.
     uses, key = draft.uses, owner * (len(step.ops) + 1) + moves.back_run[order]
     found = np.searchsorted(key, uses.storage_id * (len(step.ops) + 1) + uses.op_id, side="right") - 1
     is_late = (found >= 0) & (owner[found] == uses.storage_id)
@@ -49,7 +49,7 @@ def step_with_moves(step: Step, moves: Moves, storage_id: Ints, stall_us: float)
     sent = np.where(is_first, owner, np.append(NONE, copy_ids[:-1])[: len(owner)])
     draft.insert_uses(_uses(out_ids[order], sent, "read"))
     draft.insert_uses(_uses(in_ids[order], copy_ids, "write"))
-    # Autograd does not keep them any more: what it keeps is a place in host memory.
+    # Autograd no longer holds them: it holds host memory instead.
     draft.saved = draft.saved.take(~np.isin(draft.saved.storage_id, storage_id))
     draft.duration_us += stall_us
     return draft.build()

@@ -1,9 +1,8 @@
-"""Values that are away in host memory for a while, and how long the step waits for their copies.
+"""Values offloaded to host memory for a while, and how long the step waits for their copies.
 
-Where a value leaves and comes back is said in runs of a schedule, not in time: what the memory holds then never depends
-on how fast a copy is. What depends on it is the time: the step waits at the last run that may still find a value's
-memory taken until its copy out is complete, and at the run that reads it until its copy back is. Copies run beside the
-computation, one after the other in a queue of their own for each direction.
+Leave and return are given in runs of a schedule, not in time, so live bytes never depend on copy speed. Only time does:
+the step waits for a copy out at the last run that may still hold the value's memory, and for a copy back at the run
+that reads it. Copies run concurrently with the computation, one at a time in one queue per direction.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Moves:
-    """What leaves for host memory in one schedule. Columns are of shape ``(moves,)``.
+    """Values offloaded to host memory in one schedule. Columns have shape ``(moves,)``.
 
     Attributes:
         value: The value.
-        leave_run: The run after which its copy out begins: it makes the value or reads it.
-        gone_run: The last run while which it still takes memory; from ``leave_run`` on.
-        back_run: The first run while which it takes memory again: its copy back begins when that begins. After
+        leave_run: The run after which its copy out begins; it makes or reads the value.
+        gone_run: The last run during which it is still allocated; at least ``leave_run``.
+        back_run: The first run during which it is allocated again, at whose start its copy back begins. After
             ``gone_run``, and no later than the first run after ``leave_run`` that reads the value.
         link_bytes_per_us: Bandwidth to host memory, in each direction.
     """
@@ -45,7 +44,7 @@ class Moves:
 
 
 def lives_at(done: Replay, value: Ints, run: Ints) -> Ints:
-    """Returns the life each value has at a run, the one that began last; NONE where it has not been made."""
+    """Returns the latest life of each value that began by a run; NONE where it has not been made."""
     step = len(done.runs) + 1
     life = np.searchsorted(done.life_value * step + done.life_born, value * step + run, side="right") - 1
     found: Ints = np.where((life >= 0) & (np.append(done.life_value, NONE)[life] == value), life, NONE)
@@ -61,34 +60,34 @@ class Reads:
         self._key = np.append(np.sort(done.read_life * self._step + done.read_run), np.iinfo(np.int64).max)
 
     def next_after(self, life: Ints, run: Ints) -> Ints:
-        """Returns the first run after a given one that reads each life; the number of runs where none does."""
+        """Returns the first run after a given one that reads each life; the number of runs for none."""
         found = self._key[np.searchsorted(self._key, life * self._step + run, side="right")]
         read: Ints = np.where(found // self._step == life, found % self._step, self._step - 1)
         return read
 
 
 def needed_runs(done: Replay, moves: Moves) -> Ints:
-    """Returns the run that reads each value first after it left, shape ``(moves,)``.
+    """Returns the first run that reads each value after it left, shape ``(moves,)``.
 
     Raises:
-        InvariantError: A value leaves when it does not live, is never read again, or is read while it is away.
+        InvariantError: A value leaves while it is not live, is never read again, or is read while it is away.
     """
     life = lives_at(done, moves.value, moves.leave_run)
     if np.any(life == NONE):
-        raise InvariantError("The schedule moves a value away before it is made.")
+        raise InvariantError("The schedule offloads a value before it is made.")
     needed = Reads(done).next_after(life, moves.leave_run)
     if np.any(needed >= len(done.runs)):
-        raise InvariantError("The schedule moves a value away that nobody reads again; it can be dropped.")
+        raise InvariantError("The schedule offloads a value that is not read again; drop it instead.")
     in_order = (moves.leave_run <= moves.gone_run) & (moves.gone_run < moves.back_run) & (moves.back_run <= needed)
     if not in_order.all():
-        raise InvariantError("The schedule moves a value back later than it is read, or before it is gone.")
+        raise InvariantError("The schedule loads a value back after it is read, or before it is offloaded.")
     if len(np.unique(life * (len(done.runs) + 1) + needed)) < len(life):
-        raise InvariantError("The schedule moves a value away twice at once.")
+        raise InvariantError("The schedule offloads a value that is already offloaded.")
     return needed
 
 
 def away_bytes(moves: Moves, value_bytes: Ints, runs: int) -> Ints:
-    """Returns the bytes that are away while each run runs, shape ``(runs,)``."""
+    """Returns the bytes offloaded during each run, shape ``(runs,)``."""
     change = np.zeros(runs + 1, dtype=np.int64)
     size = value_bytes[moves.value]
     np.add.at(change, moves.gone_run + 1, size)
@@ -100,25 +99,25 @@ def away_bytes(moves: Moves, value_bytes: Ints, runs: int) -> Ints:
 def waits_us(moves: Moves, needed: Ints, value_bytes: Ints, run_us: Floats) -> Floats:
     """Returns how long the step waits for copies before each run and after the last, shape ``(runs + 1,)``.
 
-    Source: Peng et al. 2020, Capuchin: Tensor-based GPU Memory Management for Deep Learning: copies that hide behind
-    the computation cost nothing, the rest of one is waited for.
+    Source: Peng et al. 2020, Capuchin: Tensor-based GPU Memory Management for Deep Learning: copies that overlap with
+    computation cost nothing; the step waits for the exposed rest.
 
     Args:
-        moves: What leaves.
-        needed: The run that reads each first after it left.
+        moves: The offloaded values.
+        needed: The first run that reads each after it left.
         value_bytes: Size of each value of the graph.
-        run_us: How long each run takes.
+        run_us: Duration of each run.
     """
     starts = np.concatenate([[0.0], np.cumsum(run_us)])
     sizes_us = value_bytes[moves.value] / moves.link_bytes_per_us
     out_end = queue_end_us(starts[moves.leave_run + 1], needed, sizes_us)
     in_end = queue_end_us(starts[moves.back_run], needed, sizes_us)
     if np.all(out_end <= starts[moves.gone_run + 1]) and np.all(in_end <= starts[needed]):
-        return np.zeros(len(starts))  # nothing is late, so nothing makes anything else late
+        return np.zeros(len(starts))  # nothing is late, so nothing delays anything else
     clock, copy_us, count = starts.tolist(), sizes_us.tolist(), len(moves)
     number = np.arange(count)
-    # Between two runs this happens in this order: what leaves is sent, what must be gone is waited for, what must take
-    # memory is called back, what is needed is waited for.
+    # Order between two runs: start copies out, wait for memory that must be free, start copies back, wait for values
+    # that are read.
     boundary = np.concatenate([moves.leave_run + 1, moves.gone_run + 1, moves.back_run, needed])
     kind = np.repeat([0, 1, 2, 3], count)
     events = np.lexsort((np.tile(needed, 4), kind, boundary))
@@ -141,7 +140,7 @@ def waits_us(moves: Moves, needed: Ints, value_bytes: Ints, run_us: Floats) -> F
 
 
 def queue_end_us(ready_us: Floats, needed: Ints, copy_us: Floats) -> Floats:
-    """Returns when each copy is complete in a queue that takes them as they are ready, of equals the first needed."""
+    """Returns when each copy completes in a queue ordered by readiness, ties by need."""
     order = np.lexsort((needed, ready_us))
     total = np.cumsum(copy_us[order])
     end = np.empty(len(order))

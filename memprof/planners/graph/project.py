@@ -1,4 +1,4 @@
-"""From a schedule of operators to a choice of modules that can be applied to a job."""
+"""From a schedule of operators to modules that policies can be applied to."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from memprof.policies.swap.policy import Swap
 from memprof.trace.schema import NONE, Bools
 from memprof.trace.step import Step
 
-#: A module is chosen if a schedule treats at least this share of what is made in it and kept that way.
+#: A module is chosen if the schedule treats at least this share of its saved bytes that way.
 _CHOSEN_SHARE = 0.5
 
 
 @dataclass(frozen=True)
 class _Choice:
-    """A module, and what is to be done with what it keeps.
+    """A module, and what to do with its saved tensors.
 
     Attributes:
         name: Its qualified name.
-        is_moved: Move it, rather than make it again.
-        share: The share of its bytes that the schedule treats that way.
+        is_moved: Whether to offload them rather than recompute them.
+        share: Share of its bytes that the schedule treats that way.
     """
 
     name: str
@@ -38,7 +38,7 @@ class _Choice:
     share: float
 
     def is_apart_from(self, others: Sequence[_Choice]) -> bool:
-        """Tells whether it is none of some modules, and neither in nor around one."""
+        """Returns whether it is none of some modules, and neither inside nor around one."""
         return not any(
             self.name == other.name or self.name.startswith(other.name + ".") or other.name.startswith(self.name + ".")
             for other in others
@@ -48,21 +48,21 @@ class _Choice:
 def project(
     bench: Workbench, graph: Graph, found: ScheduleResult, groups: Sequence[Group], budget_bytes: int
 ) -> Candidate | None:
-    """Chooses modules as a schedule treats what they keep, and replays that.
+    """Chooses modules that follow a schedule, and replays the result.
 
-    A schedule drops or moves values one by one; policies speak of whole modules. Those are chosen of which the
-    schedule drops, or moves, most of the bytes, the outermost first. If that does not fit, the next in that order
-    join; if it does, those that were treated least leave again while it still fits.
+    A schedule drops or moves individual values; policies apply to whole modules. Chosen are the modules of which the
+    schedule drops, or moves, most of the bytes, outermost first. If that does not fit, the next in that order are
+    added; if it does, those with the lowest shares are removed while it still fits.
 
     Args:
-        bench: Where plans are replayed.
+        bench: Replays plans.
         graph: The step's graph.
         found: The schedule.
-        groups: The modules that may be chosen.
+        groups: The candidate modules.
         budget_bytes: Most bytes that may be allocated at once.
 
     Returns:
-        The fastest choice within the budget; None where no choice is.
+        The fastest choice within the budget; None for none.
     """
     if found.runs is None:
         return None
@@ -97,7 +97,7 @@ def _replayed(bench: Workbench, chosen: Sequence[_Choice]) -> Candidate | None:
 
 
 def _choices(step: Step, graph: Graph, found: ScheduleResult, groups: Sequence[Group]) -> list[_Choice]:
-    """Returns, for each module, how much of what is made in it and saved a schedule makes again or moves."""
+    """Returns, for each module, the share of its saved bytes that a schedule recomputes or moves."""
     assert found.runs is not None
     is_again: Bools = np.bincount(found.runs, minlength=graph.ops)[graph.value_op] > 1
     is_moved: Bools = np.zeros(graph.values, dtype=np.bool_)

@@ -1,4 +1,4 @@
-"""What making dropped values again comes to: which operators run again for them, given what else is dropped."""
+"""The cost of recomputing dropped values: which operators run again, given what else is dropped."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from memprof.trace.schema import NONE, Bools, Ints
 
 
 def gone_after_forward(graph: Graph) -> Bools:
-    """Returns which values were freed before backward began: whoever wants one there makes it again.
+    """Returns which values were freed before backward began; backward operators that need one recompute it.
 
     Returns:
-        Shape ``(values,)``; to be dropped in every schedule that makes anything again, else they would be held for it.
+        Shape ``(values,)``; dropped in every schedule with recompute, which would otherwise hold them.
     """
     backward = np.cumsum(graph.is_backward)
     freed = graph.value_freed_op
     is_early = (freed != NONE) & (backward[freed] == backward[graph.value_op])
-    # A value that another takes over in forward is gone as well, whatever becomes of its memory.
+    # A value whose memory another reuses in forward is gone as well.
     gone: Bools = is_early & ~graph.is_saved()
     return gone
 
@@ -25,15 +25,15 @@ def gone_after_forward(graph: Graph) -> Bools:
 class Recomputation:
     """The operators that run again for a growing set of dropped values, each of them once.
 
-    What another value adds can only shrink as values are dropped: operators that run again anyway cost nothing more.
+    The added cost of a value only shrinks as values are dropped: operators that run again anyway cost nothing more.
 
     Attributes:
-        dropped: What is dropped, shape ``(values,)``.
+        dropped: Which values are dropped, shape ``(values,)``.
         cost_us: Time of the operators that run again.
     """
 
     def __init__(self, graph: Graph) -> None:
-        """Begins with what forward itself drops, for which nothing runs again."""
+        """Starts with the values that forward itself drops, for which nothing runs again."""
         self._reads = graph.reads_by_op()
         self._readers: list[list[int]] = [[] for _ in range(graph.values)]
         for op_id, value in zip(graph.read_op.tolist(), graph.read_value.tolist(), strict=True):
@@ -44,16 +44,15 @@ class Recomputation:
         self.dropped = gone_after_forward(graph)
         self._is_gone = self.dropped.tolist()
         self._runs_again = [False] * graph.ops
-        # For which values each operator was counted: theirs change when it joins those that run again.
+        # For which values each operator was counted: their cost changes when it joins those that run again.
         self._counted_for: dict[int, set[int]] = {}
-        # Operators that hang together by what they make again: the next towards the one that stands for all, and the
-        # bytes that are made again with that one.
+        # Union-find of operators recomputed together: the parent of each, and the bytes recomputed with the root.
         self._towards = list(range(graph.ops))
         self._together = [0] * graph.ops
         self.cost_us = 0.0
 
     def ops_for(self, value: int) -> list[int]:
-        """Lists the operators that would run again if a value were dropped, too, beyond those that do already."""
+        """Lists the operators that would additionally run again if a value were dropped."""
         ops, stack, seen = [], [self._maker[value]], {self._maker[value]}
         while stack:
             op_id = stack.pop()
@@ -68,15 +67,15 @@ class Recomputation:
         return ops
 
     def added_us(self, value: int) -> float:
-        """Returns what dropping a value costs on top of what is dropped already."""
+        """Returns the time that dropping a value adds to what is dropped already."""
         return float(sum(self._cost[op_id] for op_id in self.ops_for(value)))
 
     def together_bytes(self, value: int) -> int:
-        """Returns the bytes that would be made again at once with a value: a whole segment, if it joins two."""
+        """Returns the bytes recomputed at once if a value is dropped: a whole segment, if it joins two."""
         return int(self._size[value] + sum(self._together[op_id] for op_id in self._neighbours(value)))
 
     def _neighbours(self, value: int) -> set[int]:
-        """Returns the operators that stand for what runs again before a value and after it."""
+        """Returns the roots of the segments recomputed before and after a value."""
         beside = [self._maker[value], *self._readers[value]]
         reads = [read for op_id in self.ops_for(value) for read in self._reads[op_id]]
         beside += [self._maker[read] for read in reads if self._is_gone[read]]
@@ -91,7 +90,7 @@ class Recomputation:
         """Drops a value.
 
         Returns:
-            The other values whose ``added_us`` has changed, of those it was asked for.
+            The other values whose ``added_us`` changed, among those queried.
         """
         stale: set[int] = set()
         root, together = self._root(self._maker[value]), self.together_bytes(value)
@@ -110,11 +109,11 @@ class Recomputation:
 
 
 def idle_between(graph: Graph) -> tuple[Ints, Ints]:
-    """Returns the operators between which nobody wants a value: what forward reads last and backward reads first.
+    """Returns the operators between which each value is idle: last read in forward and first read in backward.
 
     Returns:
         Last operator of forward and first of backward, each of shape ``(values,)``; the number of operators where
-        backward wants it never.
+        backward never reads it.
     """
     first = np.full(graph.values, graph.ops, dtype=np.int64)
     is_late = ~graph.can_repeat[graph.read_op]

@@ -1,4 +1,4 @@
-"""What running a schedule comes to: its lives, its memory and its time."""
+"""The result of replaying a schedule: lives, memory and time."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from memprof.trace.schema import Bools, Ints
 
 @dataclass(frozen=True, eq=False)
 class Replay:
-    """What running a schedule comes to.
+    """The result of replaying a schedule.
 
-    A *life* is a value between one run of its operator and the last read of what that run made.
+    A *life* is the lifetime of a value between one run of its operator and the last read of that run's output.
 
     Attributes:
         runs: The operators in order, shape ``(runs,)``.
         is_again: Which runs repeat an operator, shape ``(runs,)``.
-        during_bytes: Allocated bytes while each runs, its workspace with them, shape ``(runs,)``.
-        life_value: The value of each life, in order of value and of birth, shape ``(lives,)``.
+        during_bytes: Allocated bytes during each run, workspace included, shape ``(runs,)``.
+        life_value: The value of each life, ordered by value and birth, shape ``(lives,)``.
         life_born: The run that makes it.
         life_freed: The last run before it is freed; the number of runs where it outlives the step.
         read_run: Runs that read values, shape ``(reads,)``.
         read_life: The life each reads.
         extra_us: Time of the runs that repeat, in microseconds.
-        stall_us: Time in which the step waits for copies of what was moved to host memory.
+        stall_us: Time the step waits for copies of values offloaded to host memory.
     """
 
     runs: Ints
@@ -39,5 +39,5 @@ class Replay:
 
     @property
     def peak_bytes(self) -> int:
-        """Most bytes allocated at once."""
+        """Peak allocated bytes."""
         return int(self.during_bytes.max(initial=0))

@@ -1,8 +1,8 @@
-"""A schedule: which operators run in which order, some of them more than once, and what that costs.
+"""A schedule: the order in which operators run, some more than once, and its cost.
 
-Nothing else need be said. A read takes the value made last before it; a value that was made again is dropped after
-the last read of what was made first; one that is never made again is held as long as the recording held it. Where
-values are away in host memory for a while, moves say so beside it.
+The order implies the rest. A read uses the latest version of a value; the copy of a recomputed value is dropped after
+its last read; a value that is never recomputed is held as long as in the recording. Values offloaded to host memory are
+listed separately, as moves.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from memprof.trace.step import Step, rows_of
 
 
 def as_recorded(graph: Graph) -> Ints:
-    """Returns the schedule that runs everything once, in its order."""
+    """Returns the schedule that runs every operator once, in recorded order."""
     return np.arange(graph.ops)
 
 
 def replay(graph: Graph, runs: Ints, moves: Moves | None = None) -> Replay:
-    """Finds every life in a schedule, and the bytes alive at each of its runs.
+    """Computes every life in a schedule, and the live bytes at each of its runs.
 
     Args:
         graph: The step.
-        runs: Operators in the order in which they run. Each runs at least once, for the first time in the order of
-            the step; what repeats is allowed to.
-        moves: What is away in host memory for a while. Its memory does not count then; its life goes on.
+        runs: Operators in run order. Each runs at least once, the first time in the order of the step; repeats must be
+            repeatable.
+        moves: Values offloaded to host memory. Their memory does not count while away; their lives go on.
 
     Raises:
-        InvariantError: The schedule is none: something is missing, out of order, or reads what is gone.
+        InvariantError: Invalid schedule: an operator is missing, out of order, or reads a freed value.
     """
     count = len(runs)
     is_again, first_run = _first_runs(graph, runs)
@@ -48,7 +48,7 @@ def replay(graph: Graph, runs: Ints, moves: Moves | None = None) -> Replay:
     life_born = runs_by_op[rows]
     key = life_value * (count + 1) + life_born
 
-    # Reads: every run of an operator reads what it reads, from the life that began last.
+    # Reads: every run of an operator reads the latest life of its inputs.
     rows, times = rows_of(graph.read_op, runs)
     read_run = np.repeat(np.arange(count), times)
     read_value = graph.read_value[rows]
@@ -56,14 +56,14 @@ def replay(graph: Graph, runs: Ints, moves: Moves | None = None) -> Replay:
 
     freed = life_born.copy()
     np.maximum.at(freed, read_life, read_run)
-    # As long as the recording held it, if it is not made again before.
+    # Held as in the recording, unless recomputed before.
     recorded = graph.value_freed_op[life_value]
     held = np.where(recorded == NONE, count, first_run[recorded])
     is_same = np.append(life_value[1:] == life_value[:-1], False)[: len(life_value)]
     until = np.where(is_same, np.append(life_born[1:], 0)[: len(life_born)], count + 1)
     freed = np.where((held > freed) & (held < until), held, freed)
 
-    # A life that another takes over ends where that begins.
+    # A life whose memory another reuses ends where that begins.
     source = graph.taken_from[life_value]
     heirs = np.flatnonzero(source != NONE)
     before = np.searchsorted(key, source[heirs] * (count + 1) + life_born[heirs]) - 1
@@ -100,12 +100,12 @@ def replay(graph: Graph, runs: Ints, moves: Moves | None = None) -> Replay:
 
 
 def scheduled_step(step: Step, graph: Graph, runs: Ints, moves: Moves | None = None) -> Step:
-    """Rewrites a step into the one that a schedule leads to, so that it can be reported and compared like any other."""
+    """Rewrites a step into the one under a schedule, so that it can be reported and compared like any other."""
     done = replay(graph, runs, moves)
     draft = Draft(step)
     copies = np.flatnonzero(done.is_again)
     originals = np.where(done.is_again, len(step.ops), runs)
-    # A copy stands before the next original operator.
+    # A repeat comes before the next original operator.
     before = np.minimum.accumulate(originals[::-1])[::-1][copies]
     rows = step.ops.take(runs[copies])
     rows = rows.replace(
@@ -117,7 +117,7 @@ def scheduled_step(step: Step, graph: Graph, runs: Ints, moves: Moves | None = N
     op_of_run[copies] = draft.insert_ops(rows, before)
     op_of_run = np.append(op_of_run, NONE)
 
-    # Lives that take over a storage are that storage; a storage's first chain of lives is the recorded one.
+    # Lives that reuse a storage are that storage; a storage's first chain of lives is the recorded one.
     storage = graph.storage_id[done.life_value]
     chain = np.flatnonzero(graph.taken_from[done.life_value] == NONE)
     head = _heads(graph, done)
@@ -152,8 +152,8 @@ def scheduled_step(step: Step, graph: Graph, runs: Ints, moves: Moves | None = N
     scheduled = draft.build()
     if moves is None or not len(moves):
         return scheduled
-    # Its operators are the runs now, and its storages in order of birth.
-    run_of_op = np.full(len(runs) + 1, NONE)  # the last stands for NONE
+    # Its operators are now the runs, its storages in order of birth.
+    run_of_op = np.full(len(runs) + 1, NONE)  # the last entry maps NONE
     run_of_op[op_of_run[:-1]] = np.arange(len(runs))
     row = np.argsort(np.argsort(run_of_op[draft.storages.created_op_id], kind="stable"))
     storage_id = row[life_storage[lives_at(done, moves.value, moves.leave_run)]]
@@ -161,35 +161,35 @@ def scheduled_step(step: Step, graph: Graph, runs: Ints, moves: Moves | None = N
 
 
 def _first_runs(graph: Graph, runs: Ints) -> tuple[Bools, Ints]:
-    """Checks the order; returns which runs repeat an operator, and the first run of each operator."""
+    """Checks the order; returns which runs are repeats, and the first run of each operator."""
     if len(runs) and (runs.min() < 0 or runs.max() >= graph.ops):
         raise InvariantError("The schedule runs an operator that the step does not have.")
     ran, first_run = np.unique(runs, return_index=True)
     if len(ran) != graph.ops:
         raise InvariantError(f"The schedule leaves out {graph.ops - len(ran)} of the step's {graph.ops} operators.")
     if np.any(np.diff(first_run) < 0):
-        raise InvariantError("The schedule runs operators for the first time in another order than the step's.")
+        raise InvariantError("The schedule changes the order in which the step's operators first run.")
     is_again = np.ones(len(runs), dtype=np.bool_)
     is_again[first_run] = False
     wrong = is_again & ~graph.can_repeat[runs]
     if wrong.any():
-        raise InvariantError(f"The schedule repeats operator {runs[np.flatnonzero(wrong)[0]]}, which cannot run again.")
+        raise InvariantError(f"The schedule repeats operator {runs[np.flatnonzero(wrong)[0]]}, which cannot be rerun.")
     return is_again, first_run
 
 
 def _check_reads(runs: Ints, read_run: Ints, gone_run: Ints, *, is_taken_once: bool) -> None:
-    """Refuses a read of a value that was changed in place before it."""
+    """Rejects a read of a value that was changed in place before it."""
     wrong = np.flatnonzero(read_run > gone_run)
     if len(wrong):
         raise InvariantError(
             f"In the schedule, operator {runs[read_run[wrong[0]]]} reads a value that was changed in place before."
         )
     if not is_taken_once:
-        raise InvariantError("The schedule changes a value in place that was changed before; make it again first.")
+        raise InvariantError("The schedule changes a value in place that was changed before; recompute it first.")
 
 
 def _floor(graph: Graph, runs: Ints, is_again: Bools) -> Ints:
-    """Returns what is alive at each run whatever is planned: between two operators, what the first leaves."""
+    """Returns the fixed live bytes at each run; for repeats, what the operator before them leaves."""
     originals = np.maximum.accumulate(np.where(is_again, NONE, runs))
     between = np.where(originals == NONE, graph.floor_bytes[0] if graph.ops else 0, graph.floor_after_bytes[originals])
     floor: Ints = np.where(is_again, between, graph.floor_bytes[runs])
@@ -197,18 +197,18 @@ def _floor(graph: Graph, runs: Ints, is_again: Bools) -> Ints:
 
 
 def _heads(graph: Graph, done: Replay) -> Ints:
-    """Returns for each life the life at the head of its chain: the one that brought the memory."""
+    """Returns for each life the head of its chain: the one that allocated the memory."""
     count = len(done.runs)
     key = done.life_value * (count + 1) + done.life_born
     head = np.arange(len(key))
     source = graph.taken_from[done.life_value]
-    for life in np.flatnonzero(source != NONE):  # versions come after those they take over
+    for life in np.flatnonzero(source != NONE):  # versions come after those whose memory they reuse
         head[life] = head[np.searchsorted(key, source[life] * (count + 1) + done.life_born[life]) - 1]
     return head
 
 
 def _rewired(step: Step, graph: Graph, done: Replay, op_of_run: Ints, life_storage: Ints) -> Uses:
-    """Points the uses of the recorded operators at the storages they find, and adds what the repeated ones read."""
+    """Points the uses of recorded operators at their new storages, and adds the reads of repeated ones."""
     uses, storages = step.uses, len(step.storages)
     run = np.flatnonzero(~done.is_again[done.read_run])
     old = graph.storage_id[done.life_value[done.read_life[run]]]
@@ -219,7 +219,7 @@ def _rewired(step: Step, graph: Graph, done: Replay, op_of_run: Ints, life_stora
     found = np.zeros(len(wanted), dtype=np.bool_) if not len(key) else key[order][place] == wanted
     storage_id = uses.storage_id.copy()
     storage_id[found] = life_storage[done.read_life[run]][order][place[found]]
-    # What a repeated operator reads beyond values (parameters, inputs) it reads as its original did.
+    # A repeated operator reads non-values (parameters, inputs) as the original did.
     is_value = np.zeros(storages, dtype=np.bool_)
     is_value[graph.storage_id] = True
     copies = np.flatnonzero(done.is_again)
@@ -234,7 +234,7 @@ def _rewired(step: Step, graph: Graph, done: Replay, op_of_run: Ints, life_stora
 
 
 def _still_saved(step: Step, graph: Graph, done: Replay, op_of_run: Ints, life_storage: Ints) -> Saved:
-    """Hands what is saved over to the life that its backward operator reads, where that is another."""
+    """Moves saved tensors to the life that their backward operator reads, where that differs."""
     saved, storages = step.saved, len(step.storages)
     run = np.flatnonzero(~done.is_again[done.read_run])
     key = op_of_run[done.read_run[run]] * (storages + 1) + graph.storage_id[done.life_value[done.read_life[run]]]

@@ -1,7 +1,7 @@
-"""Schedules of forward cut into segments, and these into segments again: what lies within one is made again with it.
+"""Schedules of forward cut into nested segments, each recomputed as a whole.
 
-The values that pass a cut are kept. Backward makes a segment again from the last cut before it, and keeps on the way
-what passes the cuts within the segment, level by level, and all of the innermost segment it is in.
+The values that cross a cut are kept. Backward recomputes a segment from the last cut before it, and keeps what crosses
+the cuts within the segment, level by level, and all of the innermost segment.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class Segment:
 
     Attributes:
         start_op: Its first operator.
-        cuts: The operators after which forward is cut, of all levels, that are behind backward's way to this segment:
-            what passes them is kept while backward is in it. In order.
-        is_last: Whether its round of forward ends with it, so that backward finds it as forward left it.
+        cuts: The operators after which forward is cut, on all levels, at or before this segment: values that cross them
+            are kept while backward is in it. In order.
+        is_last: Whether its round of forward ends with it, so that it needs no recompute.
     """
 
     start_op: int
@@ -35,11 +35,11 @@ class Segment:
 
 
 def cut_at(cuts: Cuts, chosen: Sequence[int]) -> list[Segment]:
-    """Cuts a round of forward once.
+    """Cuts a round of forward on one level.
 
     Args:
         cuts: Where it can be cut.
-        chosen: Which of these cuts are made, in order.
+        chosen: The cuts to make, in order.
     """
     after = cuts.after_op[list(chosen)].tolist()
     starts = [cuts.start_op, *(op_id + 1 for op_id in after)]
@@ -47,7 +47,7 @@ def cut_at(cuts: Cuts, chosen: Sequence[int]) -> list[Segment]:
 
 
 def cut_evenly(cuts: Cuts, parts: int, levels: int) -> list[Segment]:
-    """Cuts a round of forward into segments that make equally much for backward, and these again, level by level.
+    """Cuts a round of forward into segments that save equally much for backward, recursively on several levels.
 
     Source: Chen et al. 2016, Training Deep Nets with Sublinear Memory Cost, section 4.3: g(n) = k + g(n / (k + 1)),
     with k = ``parts - 1`` values kept on each level.
@@ -55,7 +55,7 @@ def cut_evenly(cuts: Cuts, parts: int, levels: int) -> list[Segment]:
     Args:
         cuts: Where it can be cut.
         parts: Number of segments into which each is cut, at least 2.
-        levels: How often; segments without a cut in them are left as they are.
+        levels: Number of levels; segments without a possible cut are left as they are.
     """
     total = np.concatenate([[0], np.cumsum(cuts.made_bytes)])
     after, intervals = cuts.after_op.tolist(), len(cuts.made_bytes)
@@ -75,7 +75,7 @@ def cut_evenly(cuts: Cuts, parts: int, levels: int) -> list[Segment]:
 
 
 def _even_edges(total: Ints, low: int, high: int, parts: int) -> list[int]:
-    """Divides intervals into neighbouring groups of about equal sums."""
+    """Divides intervals into adjacent groups of about equal sums."""
     parts = min(parts, high - low)
     edges = [low]
     for part in range(1, parts):
@@ -88,7 +88,7 @@ def _even_edges(total: Ints, low: int, high: int, parts: int) -> list[int]:
 
 
 class SegmentSchedules:
-    """Makes schedules of one graph from segments; what they share is looked up once."""
+    """Builds schedules of one graph from segments, sharing lookups."""
 
     def __init__(self, graph: Graph) -> None:
         """Prepares a graph."""
@@ -105,8 +105,8 @@ class SegmentSchedules:
 
         Args:
             segments: Those of all rounds of forward, in order.
-            most_runs: Number of runs at which it is given up: where cuts do not part a graph, what lies behind them
-                is made again and again.
+            most_runs: Number of runs at which to abort: where cuts do not separate a graph, the same operators are
+                recomputed over and over.
         """
         starts = [segment.start_op for segment in segments]
         writer = Writer(self._readers)
@@ -132,7 +132,7 @@ class SegmentSchedules:
         return writer.schedule()
 
     def _stays_in_forward(self, value: int, segments: Sequence[Segment], starts: Sequence[int]) -> bool:
-        """Tells whether forward keeps a value: backward starts in the last segment of its round."""
+        """Returns whether forward keeps a value: backward starts in the last segment of its round."""
         place = max(bisect_right(starts, self._maker[value]) - 1, 0)
         while not segments[place].is_last:
             place += 1

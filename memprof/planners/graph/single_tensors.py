@@ -1,4 +1,4 @@
-"""From a schedule of operators to a plan that treats saved tensors one by one, as remat can."""
+"""From a schedule of operators to a plan for individual saved tensors, as remat applies it."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from memprof.trace.step import Step
 
 
 def remat_of(step: Step, graph: Graph, runs: Ints, budget: str = "") -> Remat | None:
-    """Returns the policy that drops what a schedule makes again.
+    """Returns the policy that drops what a schedule recomputes.
 
-    A schedule also says when each value is dropped and how long it stays once it was made again; the policy drops it
-    as soon as nobody else holds it and makes it again when backward asks.
+    A schedule also says when each value is dropped and how long it stays after recompute; the policy drops it as soon
+    as nothing else holds it and recomputes it when backward needs it.
 
     Args:
         step: The step.
         graph: Its graph.
         runs: The schedule.
-        budget: A budget to hold besides, as text; "" for none.
+        budget: Budget to hold as a hard memory cap too, as text; "" for none.
 
     Returns:
-        The policy; None where the schedule makes nothing again that backward reads.
+        The policy; None where the schedule recomputes nothing that backward reads.
     """
     times = np.bincount(runs, minlength=graph.ops)
     is_again = (times[graph.value_op] > 1) & graph.is_saved()

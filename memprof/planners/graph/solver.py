@@ -1,4 +1,4 @@
-"""scipy's mixed-integer solver, with its own chatter kept out of what a command prints."""
+"""scipy's mixed-integer solver, with its output kept off standard output."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _STDOUT, _STDERR = 1, 2
 def solve(*arguments: Any, **settings: Any) -> Any:
     """Calls ``scipy.optimize.milp``.
 
-    HiGHS now and then prints a line about its own numerics to the process's standard output, past Python and past
-    ``disp=False``; it goes to standard error here, so that what a command prints can be read by programs.
+    HiGHS occasionally prints numerics messages to the process's standard output, bypassing Python and ``disp=False``;
+    they are redirected to standard error, so that a command's output stays machine-readable.
     """
     with _stdout_on_stderr():
         return milp(*arguments, **settings)
@@ -28,7 +28,7 @@ def _stdout_on_stderr() -> Iterator[None]:
     try:
         os.fstat(_STDERR)
         kept = os.dup(_STDOUT)
-    except OSError:  # a process without standard streams has nothing to keep apart
+    except OSError:  # a process without standard streams has nothing to redirect
         yield
         return
     try:

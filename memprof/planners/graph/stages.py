@@ -1,8 +1,8 @@
-"""A step as a chain of stages: cut where everything that later operators need passes through one small set of values.
+"""A step as a chain of stages, cut where all that later operators need crosses through a small set of values.
 
-Published planners for chains (Gruslys 2016, rotor) speak of stages with one input and one output. Real steps have
-them wherever forward narrows to one value: between layers, between recurrent steps. A value that many stages read
-(the skip of a U-Net) can be set aside as kept, so that what is left narrows again.
+Published planners for chains (Gruslys 2016, rotor) assume stages with one input and one output. Real steps have them
+wherever forward narrows to one value: between layers, between recurrent steps. A value that many stages read (the skip
+of a U-Net) can be fixed as kept, so that the rest narrows again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from memprof.trace.schema import NONE, Bools, Ints
 
 @dataclass(frozen=True, eq=False)
 class Stage:
-    """A stretch of forward and the stretch of backward that belongs to it.
+    """A stretch of forward and its stretch of backward.
 
     Attributes:
         first_op: Its first operator in forward.
@@ -26,7 +26,7 @@ class Stage:
         backward_end_op: The operator after its last in backward.
         inputs: Values that pass into it.
         outputs: Values that pass out of it.
-        values: The values that it makes, ``outputs`` among them; kept ones are left out.
+        values: The values it makes, ``outputs`` included; fixed ones excluded.
     """
 
     first_op: int
@@ -44,7 +44,7 @@ class Line:
 
     Attributes:
         stages: In order of forward.
-        base_bytes: What is alive during each operator of the step beside the stages' values, shape ``(ops,)``.
+        base_bytes: Live bytes during each operator of the step outside the stages' values, shape ``(ops,)``.
         base_after_bytes: The same after each operator.
     """
 
@@ -53,7 +53,7 @@ class Line:
     base_after_bytes: Ints
 
     def bytes_before(self, op_id: int) -> int:
-        """Returns what is alive beside the stages' values right before an operator."""
+        """Returns the live bytes outside the stages' values right before an operator."""
         return int(self.base_after_bytes[op_id - 1]) if op_id else int(self.base_bytes[0])
 
 
@@ -62,15 +62,15 @@ def lines_of(graph: Graph, *, widest: int | None = None, most_stages: int = 100)
 
     Args:
         graph: The step.
-        widest: Values that are read further away than so many operators that make values are kept and no obstacle to
-            a cut; None to keep none.
-        most_stages: Neighbours of least cost are joined until there are no more than these.
+        widest: Values read further away than this many value-making operators are kept and do not prevent a cut; None
+            to keep none.
+        most_stages: Adjacent stages of least cost are merged down to this many.
     """
     return [_line(graph, *bounds, widest, most_stages) for bounds in _rounds(graph)]
 
 
 def wide_values(graph: Graph, widest: int | None) -> Bools:
-    """Returns the values that are read further away than a number of operators that make values."""
+    """Returns the values read further away than a number of value-making operators."""
     if widest is None:
         return np.zeros(graph.values, dtype=np.bool_)
     makes = np.zeros(graph.ops + 1, dtype=np.int64)
@@ -81,7 +81,7 @@ def wide_values(graph: Graph, widest: int | None) -> Bools:
 
 
 def _rounds(graph: Graph) -> list[tuple[int, int, int]]:
-    """Returns first operator, end of forward and end of each round: forward goes on until backward reads its values."""
+    """Returns first operator, end of forward and end of each round: forward lasts until backward reads its values."""
     reads_late = np.zeros(graph.ops, dtype=np.bool_)
     reads_late[graph.read_op] = True
     reads_late &= graph.is_backward
@@ -110,7 +110,7 @@ def _line(graph: Graph, first: int, turn: int, end: int, widest: int | None, mos
     starts = _joined(graph, [first, *starts], turn, most_stages)
     ends = [*starts[1:], turn]
 
-    # Values of one operator are in an order that equal layers share, not in that of their recording.
+    # Values of one operator are ordered by use, which equal layers share, not by recording order.
     reader = np.full(graph.values, graph.ops)
     np.minimum.at(reader, graph.read_value, graph.read_op)
     made = values[np.lexsort((reader[values], graph.value_bytes[values], graph.value_op[values]))]
@@ -137,7 +137,7 @@ def _line(graph: Graph, first: int, turn: int, end: int, widest: int | None, mos
 
 
 def _cuts(graph: Graph, first: int, turn: int, values: Ints, last_read: Ints) -> list[int]:
-    """Returns the operators before which at most one operator's values are still to be read in forward."""
+    """Returns the operators before which values of at most one operator are still to be read in forward."""
     count = turn - first + 1
     born, last = graph.value_op[values] - first, last_read[values] - first
     passes = last > born
@@ -152,7 +152,7 @@ def _cuts(graph: Graph, first: int, turn: int, values: Ints, last_read: Ints) ->
         if makers[at] % crossing[at] == 0:
             across = born[passes & (born < at) & (last >= at)]
             is_cut[at] = bool(np.all(across == across[0]))
-    # What is changed in place later cannot be started from twice.
+    # A value changed in place later cannot be restarted from.
     heirs = np.flatnonzero(graph.taken_from != NONE)
     old = graph.taken_from[heirs]
     inside = (graph.value_op[old] >= first) & (graph.value_op[heirs] < turn)
@@ -160,7 +160,7 @@ def _cuts(graph: Graph, first: int, turn: int, values: Ints, last_read: Ints) ->
     np.add.at(spoilt, graph.value_op[old[inside]] - first + 1, 1)
     np.subtract.at(spoilt, graph.value_op[heirs[inside]] - first + 1, 1)
     is_cut &= np.cumsum(spoilt) == 0
-    # A cut between operators that make nothing is the same cut again.
+    # Cuts that only operators without values separate are the same cut.
     makes = np.zeros(count + 1, dtype=np.bool_)
     makes[born] = True
     is_cut[1:] &= makes[:-1]
@@ -169,7 +169,7 @@ def _cuts(graph: Graph, first: int, turn: int, values: Ints, last_read: Ints) ->
 
 
 def _joined(graph: Graph, starts: list[int], turn: int, most: int) -> list[int]:
-    """Joins neighbouring stages of least cost until there are few enough."""
+    """Merges adjacent stages of least cost until there are few enough."""
     total = np.append(0.0, np.cumsum(graph.cost_us))
     while len(starts) > most:
         edges = np.array([*starts, turn])
@@ -181,7 +181,7 @@ def _joined(graph: Graph, starts: list[int], turn: int, most: int) -> list[int]:
 def _backward_starts(
     graph: Graph, turn: int, end: int, inside: list[tuple[int, ...]], crossing: list[tuple[int, ...]]
 ) -> list[int]:
-    """Returns where the backward of each stage begins: at the first read of its inputs or of what it keeps inside."""
+    """Returns where the backward of each stage begins: at the first read of its inputs or of the values it keeps."""
     first_late = np.full(graph.values, end, dtype=np.int64)
     late = (graph.read_op >= turn) & (graph.read_op < end)
     np.minimum.at(first_late, graph.read_value[late], graph.read_op[late])
@@ -201,11 +201,11 @@ def _backward_starts(
 
 
 def beside_values(graph: Graph, is_kept: Bools | None = None) -> tuple[Ints, Ints]:
-    """Returns what is alive whatever is dropped: the floor, kept values, and values held on to after their last read.
+    """Returns the bytes no choice changes: the floor, fixed values, and values held after their last read.
 
     Args:
         graph: The step.
-        is_kept: Values that stay as the recording held them, shape ``(values,)``; None for none.
+        is_kept: Values held as in the recording, shape ``(values,)``; None for none.
 
     Returns:
         Bytes during and after each operator, each of shape ``(ops,)``.

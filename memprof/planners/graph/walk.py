@@ -1,4 +1,4 @@
-"""Turns what a chain planner decides, stage by stage, into the order of operators that carries it out."""
+"""Turns a chain planner's decisions, stage by stage, into an order of operators."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from memprof.trace.schema import Ints
 
 
 class Walk:
-    """Writes a schedule down while it goes through stages, forward, forward again and backward.
+    """Builds a schedule by going through stages: forward, forward again and backward.
 
-    The first time through a stage, the step's own operators run. Later only what is asked for runs, so a decision
-    that needs less than it pays for costs less than the planner believed.
+    The first pass through a stage runs the step's own operators. Later passes run only what is needed, so a decision
+    can cost less than the planner assumed.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -24,39 +24,39 @@ class Walk:
         self._next = 0
 
     def advance(self, stages: Iterable[Stage]) -> None:
-        """Goes through stages and keeps nothing but what the last of them passes on."""
+        """Goes through stages and keeps only the outputs of the last."""
         passed = list(stages)
         self._reach(passed[-1].end_op, passed[-1].outputs)
         for stage in passed:
             self.drop(stage.values, but=passed[-1].outputs)
 
     def save(self, stage: Stage, kept: Iterable[int]) -> None:
-        """Goes through one stage and keeps some of its values beside what it passes on."""
+        """Goes through one stage and keeps some of its values along with its outputs."""
         wanted = {*kept, *stage.outputs}
         self._reach(stage.end_op, sorted(wanted))
         self.drop(stage.values, but=wanted)
 
     def backward(self, stage: Stage) -> None:
-        """Runs the backward of a stage, and before each of its operators whatever that misses."""
+        """Runs the backward of a stage; missing inputs are recomputed before each operator."""
         self.run_to(stage.backward_end_op)
         self.drop(value for value in stage.values if self._readers.last_read[value] < stage.backward_end_op)
 
     def drop(self, values: Iterable[int], *, but: Iterable[int] = ()) -> None:
-        """Lets go of values: whoever asks for them later has them made again."""
+        """Drops values; later readers recompute them."""
         kept = set(but)
         for value in values:
             if value not in kept:
                 self._writer.is_alive[value] = False
 
     def run_to(self, end_op: int) -> None:
-        """Runs the step's own operators up to one, and before each of them whatever it misses."""
+        """Runs the step's own operators up to one; missing inputs are recomputed before each."""
         for op_id in range(self._next, end_op):
             self._writer.supply(op_id)
             self._writer.run(op_id)
         self._next = max(self._next, end_op)
 
     def runs(self) -> Ints:
-        """Ends the walk with the rest of the step and returns the schedule."""
+        """Finishes the rest of the step and returns the schedule."""
         self.run_to(self._readers.ops)
         return self._writer.schedule()
 

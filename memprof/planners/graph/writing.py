@@ -1,4 +1,4 @@
-"""Writes a schedule down, operator by operator, and makes again what an operator misses."""
+"""Builds a schedule operator by operator, and recomputes missing inputs."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from memprof.trace.schema import Ints
 
 
 class Readers:
-    """What writing schedules of one graph looks up, as lists.
+    """Lookup tables for building schedules of one graph, as lists.
 
     Attributes:
         ops: Number of operators.
         reads: Values each operator reads.
         made: Values each operator makes.
         maker: The operator that makes each value.
-        taken: The value whose memory each takes over, NONE for none.
+        taken: The value whose memory each reuses in place, NONE for none.
         last_read: The last operator that reads each value, its own where none does.
     """
 
     def __init__(self, graph: Graph) -> None:
-        """Looks them up."""
+        """Builds the tables."""
         self.ops = graph.ops
         self.reads = graph.reads_by_op()
         self.made = graph.values_by_op()
@@ -35,11 +35,11 @@ class Readers:
 
 
 class Writer:
-    """One schedule being written.
+    """One schedule under construction.
 
     Attributes:
         runs: The operators so far, in order.
-        is_alive: Whether each value is there; whoever sets one to False drops it.
+        is_alive: Whether each value is live; set an entry to False to drop the value.
     """
 
     def __init__(self, readers: Readers) -> None:
@@ -50,7 +50,7 @@ class Writer:
         self._maker, self._taken = readers.maker, readers.taken
 
     def run(self, op_id: int) -> None:
-        """Runs an operator; what it changes in place is no more."""
+        """Runs an operator; values it changes in place are no longer live."""
         self.runs.append(op_id)
         for value in self._made[op_id]:
             self.is_alive[value] = True
@@ -58,14 +58,14 @@ class Writer:
                 self.is_alive[self._taken[value]] = False
 
     def supply(self, op_id: int, most_runs: int = sys.maxsize) -> list[int]:
-        """Runs again what an operator misses, and what that misses, but not the operator itself.
+        """Recomputes an operator's missing inputs, recursively, but does not run the operator itself.
 
         Args:
             op_id: The operator.
-            most_runs: Length of the schedule at which it is given up.
+            most_runs: Schedule length at which to abort.
 
         Returns:
-            The values this made.
+            The recomputed values.
         """
         made: list[int] = []
         stack = [op_id]
@@ -82,11 +82,11 @@ class Writer:
         return made
 
     def make(self, value: int) -> None:
-        """Makes a value again, if it is not there."""
+        """Recomputes a value if it is missing."""
         if not self.is_alive[value]:
             self.supply(self._maker[value])
             self.run(self._maker[value])
 
     def schedule(self) -> Ints:
-        """Returns what has been written."""
+        """Returns the schedule built so far."""
         return np.array(self.runs, dtype=np.int64)

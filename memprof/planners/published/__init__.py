@@ -1,1 +1,1 @@
-"""The planners that papers describe, one file or folder each."""
+"""Planners from published papers, one file or folder each."""

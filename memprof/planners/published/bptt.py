@@ -1,4 +1,4 @@
-"""Optimal schedules of a part that repeats: recurrent steps, or layers that are all alike."""
+"""Optimal schedules for a repeated part: recurrent steps, or identical layers."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ from memprof.planners.graph.schedule import as_recorded, replay
 from memprof.planners.graph.stages import Line, Stage, lines_of
 from memprof.planners.graph.walk import Walk
 from memprof.trace.schema import NONE, Floats, Ints
+from memprof.units import format_bytes
 
-#: At most so many numbers of slots are tried.
+#: At most this many slot counts are tried.
 _MOST_TRIES = 60
 
-#: At most so many stages are told apart.
+#: At most this many stages are distinguished.
 _MOST_STAGES = 2000
 
-#: Of more steps than these, several are one: the table grows with steps times slots.
+#: Above this many steps, several are merged into one: the table grows with steps times slots.
 _MOST_STEPS = 300
 
-#: At most about so many slots; more would be needed where internal states are many times as large as hidden ones.
+#: Approximate maximum number of slots; more are needed where internal states are many times larger than hidden ones.
 _MOST_SLOTS = 1500
 
 
@@ -33,14 +34,14 @@ _MOST_SLOTS = 1500
 class Policy:
     """The optimal policy for every number of steps and slots.
 
-    A slot holds one hidden state, what passes from step to step. The first of them holds the state that the steps
-    start from. An internal state, all that a step's backward needs, takes more.
+    A slot holds one hidden state, which passes from step to step. The first slot holds the initial state. An internal
+    state, everything a step's backward needs, takes more slots.
 
     Attributes:
-        cost: Forward steps run, the last one before each backward step with them, shape ``(steps + 1, slots + 1)``;
+        cost: Forward steps run, including the last one before each backward step, shape ``(steps + 1, slots + 1)``;
             infinite without a slot.
-        keep: The step whose input, or whose internal state, is kept next, counted from 1; 0 where none is.
-        is_internal: Whether it is the internal state.
+        keep: The step whose input or internal state is kept next, counted from 1; 0 for none.
+        is_internal: Whether that is the internal state.
         internal_slots: Slots an internal state takes; 0 where only hidden states are kept.
     """
 
@@ -51,7 +52,7 @@ class Policy:
 
 
 def policy_for(steps: int, slots: int, internal_slots: int = 0) -> Policy:
-    """Solves the recurrence for all numbers of steps and slots up to some.
+    """Solves the recurrence for all step and slot counts up to the given ones.
 
     ``C(t, m) = min over 1 <= y < t of y + C(t - y, m - 1) + C(y, m)``, with ``C(t, 1) = t (t + 1) / 2``; in the mixed
     form, the internal state of step ``y`` may be kept instead: ``y + C(t - y, m - alpha) + C(y - 1, m)``, and its
@@ -92,7 +93,7 @@ def policy_for(steps: int, slots: int, internal_slots: int = 0) -> Policy:
 
 @dataclass(frozen=True, eq=False)
 class _Repeated:
-    """The part of a chain of stages that repeats: ``count`` steps of ``period`` stages each, from stage ``start``."""
+    """The repeated part of a chain of stages: ``count`` steps of ``period`` stages each, from stage ``start``."""
 
     line: Line
     start: int
@@ -107,26 +108,26 @@ class _Repeated:
 
 
 class Bptt(Planner):
-    """Keeps the states of a repeated part as a table of optimal policies says; the rest of the step stays as it is.
+    """Keeps the states of a repeated part by a table of optimal policies; the rest of the step is unchanged.
 
-    What repeats is found in the step itself: neighbouring stages whose operators, sizes and readers are the same. For
-    each number of slots there is one best schedule, with hidden states only and with internal states too; the fastest
-    whose replay fits is returned, so a larger budget never gives a slower one.
+    The repeated part is detected in the step: adjacent stages with the same operators, sizes and readers. Each slot
+    count has one best schedule with hidden states only and one with internal states too; the fastest whose replay fits
+    is returned, so a larger budget never gives a slower schedule.
 
     Source: Gruslys et al. 2016 (Memory-efficient backpropagation through time), sections 3.1 to 3.3.
     """
 
     name: ClassVar[str] = "bptt"
     source: ClassVar[str] = "Gruslys et al. 2016, sections 3.1 (hidden states) and 3.3 (mixed)"
-    summary: ClassVar[str] = "keeps some states of recurrent steps or equal layers, by an optimal table"
+    summary: ClassVar[str] = "keeps some states of recurrent steps or identical layers, by dynamic programming"
 
     def search(self, task: ScheduleRequest) -> ScheduleResult:
-        """Looks for the fastest schedule within the budget."""
+        """Searches for the fastest schedule within the budget."""
         graph = task.graph
         recorded = as_recorded(graph)
         least = replay(graph, recorded).peak_bytes
         if least <= task.budget_bytes:
-            return ScheduleResult("optimal", "The step fits as it was recorded.", recorded)
+            return ScheduleResult("optimal", "The step fits as recorded.", recorded)
         needed = needed_bytes(graph)
         best_us, best = np.inf, None
         parts = [part for line in lines_of(graph, most_stages=_MOST_STAGES) if (part := _repeated(graph, line))]
@@ -140,19 +141,19 @@ class Bptt(Planner):
             reason = "The fastest schedule of its repeated part that fits" + (" of those tried." if is_late else ".")
             return ScheduleResult("time limit" if is_late else "found", reason, best, least_bytes=least)
         if needed > task.budget_bytes:
-            reason = f"One operator with all it reads and makes comes to {needed} bytes."
+            reason = f"A single operator with its inputs and outputs needs {format_bytes(needed)}."
             return ScheduleResult("infeasible", reason, least_bytes=least)
         if is_late:
-            return ScheduleResult("time limit", "Time ran out before any schedule fitted.", least_bytes=least)
+            return ScheduleResult("time limit", "The time limit passed before any schedule fitted.", least_bytes=least)
         if not parts:
             return ScheduleResult("nothing found", "No part of the step repeats.", least_bytes=least)
         return ScheduleResult(
-            "nothing found", "However few of its states are kept, the step does not fit.", least_bytes=least
+            "nothing found", "The step does not fit even with the fewest states kept.", least_bytes=least
         )
 
 
 def _schedules(graph: Graph, parts: list[_Repeated], is_late: Callable[[], bool]) -> Iterator[Ints]:
-    """Yields the best schedule for some numbers of slots, from the most to one; they do not depend on the budget."""
+    """Yields the best schedule for some slot counts, from the most to one; they do not depend on the budget."""
     if not parts:
         return
     longest = max(part.count for part in parts)
@@ -173,12 +174,12 @@ def _schedules(graph: Graph, parts: list[_Repeated], is_late: Callable[[], bool]
 
 
 def _walk(walk: Walk, part: _Repeated, table: Policy, slots: int) -> None:
-    """Carries out the policy for a number of slots, and keeps everything of the stages before and after."""
+    """Applies the policy for a slot count, and keeps everything of the stages before and after."""
     stages, end = part.line.stages, part.start + part.count * part.period
     for stage in stages[: part.start]:
         walk.save(stage, stage.values)
 
-    # What is left to do, the next last: stretches of steps with their slots, and what follows once one is done.
+    # Pending work, next item last: stretches of steps with their slots, and what follows each.
     todo: list[tuple[str, int, int, int]] = [("solve", 0, part.count, slots)]
     while todo:
         what, first, count, left = todo.pop()
@@ -203,7 +204,7 @@ def _walk(walk: Walk, part: _Repeated, table: Policy, slots: int) -> None:
                 todo.append(("drop", first + keep - 1, 0, 0))
                 todo.append(("solve", first + keep, count - keep, left - 1))
             else:
-                # One slot, or one step: everything from the start again for each.
+                # One slot, or one step: recompute from the start for each.
                 _advance(walk, part, first, count - 1)
                 if first + count == part.count:
                     _save(walk, part, first + count - 1)
@@ -215,7 +216,7 @@ def _walk(walk: Walk, part: _Repeated, table: Policy, slots: int) -> None:
 
 
 def _tail(walk: Walk, stages: tuple[Stage, ...], end: int) -> None:
-    """Goes through the stages after the repeated part, forward and backward, the first time its end is reached."""
+    """Runs the stages after the repeated part, forward and backward, the first time its end is reached."""
     for stage in stages[end:]:
         walk.save(stage, stage.values)
     for stage in reversed(stages[end:]):
@@ -234,7 +235,7 @@ def _save(walk: Walk, part: _Repeated, number: int) -> None:
 
 
 def _repeated(graph: Graph, line: Line) -> _Repeated | None:
-    """Finds the longest stretch of stages that repeats; None where nothing does."""
+    """Finds the longest repeated stretch of stages; None for none."""
     kinds: dict[tuple[object, ...], int] = {}
     reads, made = graph.reads_by_op(), graph.values_by_op()
     kind = np.array([kinds.setdefault(_pattern(graph, stage, reads, made), len(kinds)) for stage in line.stages])
@@ -250,7 +251,7 @@ def _repeated(graph: Graph, line: Line) -> _Repeated | None:
         return None
     period, start, count = -best[1], best[2], best[3]
     together = -(-count // _MOST_STEPS)
-    start += count % together * period  # what is left over goes with what comes before
+    start += count % together * period  # the remainder belongs to the part before
     period, count = period * together, count // together
     size, saved = graph.value_bytes, graph.is_saved()
     step = line.stages[start : start + period]
@@ -260,7 +261,7 @@ def _repeated(graph: Graph, line: Line) -> _Repeated | None:
 
 
 def _pattern(graph: Graph, stage: Stage, reads: list[list[int]], made: list[list[int]]) -> tuple[object, ...]:
-    """Returns what stages that repeat have in common: the sizes they make, who reads what, and what is passed on."""
+    """Returns what repeated stages have in common: sizes made, readers of each value, and values passed on."""
     place = {value: number for number, value in enumerate((*stage.inputs, *stage.values))}
     ops = [op_id for op_id in range(stage.first_op, stage.end_op) if made[op_id]]
     return (

@@ -1,4 +1,4 @@
-"""Packs the saved values that are dearest to make again into a number of bytes."""
+"""Packs the saved values that are most expensive to recompute into a number of bytes."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from memprof.planners.graph.recomputation import Recomputation, gone_after_forwa
 from memprof.planners.graph.schedule import replay
 from memprof.trace.schema import NONE, Bools, Floats, Ints
 
-#: Cells into which the bytes of all that is saved are divided; sizes are rounded to the nearest number of them.
+#: Cells into which the total saved bytes are divided; sizes are rounded to the nearest cell.
 _CELLS = 2048
-#: Most budgets of saved bytes that are replayed, for each kind of item and of solution.
+#: Maximum number of saved-bytes budgets replayed, for each kind of item and of solution.
 _MOST_BUDGETS = 96
 
 
 @dataclass(frozen=True, eq=False)
 class Items:
-    """What is kept or dropped: single saved values, or together those that one operator makes.
+    """The items kept or dropped: single saved values, or all values of one operator together.
 
     Attributes:
-        item_of_value: The item of each value of the graph, NONE where nothing is to be chosen, shape ``(values,)``.
-        cost_us: What making it again costs, given that other saved values are there, shape ``(items,)``.
-        size_bytes: Its bytes, shape ``(items,)``.
+        item_of_value: The item of each value of the graph, NONE where there is no choice, shape ``(values,)``.
+        cost_us: Recompute time, given that other saved values are live, shape ``(items,)``.
+        size_bytes: Bytes of each item, shape ``(items,)``.
     """
 
     item_of_value: Ints
@@ -38,11 +38,11 @@ class Items:
 
 
 class Knapsack(Planner):
-    """Chooses what to keep as a 0/1 knapsack: worth is the time to make it again, weight its bytes.
+    """Chooses what to keep as a 0/1 knapsack: the value of an item is its recompute time, its weight its bytes.
 
-    The peak of a step is not the sum of what it saves, so no budget of saved bytes follows from the budget of the
-    peak: a whole list of them is solved, and the replay tells which fit. The list does not depend on the budget of the
-    peak, so a larger one is never slower, which PyTorch's own option fails.
+    The peak of a step is not the sum of its saved bytes, so the budget for saved bytes does not follow from the budget
+    for the peak: a list of them is solved and replayed to see which fit. The list does not depend on the peak budget,
+    so a larger budget is never slower, unlike with PyTorch's own option.
     """
 
     name: ClassVar[str] = "knapsack"
@@ -50,10 +50,10 @@ class Knapsack(Planner):
         "PyTorch, torch/_functorch/_activation_checkpointing/knapsack.py (dp_knapsack and greedy_knapsack of the "
         "activation memory budget), 2024"
     )
-    summary: ClassVar[str] = "keeps the saved tensors that cost most to make again, as many as go into a knapsack"
+    summary: ClassVar[str] = "keeps the saved tensors most expensive to recompute, as a 0/1 knapsack"
 
     def search(self, task: ScheduleRequest) -> ScheduleResult:
-        """Solves the knapsack for a list of sizes and takes the fastest schedule that fits."""
+        """Solves the knapsack for a list of sizes and returns the fastest schedule that fits."""
         choices = Choices(task)
         if choices.is_met:
             return choices.met()
@@ -67,19 +67,19 @@ class Knapsack(Planner):
                 if (key := dropped.tobytes()) not in seen:
                     seen.add(key)
                     many = f"{int((saved & ~dropped).sum())} of {int(saved.sum())} saved values"
-                    of = "what an operator makes as one item" if is_together else "each value an item"
+                    of = "one item per operator" if is_together else "one item per value"
                     done = replay(graph, demand.schedule(dropped))
                     choices.add(done, f"keeps {many} ({how}, {of})")
         return choices.found()
 
 
 def items_of(graph: Graph, *, is_together: bool) -> Items:
-    """Asks what making each saved value again costs.
+    """Computes the recompute cost of each saved value.
 
     Args:
         graph: The step.
-        is_together: Whether the values of one operator are one item: making one of them again makes all. Alone, each
-            is worth the whole operator, which is too much where several are dropped.
+        is_together: Whether the values of one operator are one item, since recomputing one recomputes all. Separately,
+            each costs the whole operator, which overestimates where several are dropped.
     """
     saved = np.flatnonzero(graph.is_saved())
     key = graph.value_op[saved] if is_together else saved
@@ -97,12 +97,12 @@ def pack_exactly(cost: Floats, cells: Ints, capacity: int) -> Bools:
     """Solves a 0/1 knapsack for every capacity at once.
 
     Args:
-        cost: What each item is worth, shape ``(items,)``.
-        cells: What each weighs, whole numbers from 0.
+        cost: Value of each item, shape ``(items,)``.
+        cells: Weight of each item, integers from 0.
         capacity: The largest capacity.
 
     Returns:
-        Which items are in, shape ``(capacity + 1, items)``: a row for each capacity.
+        Which items are packed, shape ``(capacity + 1, items)``: a row for each capacity.
     """
     best = np.zeros(capacity + 1)
     is_in = np.zeros((len(cost), capacity + 1), dtype=np.bool_)
@@ -122,7 +122,7 @@ def pack_exactly(cost: Floats, cells: Ints, capacity: int) -> Bools:
 
 
 def pack_greedily(cost: Floats, size_bytes: Ints, capacity_bytes: float) -> Bools:
-    """Packs a 0/1 knapsack by what an item is worth for each byte, passing over those that do not go in."""
+    """Packs a 0/1 knapsack by value per byte, skipping items that do not fit."""
     chosen = np.zeros(len(cost), dtype=np.bool_)
     left = capacity_bytes
     for item in np.lexsort((-size_bytes, -cost / np.maximum(size_bytes, 1))).tolist():
@@ -133,11 +133,11 @@ def pack_greedily(cost: Floats, size_bytes: Ints, capacity_bytes: float) -> Bool
 
 
 def _packed(items: Items) -> Iterator[tuple[Bools, str]]:
-    """Lists what is kept for every budget of saved bytes, with how it was found; the largest budgets first."""
+    """Yields what is kept for each saved-bytes budget and how it was found, largest budget first."""
     total = int(items.size_bytes.sum())
     if not total:
         return
-    # Whole numbers of bytes are exact where they are few; the replay makes good for what rounding gets wrong.
+    # A unit of one byte is exact where totals are small; the replay corrects rounding errors.
     unit = max(int(np.gcd.reduce(items.size_bytes)), total / _CELLS)
     cells = np.rint(items.size_bytes / unit).astype(np.int64)
     exact = pack_exactly(items.cost_us, cells, int(cells.sum()))
@@ -150,7 +150,7 @@ def _packed(items: Items) -> Iterator[tuple[Bools, str]]:
 
 
 def _dropped(graph: Graph, items: Items, kept: Bools) -> Bools:
-    """Returns which values are dropped where some items are kept."""
+    """Returns which values are dropped when some items are kept."""
     is_chosen = items.item_of_value != NONE
     dropped: Bools = gone_after_forward(graph) | (is_chosen & ~np.append(kept, True)[items.item_of_value])
     return dropped

@@ -1,4 +1,4 @@
-"""Drops what is large and cheap to make again, and keeps the outputs of expensive operators."""
+"""Drops large values that are cheap to recompute, and keeps the outputs of expensive operators."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from memprof.planners.graph.schedule import as_recorded, replay
 from memprof.trace.schema import Bools, Ints
 from memprof.units import format_bytes
 
-#: Schedules tried over all values, over those at the peak, and for each size of segments. Where there are more values,
-#: several are dropped at a time.
+#: Schedules tried over all values, over those at the peak, and for each segment size. With more values, several are
+#: dropped at a time.
 _MOST_OF_ALL, _MOST_AT_PEAK, _MOST_IN_SEGMENTS = 96, 160, 24
-#: Segments are held to the saved bytes divided by each of these.
+#: Segments are limited to the saved bytes divided by each of these.
 _SHARES = (2, 4, 8, 16, 32, 64)
 
 
 class Selective(Planner):
-    """Drops saved values in the order of what making them again costs for each byte, until the step fits.
+    """Drops saved values in ascending order of recompute cost per byte, until the step fits.
 
-    The cost is that of all operators that must run again beyond those that do for what is dropped already: everything
-    between a value and what is kept before it, and nothing where that runs again anyway. Three ways are tried: over
-    all values; over those alive at the peak, which is looked for anew each time; and over all again, but keeping those
-    that would join what is dropped to segments of more than some bytes, for these are alive at once when they are made
-    again. All go on whatever the budget is, so a larger one is never slower.
+    The cost is that of all operators that must run again in addition to those already recomputed: everything between a
+    value and its kept ancestors, and nothing where that runs again anyway. Three orders are tried: over all values;
+    over those live at the peak, which is recomputed after each drop; and over all again, but keeping those that would
+    join dropped values into segments above some size, since a segment is live at once when recomputed. None depends on
+    the budget, so a larger one is never slower.
     """
 
     name: ClassVar[str] = "selective"
@@ -45,7 +45,7 @@ class Selective(Planner):
     summary: ClassVar[str] = "keeps the outputs of expensive operators and drops those that are large and cheap"
 
     def search(self, task: ScheduleRequest) -> ScheduleResult:
-        """Drops values one by one and takes the fastest schedule that fits."""
+        """Drops values one by one and returns the fastest schedule that fits."""
         choices = Choices(task)
         if choices.is_met:
             return choices.met()
@@ -57,7 +57,7 @@ class Selective(Planner):
 
 
 def _drops(graph: Graph) -> Iterator[tuple[Replay, str]]:
-    """Drops saved values in every way that is tried; yields schedules, replayed, and what they are."""
+    """Drops saved values in every order; yields replayed schedules with a description."""
     demand, saved = Demand(graph), graph.is_saved()
     total = int(graph.value_bytes[saved].sum())
 
@@ -65,25 +65,25 @@ def _drops(graph: Graph) -> Iterator[tuple[Replay, str]]:
         return f"{int((dropped & saved).sum())} of {int(saved.sum())} saved values"
 
     for dropped in cheapest_first(graph):
-        yield replay(graph, demand.schedule(dropped)), f"drops the {many(dropped)} cheapest to make again"
+        yield replay(graph, demand.schedule(dropped)), f"drops the {many(dropped)} cheapest to recompute"
     for done, dropped in _cheapest_at_peak(graph, demand):
-        yield done, f"drops the {many(dropped)} that are cheapest to make again of those alive at the peak"
+        yield done, f"drops the {many(dropped)} live at the peak and cheapest to recompute"
     for most_bytes in (total // share for share in _SHARES):
         for dropped in cheapest_first(graph, most_bytes, _MOST_IN_SEGMENTS):
-            how = f"drops the {many(dropped)} cheapest to make again in segments of up to {format_bytes(most_bytes)}"
+            how = f"drops the {many(dropped)} cheapest to recompute, in segments of up to {format_bytes(most_bytes)}"
             yield replay(graph, demand.schedule(dropped)), how
 
 
 def cheapest_first(graph: Graph, most_together: float = math.inf, most: int = _MOST_OF_ALL) -> Iterator[Bools]:
-    """Drops one saved value after the other, the cheapest to make again for each byte first.
+    """Drops saved values one after the other, lowest recompute cost per byte first.
 
     Args:
         graph: The step.
-        most_together: Most bytes that may be made again at once; a value that would bring together more stays.
-        most: How often it yields about at most; where there are more values, several are dropped in between.
+        most_together: Most bytes that may be recomputed at once; a value that would exceed this is kept.
+        most: Approximate maximum number of results; with more values, several are dropped between two.
 
     Yields:
-        What is dropped, shape ``(values,)``.
+        Which values are dropped, shape ``(values,)``.
     """
     candidates = np.flatnonzero(graph.is_saved())
     order = _Order(graph)
@@ -103,7 +103,7 @@ def cheapest_first(graph: Graph, most_together: float = math.inf, most: int = _M
 
 
 def _cheapest_at_peak(graph: Graph, demand: Demand) -> Iterator[tuple[Replay, Bools]]:
-    """Drops the cheapest of what is alive at the peak and idle there, and looks for the peak anew."""
+    """Drops the cheapest value that is live and idle at the peak, and recomputes the peak."""
     saved, (last, first) = graph.is_saved(), idle_between(graph)
     portion = graph.value_bytes[saved].sum() / _MOST_AT_PEAK if saved.sum() > _MOST_AT_PEAK else 0
     order = _Order(graph)
@@ -125,10 +125,10 @@ def _cheapest_at_peak(graph: Graph, demand: Demand) -> Iterator[tuple[Replay, Bo
 
 
 def around(done: Replay, first_run: int, last_run: int) -> tuple[int, int]:
-    """Returns the operators of the step between which some runs lie: what is away from one to the other is not there.
+    """Returns the operators of the step around some runs; a value away from one to the other is not live during them.
 
     Returns:
-        The last of the step's own runs before them, -1 where there is none, and the first after them.
+        The last of the step's own runs before them, -1 for none, and the first after them.
     """
     own = done.runs[~done.is_again]
     before = int((~done.is_again[:first_run]).sum())
@@ -137,24 +137,24 @@ def around(done: Replay, first_run: int, last_run: int) -> tuple[int, int]:
 
 
 class _Order:
-    """Values in the order of what making them again costs for each byte, while values are dropped."""
+    """Values ordered by recompute cost per byte, while values are dropped."""
 
     def __init__(self, graph: Graph) -> None:
         self.remaking = Recomputation(graph)
         self._bytes: Ints = np.maximum(graph.value_bytes, 1)
-        # Known until dropping another value changes it.
+        # Valid until dropping another value changes it.
         self._ratio: dict[int, float] = {}
         self._waiting: set[int] = set()
         self._heap: list[tuple[float, int]] = []
 
     def start(self, values: Iterable[int]) -> None:
-        """Puts some values in order, and no others."""
+        """Queues some values, replacing the queue."""
         self._waiting = set(values)
         self._heap = [(self._ratio_of(value), value) for value in self._waiting]
         heapq.heapify(self._heap)
 
     def pop(self) -> int | None:
-        """Takes out the cheapest; None where there is none left."""
+        """Removes and returns the cheapest; None if empty."""
         while self._heap:
             ratio, value = heapq.heappop(self._heap)
             if value in self._waiting and self._ratio[value] == ratio:
@@ -163,7 +163,7 @@ class _Order:
         return None
 
     def drop(self, value: int) -> None:
-        """Drops a value that was taken out, and puts those in order whose cost it changes."""
+        """Drops a removed value, and requeues those whose cost it changes."""
         for other in sorted(self.remaking.drop(value)):
             self._ratio.pop(other, None)
             if other in self._waiting:

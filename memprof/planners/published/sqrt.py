@@ -1,4 +1,4 @@
-"""Cuts forward into about as many segments as each of them is long, and makes what lies within one again."""
+"""Cuts forward into about as many segments as each is long, and recomputes the inside of each."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from memprof.planners.graph.schedule import replay
 from memprof.planners.graph.segments import Segment, SegmentSchedules, cut_at, cut_evenly
 from memprof.units import format_bytes
 
-#: A schedule of so many times the step's operators is not worth having; cuts that do not part a graph lead to it.
+#: Maximum schedule length, as a multiple of the step's operators; cuts that do not separate a graph exceed it.
 _MOST_REPEATS = 40
-#: Parts of forward that are cut by the scan: all of it, or less where the budget is not small.
+#: Shares of forward that the scan cuts: all of it, or less where the budget is not small.
 _SHARES = (1.0, 0.75, 0.5, 0.25)
-#: Fewer cut points than this do not make segments; then places that little passes are tried as well.
+#: With fewer cut points than this, narrow cuts are tried as well.
 _FEW_CUTS = 3
 
 
 class Sqrt(Planner):
-    """Keeps what passes between segments: √N of them, those of the budgeted scan, or segments within segments.
+    """Keeps the values between segments: √N of them, those of the budgeted scan, or nested segments.
 
-    All three forms are tried over the chain of values that everything passes through; where a graph has other narrow
-    places, over these as well. The replay says which is best.
+    All three forms are tried over the chain of values that every path passes through; where a graph has other narrow
+    cuts, over those as well. The best by replay is returned.
     """
 
     name: ClassVar[str] = "sqrt"
@@ -36,10 +36,10 @@ class Sqrt(Planner):
         "Chen, Xu, Zhang, Guestrin 2016, Training Deep Nets with Sublinear Memory Cost: section 4.2 (√N segments) "
         "and algorithm 3 (budgeted scan), section 4.3 (recursion)"
     )
-    summary: ClassVar[str] = "cuts forward into √N segments, keeps what passes between them and makes the rest again"
+    summary: ClassVar[str] = "cuts forward into √N segments, keeps what crosses between them and recomputes the rest"
 
     def search(self, task: ScheduleRequest) -> ScheduleResult:
-        """Tries every form and takes the fastest that fits."""
+        """Tries every form and returns the fastest that fits."""
         choices = Choices(task)
         if choices.is_met:
             return choices.met()
@@ -61,17 +61,17 @@ class Sqrt(Planner):
 
 
 def cut_families(graph: Graph) -> Iterator[tuple[list[Cuts], str]]:
-    """Lists the sets of places at which a graph can be cut, with what they are."""
+    """Yields the sets of cut points of a graph, with a description."""
     points, narrow = cut_points(graph), narrow_cuts(graph)
     of_points, of_narrow = (sum(len(part.after_op) for part in cuts) for cuts in (points, narrow))
     if of_points:
-        yield points, "values that everything passes through"
+        yield points, "values that every path crosses"
     if of_narrow > of_points or (of_narrow and of_points < _FEW_CUTS):
-        yield narrow, "places that little passes through"
+        yield narrow, "narrow cuts"
 
 
 def every_form(rounds: Sequence[Cuts]) -> Iterator[tuple[list[Segment], str]]:
-    """Lists the segments of every form, whatever the budget, with a clause that says what they are.
+    """Yields the segments of every form, whatever the budget, with a clause that describes them.
 
     Args:
         rounds: Where each round of forward can be cut.
@@ -83,7 +83,7 @@ def every_form(rounds: Sequence[Cuts]) -> Iterator[tuple[list[Segment], str]]:
     for most_bytes in _scan_sizes(rounds):
         for share in _SHARES:
             segments = [segment for cuts in rounds for segment in scan(cuts, most_bytes, share)]
-            how = f"cuts forward where {format_bytes(most_bytes)} have come together"
+            how = f"cuts forward every {format_bytes(most_bytes)}"
             part = f", in its first {share:.0%}" if share < 1 else ""
             yield segments, f"{how}{part} (the budgeted scan, {len(segments)} segments)"
     for parts in (2, 3, 4):
@@ -94,15 +94,15 @@ def every_form(rounds: Sequence[Cuts]) -> Iterator[tuple[list[Segment], str]]:
 
 
 def scan(cuts: Cuts, most_bytes: float, share: float = 1.0) -> list[Segment]:
-    """Cuts at the first place at which what was made since the last cut is more than a number of bytes.
+    """Cuts wherever the bytes made since the last cut first exceed a limit.
 
-    Source: Chen et al. 2016, algorithm 3. What is summed is what forward makes for backward. Unlike the paper, backward
-    finds the last segment as forward left it, so cutting a part of forward alone keeps the rest whole.
+    Source: Chen et al. 2016, algorithm 3. The sum covers what forward saves for backward. Unlike in the paper, the last
+    segment is not recomputed, so cutting a part of forward alone keeps the rest whole.
 
     Args:
         cuts: Where a round of forward can be cut.
         most_bytes: The paper's b.
-        share: The part of all cuts that are made, the first ones.
+        share: The share of cuts to make, the first ones.
     """
     chosen, since_cut = [], 0
     for place, made in enumerate(cuts.made_bytes[:-1].tolist()):
@@ -114,17 +114,17 @@ def scan(cuts: Cuts, most_bytes: float, share: float = 1.0) -> list[Segment]:
 
 
 def _around_root(intervals: int) -> list[int]:
-    """Returns numbers of segments around the root of the number of intervals, and beyond."""
+    """Returns segment counts around the root of the number of intervals, and beyond."""
     root = math.sqrt(intervals)
     counts = {2, *(round(root * 2 ** (power / 4)) for power in range(-8, 9)), math.floor(root), math.ceil(root)}
     return sorted(count for count in counts if 2 <= count <= intervals)
 
 
 def _scan_sizes(rounds: Sequence[Cuts]) -> list[float]:
-    """Returns the values of b that are tried.
+    """Returns the values of b to try.
 
     The paper searches between √(xy/2) and √(2xy), where x are the bytes kept with b = 0 and y those of the largest
-    segment then; others are tried more coarsely, from nothing to half of all.
+    segment then; others are tried more coarsely, from zero to half of all.
     """
     kept = max((float(cuts.passed_bytes.sum()) for cuts in rounds), default=0.0)
     largest = max((float(cuts.made_bytes.max()) for cuts in rounds), default=0.0)

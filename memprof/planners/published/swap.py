@@ -1,4 +1,4 @@
-"""Moves idle values to host memory while the copies hide; then whatever is cheaper, waiting for copies or recompute."""
+"""Offloads idle values to host memory while the copies overlap; then the cheaper of exposed copies and recompute."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from memprof.planners.published.selective import around, cheapest_first
 from memprof.trace.schema import Ints
 from memprof.units import format_bytes, format_us
 
-#: Candidates whose exposed copies are simulated before one is chosen, those that look cheapest; and those whose copies
-#: hide that are looked at in vain because they would be on their way at the peak.
+#: Cheapest candidates whose exposed copies are simulated before one is chosen; and candidates with hidden copies that
+#: are rejected because they would still be in flight at the peak, before the search gives up.
 _MOST_SIMULATED, _MOST_ON_THE_WAY = 5, 8
-#: Schedules tried each time; where there are more values, several are moved at once.
+#: Schedules tried each time; with more values, several are moved at once.
 _MOST_TRIED, _MOST_TRIED_IN_SEGMENTS = 240, 60
-#: Segments in which values are dropped at the start are held to the saved bytes divided by each of these.
+#: Segments in which values are dropped at the start are limited to the saved bytes divided by each of these.
 _SHARES = (2, 4, 8, 16, 32)
 
 
 class SwapOut(Planner):
-    """Moves values out of the device in Capuchin's order, and makes again those for which that is cheaper.
+    """Offloads values in Capuchin's order, and recomputes those for which that is cheaper.
 
-    Again and again the peak is looked for. Of what is idle there, that with most time to spare is moved, as long as
-    its copies hide; when none hides any more, what costs least for each byte: copies that the step waits for, or
-    making the value again. It goes on whatever the budget is, and so it does from other beginnings, where some values
-    are dropped already; so a larger budget is never slower.
+    Repeatedly finds the peak. Of the values idle there, the one with the most slack is moved, as long as its copies are
+    hidden; after that, whatever costs least per byte: exposed copies, or recompute. This does not depend on the budget,
+    and is repeated from other starting points where some values are already dropped, so a larger budget is never
+    slower.
     """
 
     name: ClassVar[str] = "swap"
@@ -43,17 +43,17 @@ class SwapOut(Planner):
         "Peng et al. 2020, Capuchin: Tensor-based GPU Memory Management for Deep Learning, design of the policy maker "
         "(swap by free time while it hides, then the cheaper of swap and recomputation)"
     )
-    summary: ClassVar[str] = "moves what is idle to host memory and back, and makes again what that is cheaper for"
+    summary: ClassVar[str] = "offloads idle values to host memory, and recomputes those for which that is cheaper"
 
     def search(self, task: ScheduleRequest) -> ScheduleResult:
-        """Moves or drops values one by one and takes the fastest schedule that fits."""
+        """Moves or drops values one by one and returns the fastest schedule that fits."""
         choices = Choices(task)
         if choices.is_met:
             return choices.met()
         if task.link_bytes_per_us <= 0:
             return ScheduleResult(
                 "nothing found",
-                "The bandwidth between the device and host memory is not known, so nothing can be moved there.",
+                "Unknown bandwidth between device and host memory, so nothing can be offloaded.",
                 least_bytes=choices.recorded_bytes,
             )
         for state, most_tried in _starts(task):
@@ -67,10 +67,10 @@ class SwapOut(Planner):
 
 
 def _starts(task: ScheduleRequest) -> Iterator[tuple[_State, int]]:
-    """Lists where the search begins, with the number of schedules that are tried from there.
+    """Yields the starting points of the search, with the number of schedules tried from each.
 
-    First from the step as it was recorded. What is dropped on the way may be in the way later, for it takes memory
-    where it is made again: so from there with copies alone, and from what recompute alone would drop in short segments.
+    The first is the recorded step. Values dropped on the way cost memory later, where they are recomputed: so the
+    others are its result with copies only, and what recompute alone would drop in short segments.
     """
     graph, saved = task.graph, task.graph.is_saved()
     first = _State(task, _MOST_TRIED)
@@ -85,7 +85,7 @@ def _starts(task: ScheduleRequest) -> Iterator[tuple[_State, int]]:
 
 
 class _State:
-    """What is moved and what is dropped so far, and the schedule that comes of it."""
+    """Values moved and dropped so far, and the resulting schedule."""
 
     def __init__(
         self, task: ScheduleRequest, most_tried: int, *, may_drop: bool = True, dropped: Sequence[int] = ()
@@ -98,12 +98,12 @@ class _State:
         self._saved = task.graph.is_saved()
         self._idle = idle_between(task.graph)
         self._gaps = _gaps(task.graph)
-        # The cost of making each value again, forgotten where dropping another changes it.
+        # Recompute cost of each value, invalidated when dropping another changes it.
         self._remake_us: dict[int, float] = {}
         sizes = task.graph.value_bytes[self._saved]
         self._portion = int(sizes.sum()) // (most_tried // 2) if len(sizes) > most_tried // 2 else 0
         self._aways: dict[tuple[int, int], Away] = {}
-        # What did not hide once will not hide when there is more on its way.
+        # A copy that was not hidden once will not be hidden when more are in flight.
         self._cannot_hide: set[tuple[int, int]] = set()
         for value in dropped:
             self._remaking.drop(value)
@@ -112,7 +112,7 @@ class _State:
         self._rebuild(is_new_schedule=True)
 
     def advance(self) -> bool:
-        """Takes what is best to take away from the peak; returns whether there was anything."""
+        """Removes the best candidate from the peak; returns whether there was one."""
         before, after = around(self.done, self._peak, self._peak)
         value, leave, until = self._gaps
         rows = np.flatnonzero((leave <= before) & (until >= after) & ~self._remaking.dropped[value])
@@ -140,17 +140,17 @@ class _State:
 
     @property
     def has_dropped(self) -> bool:
-        """Whether anything is made again."""
+        """Whether anything is recomputed."""
         return self._dropped_count > 0
 
     def describe(self) -> str:
-        """Says what the schedule does, as a clause."""
+        """Describes the schedule in a clause."""
         dropped = f"drops {self._dropped_count} of {int(self._saved.sum())} saved values"
         if not len(self.moves):
             return f"{dropped} and moves none"
         size = format_bytes(int(self._graph.value_bytes[self.moves.value].sum()))
         stall = self.done.stall_us
-        waits = f"waits {format_us(stall)} for their copies" if stall > 0 else "whose copies hide"
+        waits = f"with {format_us(stall)} of exposed copies" if stall > 0 else "whose copies are hidden"
         drops = f", and {dropped}" if self.has_dropped else ""
         return f"moves {len(self.moves)} values of {size} to host memory, {waits}{drops}"
 
@@ -167,7 +167,7 @@ class _State:
             placed.moves, needed_runs(self._alone, placed.moves), graph.value_bytes, graph.cost_us[self.runs]
         )
         if waits.any():
-            # While the step waits for one copy the others go on, so that they need fewer of its runs.
+            # While the step waits for one copy the others proceed, so they need fewer of its runs.
             self._windows = Windows(graph, self._alone, self._link, waits)
             placed = self._windows.place(aways)
         self._late = int((~placed.is_hidden).sum())
@@ -178,7 +178,7 @@ class _State:
         self._is_away_at_peak = dict(zip(self._aways, is_away.tolist(), strict=True))
 
     def _hide(self, gaps: Sequence[tuple[int, int]]) -> bool:
-        """Moves the first of some idle values whose copies hide, or the first few where there are many values."""
+        """Moves the first idle value whose copies are hidden, or the first few where there are many values."""
         taken = on_the_way = 0
         for gap in gaps:
             if gap in self._aways or gap in self._cannot_hide:
@@ -207,7 +207,7 @@ class _State:
         return around(self.done, first_run, last_run)
 
     def _cheapest_exposed(self, gaps: Sequence[tuple[int, int]]) -> tuple[Away | None, float]:
-        """Finds the idle value whose copies the step waits least for, for each byte, if it is gone at the peak."""
+        """Finds the idle value with the least exposed copy time per byte among those gone at the peak."""
         best, best_ratio, in_vain, simulated = None, np.inf, 0, 0
         for gap in gaps:
             if self._is_away_at_peak.get(gap):
@@ -231,10 +231,10 @@ class _State:
         return best, best_ratio
 
     def _cheapest_remade(self, before: int, after: int) -> tuple[list[int], float]:
-        """Finds the idle value that is cheapest to make again, for each byte, or a few where there are many."""
+        """Finds the idle value that is cheapest to recompute per byte, or a few where there are many."""
         last, first = self._idle
         is_there = self._saved & ~self._remaking.dropped & (last <= before) & (first >= after)
-        # What is moved already but on its way at the peak may be made again instead.
+        # A value that is moved but in flight at the peak may be recomputed instead.
         is_there[[value for (value, _), is_away in self._is_away_at_peak.items() if is_away]] = False
         ratios = []
         for value in np.flatnonzero(is_there).tolist():
@@ -252,7 +252,7 @@ class _State:
 
 
 def _gaps(graph: Graph) -> tuple[Ints, Ints, Ints]:
-    """Lists where values are idle: each, the operator that uses it, and the one that uses it next, not at once."""
+    """Lists the idle gaps: value, the operator that uses it, and the next, non-adjacent one that does."""
     value = np.concatenate([np.arange(graph.values), graph.read_value])
     op_id = np.concatenate([graph.value_op, graph.read_op])
     order = np.lexsort((op_id, value))

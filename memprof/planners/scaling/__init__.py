@@ -1,1 +1,1 @@
-"""A step at another size than it was recorded at: another batch, another sequence length."""
+"""A step at another size than recorded: another batch size or sequence length."""

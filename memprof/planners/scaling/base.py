@@ -1,4 +1,4 @@
-"""What steps of any size have in common, however their growth was learned."""
+"""The common interface of scaled steps, however their growth was modelled."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ class SizedStep(Protocol):
     """A step at any size.
 
     Attributes:
-        sizes: The sizes it was recorded at.
-        source: How it is known at others (policies.base.SOURCES): modelled from several, or a rule from one.
+        sizes: The recorded sizes.
+        source: Source of other sizes (policies.base.SOURCES): modelled from several recordings, or a rule from one.
     """
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The sizes it was recorded at."""
+        """The recorded sizes."""
         ...
 
     @property
     def source(self) -> str:
-        """How it is known at other sizes: ``modelled`` or ``rule``."""
+        """Source of other sizes: ``modelled`` or ``rule``."""
         ...
 
     def step_at(self, size: int) -> Step:
@@ -36,25 +36,25 @@ class SizedStep(Protocol):
 
 
 def check_size(size: int) -> None:
-    """Refuses a size that is none.
+    """Rejects an invalid size.
 
     Raises:
         UsageError: It is not positive.
     """
     if size < 1:
-        raise UsageError(f"A step of size {size} does not exist: sizes begin at 1.")
+        raise UsageError(f"invalid size {size}: must be at least 1.")
 
 
 def resized(base: Storages, requested: Ints, shape: object) -> Storages:
-    """Gives storages other sizes, and rounds as their allocators do.
+    """Sets the sizes of storages, rounded as by their allocators.
 
     Args:
         base: The storages as recorded.
-        requested: Bytes each is to have; where they are as recorded, so is what was allocated.
-        shape: The shapes that go with them.
+        requested: Requested bytes of each; where they are as recorded, so are the allocated bytes.
+        shape: The matching shapes.
     """
     allocated = rounded(requested, base.device)
-    # Memory that the allocator does not own stays so.
+    # Memory not owned by the allocator is unchanged.
     keeps = (requested == base.requested_bytes) | (base.allocated_bytes == 0)
     return base.replace(
         requested_bytes=requested, allocated_bytes=np.where(keeps, base.allocated_bytes, allocated), shape=shape

@@ -1,4 +1,4 @@
-"""Numbers that were measured at a few sizes, at any other size."""
+"""Interpolates and extrapolates numbers measured at a few sizes."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from scipy.optimize import nnls
 
 from memprof.trace.schema import Bools, Floats
 
-#: A point is met where a polynomial is off by less than this share of it: what floats lose.
+#: Relative error below which a polynomial passes through a point: floating point loss.
 _EXACT = 1e-9
 
 
 def along(points: Floats, values: Floats, at: Floats) -> Floats:
-    """Follows straight lines from point to point, and the last two beyond the ends.
+    """Interpolates linearly from point to point; the last two points extrapolate beyond the ends.
 
     Args:
-        points: Where the values were measured, shape ``(points, columns)``, rising along the first axis; columns
+        points: Where the values were measured, shape ``(points, columns)``, ascending along the first axis; columns
             whose points do not rise are constant: their last value is returned.
         values: What was measured there, shape ``(points, columns)``.
-        at: Where to go, shape ``(columns,)``.
+        at: Where to evaluate, shape ``(columns,)``.
 
     Returns:
         The values there, shape ``(columns,)``.
     """
-    # The segment whose end is the first point at or behind the place.
+    # The segment that ends at the first point at or after the position.
     end = np.clip((points < at).sum(axis=0), 1, len(points) - 1)
     column = np.arange(values.shape[1])
     x0, x1 = points[end - 1, column], points[end, column]
@@ -37,18 +37,18 @@ def along(points: Floats, values: Floats, at: Floats) -> Floats:
 
 
 def growing(points: Floats, values: Floats, at: Floats) -> Floats:
-    """Follows times along straight lines too; they are noisy: they never fall as the size grows, and never below 0.
+    """Interpolates times linearly too; since they are noisy, the result is non-decreasing in size and non-negative.
 
     Args:
         points: As in ``along``.
-        values: As in ``along``; where one is NaN, so is the answer.
+        values: As in ``along``; where one is NaN, so is the result.
         at: As in ``along``.
     """
     found = along(points, values, at)
-    # Measured longer at the smaller size: noise, so the longest.
+    # Measured longer at the smaller size: noise, so use the longest.
     falls = (np.diff(values, axis=0) < 0).any(axis=0)
     found = np.where(falls & (at >= points[0]), values.max(axis=0), found)
-    # A line through the points that is below nothing at 0 rises too steeply: from 0 through the last point instead.
+    # A line that is negative at 0 rises too steeply: use the line from 0 through the last point instead.
     share = np.divide(at, points[-1], out=np.ones(len(at)), where=points[-1] > 0)
     is_steep = ~falls & (along(points, values, np.zeros(len(at))) < 0)
     found = np.where(is_steep, values[-1] * share, found)
@@ -58,11 +58,11 @@ def growing(points: Floats, values: Floats, at: Floats) -> Floats:
 
 @dataclass(frozen=True, eq=False)
 class Fit:
-    """Columns of numbers at a size, from what was measured at others.
+    """Columns of numbers at a size, fitted to measurements at others.
 
     Attributes:
-        likely: The value of each, shape ``(columns,)``.
-        most: The most that it may be; the same where the fit is sure.
+        likely: Estimate of each, shape ``(columns,)``.
+        most: Upper bound of each; equal to the estimate where the fit is sure.
         is_sure: Which columns are constant, or on a line or a parabola through every point measured.
     """
 
@@ -72,20 +72,20 @@ class Fit:
 
 
 def fit(sizes: Floats, low: Floats, high: Floats, at: float, *, may_be_square: bool) -> Fit:
-    """Fits each column by the simplest polynomial in the size that meets all its points: constant, line or parabola.
+    """Fits each column with the simplest polynomial in the size through all its points: constant, line or parabola.
 
-    Two sizes cannot tell a line from a parabola: where that matters, the line is likely and the steepest parabola
-    without a negative coefficient is the most. Three do not confirm one, so it has to bend upwards as memory does.
-    A column that meets none of them (a kernel that pads to tiles, or switches its algorithm) is guessed: by a
-    non-negative least-squares parabola beyond the points, by straight lines between them; the most is larger by the
+    Two sizes cannot distinguish a line from a parabola: where that matters, the line is the estimate and the steepest
+    parabola without a negative coefficient the upper bound. Three do not confirm a parabola, so it has to bend upwards
+    as memory does. A column that none of them fits (a kernel that pads to tiles, or switches its algorithm) is guessed:
+    by a non-negative least-squares parabola beyond the points, by straight lines between them; the upper bound adds the
     largest residual, in proportion to the size.
 
     Args:
-        sizes: The sizes, rising, shape ``(sizes,)``.
-        low: The least that was measured at each, shape ``(sizes, columns)``.
-        high: The most; where a size was measured once, the same.
-        at: The size to go to.
-        may_be_square: Whether columns may grow with the square of the size, as those of attention with the length.
+        sizes: The sizes, ascending, shape ``(sizes,)``.
+        low: The minimum measured at each, shape ``(sizes, columns)``.
+        high: The maximum; equal where a size was measured once.
+        at: The size to evaluate.
+        may_be_square: Whether columns may be quadratic in the size, like attention in the sequence length.
     """
     agrees = (low == high).all(axis=0)
     is_constant = agrees & (high == high[0]).all(axis=0)
@@ -112,7 +112,7 @@ def _through(sizes: Floats, values: Floats, at: float, degree: int) -> tuple[Flo
     rows = np.array([0, len(sizes) - 1] if degree == 1 else [0, len(sizes) // 2, len(sizes) - 1])
     if len(sizes) == 1:
         return values[0].copy(), np.ones(values.shape[1], dtype=np.bool_)
-    # Lagrange: what each of the points weighs at a place.
+    # Lagrange: the weight of each point at a position.
     places = np.append(sizes, at)
     weights = np.ones((len(places), len(rows)))
     for number, row in enumerate(rows):
@@ -131,7 +131,7 @@ def _bends_upwards(sizes: Floats, values: Floats) -> Bools:
 
 
 def _guessed(sizes: Floats, values: Floats, at: float, *, may_be_square: bool) -> tuple[float, float]:
-    """Returns what a column that no polynomial meets may be at a size, and the most that it may be."""
+    """Returns the estimate and the upper bound of a column that no polynomial fits."""
     line = float(along(sizes[:, None], values[:, None], np.array([at]))[0])
     if at in sizes:
         return line, line
@@ -154,18 +154,18 @@ def _guessed(sizes: Floats, values: Floats, at: float, *, may_be_square: bool) -
 
 
 def smoothed(points: Floats, values: Floats, at: Floats) -> Floats:
-    """Fits times, which are noisy, by a line each: by least squares, never below 0, and never falling.
+    """Fits noisy times with a line each: least squares, non-negative and non-decreasing.
 
     Args:
         points: Where they were measured, shape ``(points, columns)``.
-        values: The times, shape ``(points, columns)``; where one is NaN, so is the answer.
-        at: Where to go, shape ``(columns,)``.
+        values: The times, shape ``(points, columns)``; where one is NaN, so is the result.
+        at: Where to evaluate, shape ``(columns,)``.
     """
     x, y = points.mean(axis=0), values.mean(axis=0)
     spread = ((points - x) ** 2).sum(axis=0)
     covariance = ((points - x) * (values - y)).sum(axis=0)
     slope = np.divide(covariance, spread, out=np.zeros(len(at)), where=spread > 0)
-    # A line that is below nothing at 0 rises too steeply: from 0 through the middle instead.
+    # A line that is negative at 0 rises too steeply: use the line from 0 through the mean instead.
     steepest = np.divide(y, x, out=np.zeros(len(at)), where=x > 0)
     slope = np.where(np.isnan(slope), slope, np.clip(slope, 0.0, steepest))
     found: Floats = y + slope * (at - x)

@@ -1,4 +1,4 @@
-"""How far a step may be off at a size that was not recorded."""
+"""The error of a step at a size that was not recorded."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from memprof.replay.live import live_bytes, made_bytes
 from memprof.trace.schema import Bools
 from memprof.trace.step import Step
 
-#: The most that steps were seen off at sizes that were not recorded, as a share of what they make: 3.9 % of the peak
-#: of a ResNet from one recording, 3.8 % of that of a U-Net whose convolutions ran by another algorithm there.
+#: Largest error seen at sizes that were not recorded, as a share of what a step makes: 3.9 % of the peak of a ResNet
+#: from one recording, 3.8 % of that of a U-Net whose convolutions used another algorithm there.
 SEEN = 0.05
 
-#: Moments with less than this share of the most that is made count for no peak under any plan.
+#: Below this share of the maximum made bytes, an operator cannot be the peak under any plan.
 _FULL = 0.1
 
-#: Sizes that are left out in turn, at most.
+#: Maximum number of sizes left out in turn.
 _MOST_LEFT_OUT = 5
 
 
 def size_errors(sized: MeasuredSizes, size: int) -> tuple[float, float]:
-    """Returns by what share of what it makes a step may be below and above the one learned for a size.
+    """Returns the errors of a step at a size, downwards and upwards, as shares of what it makes.
 
-    Each recorded size is learned from the others in turn, where enough are left: the largest error counts both ways.
-    What no fit meets counts upwards, at its most. Between and beyond the recorded sizes errors are never below those
-    that were seen on other jobs (``SEEN``).
+    Cross-validation: each recorded size is predicted from the others in turn, where enough are left; the largest error
+    counts both ways. What no fit matches counts upwards, at its upper bound. Between and beyond the recorded sizes
+    errors are at least those seen on other jobs (``SEEN``).
 
     Args:
         sized: The step at any size.
@@ -39,7 +39,7 @@ def size_errors(sized: MeasuredSizes, size: int) -> tuple[float, float]:
 
 
 def left_out_error(sized: MeasuredSizes) -> float:
-    """Returns the largest error of recorded sizes that are learned from the others; 0 where too few would be left."""
+    """Returns the largest error of recorded sizes predicted from the others; 0 where too few would be left."""
     sizes = sized.sizes
     if len(sizes) < (4 if sized.may_be_square else 3):
         return 0.0
@@ -49,7 +49,7 @@ def left_out_error(sized: MeasuredSizes) -> float:
 
 
 def _differences(step: Step, other: Step) -> np.ndarray:
-    """Returns how much more another step of the same operators holds where one is full, as shares of what it makes."""
+    """Returns the excess of another step of the same operators near its peak, as shares of what it makes."""
     during, others = live_bytes(step).during, live_bytes(other).during
     made = made_bytes(step)
     is_full: Bools = made >= max(1.0, _FULL * float(made.max(initial=0)))

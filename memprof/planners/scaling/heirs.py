@@ -1,4 +1,4 @@
-"""Storages that outlive their step: what a step finds is what the one before it made, at the size of that one."""
+"""Storages that outlive their step: inputs of a step were made by the previous one, at that step's size."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from memprof.trace.schema import Bools, Ints
 
 
 def linked(samples: Sequence[Sample], rows: Ints) -> Ints:
-    """Finds matched storages that are one and the same in two steps that follow each other in a recording.
+    """Finds matched storages that are identical in two consecutive steps of a recording.
 
     Args:
         samples: The steps.
@@ -33,18 +33,18 @@ def linked(samples: Sequence[Sample], rows: Ints) -> Ints:
 
 
 def spread(links: Ints, is_sure: Bools, is_made: Bools) -> Ints:
-    """Says by which storage's size each storage is known: its own, or that of one it follows or precedes.
+    """Determines which storage's size gives the size of each: its own, or that of a predecessor or successor.
 
-    What a step finds follows what steps make, where that is sure. What a step makes for the next, such as a batch that
-    is loaded ahead, is as large as what it found so itself.
+    Storages a step finds have the size of those steps make, where that is sure. Storages a step makes for the next,
+    such as a prefetched batch, are as large as those it found itself.
 
     Args:
-        links: What ``linked`` found.
+        links: Result of ``linked``.
         is_sure: Which storages' own sizes are known, shape ``(storages,)``.
         is_made: Which storages are made in the step.
 
     Returns:
-        The column that tells the size of each, shape ``(storages,)``.
+        The column that gives the size of each, shape ``(storages,)``.
     """
     source = np.arange(len(is_sure))
     is_settled = is_sure & is_made

@@ -1,4 +1,4 @@
-"""Finds in two steps of one job, recorded at different sizes, the operators and storages that are the same."""
+"""Matches the operators and storages of two steps of one job, recorded at different sizes."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from memprof.errors import InconclusiveError
 from memprof.trace.schema import NONE, Bools, Ints, is_beside
 from memprof.trace.step import Step
 
-#: Loading of more operators than this, multiplied, is matched from its ends alone.
+#: Above this product of operator counts, loading is matched only from its ends.
 _MOST_PAIRS = 4_000_000
 
 
 @dataclass(frozen=True, eq=False)
 class Match:
-    """What several steps of one job have in common: a row of each.
+    """The common operators and storages of several steps, one row per step.
 
     Attributes:
         ops: Rows of the operators, shape ``(steps, matched operators)``, in order.
@@ -30,17 +30,17 @@ class Match:
 
 
 def match_steps(steps: Sequence[Step], names: Sequence[str]) -> Match:
-    """Matches operators one to one, in order, and storages by what makes, uses and frees them.
+    """Matches operators one to one, in order, and storages by the operators that make, use and free them.
 
-    Only loading may differ: outside forward, backward and optimizer, a loop over the samples of a batch runs as often
-    as there are samples. What it leaves over is matched with nothing.
+    Only loading may differ: outside forward, backward and optimizer, a loop over the samples of a batch runs once per
+    sample. Its surplus operators stay unmatched.
 
     Args:
         steps: Two or more steps.
-        names: What to call each in a sentence, such as ``batch 4``.
+        names: Name of each in messages, such as ``batch 4``.
 
     Raises:
-        InconclusiveError: The steps run different operators, or different storages are alive in them.
+        InconclusiveError: The steps run different operators, or different storages are live in them.
     """
     ops = _matched_ops(steps[0], steps[1], names[:2])
     for number in range(2, len(steps)):
@@ -54,7 +54,7 @@ def match_steps(steps: Sequence[Step], names: Sequence[str]) -> Match:
 
 
 def group_alike(steps: Sequence[Step]) -> list[list[int]]:
-    """Groups steps that run the same operators outside of loading; returns the places of each group's steps."""
+    """Groups steps that run the same operators outside of loading; returns the indices of each group's steps."""
     codes: dict[tuple[str, ...], int] = {}
     groups: dict[bytes, list[int]] = {}
     for place, step in enumerate(steps):
@@ -63,7 +63,7 @@ def group_alike(steps: Sequence[Step]) -> list[list[int]]:
 
 
 def _matched_ops(first: Step, second: Step, names: Sequence[str]) -> Ints:
-    """Returns the rows of two steps that are the same operator, shape ``(2, matched)``."""
+    """Returns the rows of matching operators of two steps, shape ``(2, matched)``."""
     codes: dict[tuple[str, ...], int] = {}
     keys = [_op_keys(step, codes) for step in (first, second)]
     cores = [np.flatnonzero(~_is_loading(step)) for step in (first, second)]
@@ -71,7 +71,7 @@ def _matched_ops(first: Step, second: Step, names: Sequence[str]) -> Ints:
     if not np.array_equal(core_keys[0], core_keys[1]):
         raise InconclusiveError(_difference((first, second), cores, core_keys, names))
     matched = [np.stack(cores)]
-    # Loading between two operators of the core: a loop in it is longer in one than in the other.
+    # Loading between two core operators: a loop in it is longer in one than in the other.
     edges = [np.concatenate([[NONE], core, [len(key)]]) for core, key in zip(cores, keys, strict=True)]
     gaps = np.flatnonzero((np.diff(edges[0]) > 1) & (np.diff(edges[1]) > 1))
     for gap in gaps.tolist():
@@ -88,7 +88,7 @@ def _is_loading(step: Step) -> Bools:
 
 
 def _op_keys(step: Step, codes: dict[tuple[str, ...], int]) -> Ints:
-    """Numbers what makes an operator the same in two steps; modules are known by name, ids may differ."""
+    """Numbers operators by identity across steps; modules by name, since ids may differ."""
     ops, modules = step.ops, step.modules
     places = [f"{name} {kind}" for name, kind in zip(modules.name, modules.type, strict=True)] + [""]
     keys = zip(ops.phase, ops.name, (places[row] for row in ops.module_id.tolist()), strict=True)
@@ -96,7 +96,7 @@ def _op_keys(step: Step, codes: dict[tuple[str, ...], int]) -> Ints:
 
 
 def _ends(first: Ints, second: Ints, first_keys: Ints, second_keys: Ints) -> Ints:
-    """Matches two runs of operators from the front as far as they agree, then from the back, then what is between."""
+    """Matches two operator sequences from the front as far as they agree, then from the back, then in between."""
     count = min(len(first), len(second))
     same = first_keys[first[:count]] == second_keys[second[:count]]
     front = count if same.all() else int(np.argmin(same))
@@ -114,7 +114,7 @@ def _ends(first: Ints, second: Ints, first_keys: Ints, second_keys: Ints) -> Int
 
 
 def _common(first: Ints, second: Ints, first_keys: Ints, second_keys: Ints) -> Ints:
-    """Matches what two runs have in common, in order: two loops over the samples, and what makes a batch of each."""
+    """Matches the common subsequence of two operator sequences, such as loops over samples and their collation."""
     if not len(first) or not len(second) or len(first) * len(second) > _MOST_PAIRS:
         return np.empty((2, 0), dtype=np.int64)
     matcher = SequenceMatcher(None, first_keys[first].tolist(), second_keys[second].tolist(), autojunk=False)
@@ -129,34 +129,34 @@ def _common(first: Ints, second: Ints, first_keys: Ints, second_keys: Ints) -> I
 
 
 def _difference(steps: Sequence[Step], cores: Sequence[Ints], keys: Sequence[Ints], names: Sequence[str]) -> str:
-    """Says where two steps part."""
+    """Describes where two steps diverge."""
     count = min(map(len, keys))
     same = keys[0][:count] == keys[1][:count]
     place = count if same.all() else int(np.argmin(same))
     told = []
     for step, core, name in zip(steps, cores, names, strict=True):
         if place == len(core):
-            told.append(f"at {name} it has ended")
+            told.append(f"{name} has ended")
             continue
         row = int(core[place])
         module = int(step.ops.module_id[row])
         where = f" of {step.modules.name[module] or step.modules.type[module]}" if module != NONE else ""
-        told.append(f"at {name} it is {step.ops.name[row]} ({step.ops.phase[row]}{where})")
+        told.append(f"{name} runs {step.ops.name[row]} ({step.ops.phase[row]}{where})")
     return (
-        f"The steps do not run the same operators, so nothing can be said between or beyond them: after "
+        f"The steps do not run the same operators, so other sizes cannot be predicted: after "
         f"{place} operators, {told[0]} and {told[1]}. Record the same steps of the same job, at different sizes."
     )
 
 
 class _Signatures:
-    """What tells the storages of a step apart, in positions of the matched operators."""
+    """Signatures that identify a step's storages, in positions of the matched operators."""
 
     def __init__(self, step: Step, rows: Ints) -> None:
         self.step = step
         storages, uses = step.storages, step.uses
         is_matched = np.zeros(len(step.ops) + 1, dtype=np.bool_)
         is_matched[rows] = True
-        is_matched[-1] = True  # stands for NONE: alive from the start
+        is_matched[-1] = True  # the last entry is NONE: live from the start
         position = np.searchsorted(rows, np.arange(len(step.ops)), side="right") - 1
         position = np.append(position, NONE)
         first, last = np.full(len(storages), len(rows)), np.full(len(storages), NONE)
@@ -164,7 +164,7 @@ class _Signatures:
         np.minimum.at(first, uses.storage_id[known], position[uses.op_id[known]])
         np.maximum.at(last, uses.storage_id[known], position[uses.op_id[known]])
         self.candidates = np.flatnonzero(is_matched[storages.created_op_id])
-        #: Made by loading that is matched with nothing, and read by the model all the same.
+        #: Made by unmatched loading, but read by the model.
         in_model = uses.storage_id[~_is_loading(step)[uses.op_id]]
         self.strays = np.intersect1d(np.flatnonzero(~is_matched[storages.created_op_id]), in_model)
         self.made = position[storages.created_op_id]
@@ -184,36 +184,36 @@ class _Signatures:
         )
 
     def describe(self, row: int) -> str:
-        """Names a storage in a sentence."""
+        """Describes a storage in a message."""
         storages = self.step.storages
         made = int(storages.created_op_id[row])
-        maker = f"made by {self.step.ops.name[made]}" if made != NONE else "alive when the step begins"
+        maker = f"made by {self.step.ops.name[made]}" if made != NONE else "live when the step begins"
         shape = f" {storages.shape[row]}" if storages.shape[row] else ""
         return f"a {storages.category[row]}{shape} of {storages.requested_bytes[row]} bytes {maker}"
 
 
 def _matched_storages(signatures: Sequence[_Signatures], names: Sequence[str]) -> Ints:
-    """Matches storages of the same signature; of several, the larger with the larger."""
+    """Matches storages of the same signature; among several, by size."""
     groups = [_grouped(each, len(signatures[0].text[0]) if each.text else 0) for each in signatures]
     matched, left = _pair(signatures, groups)
-    # What is left may have another category or another end in one of the steps: then the maker must do.
+    # The rest may differ in category or end in one of the steps: match these by maker only.
     loose = [
         _grouped(each, 1, np.array(sorted(rest), dtype=np.int64)) for each, rest in zip(signatures, left, strict=True)
     ]
     more, left = _pair(signatures, loose)
     for each, rest, name in zip(signatures, left, names, strict=True):
         for row in sorted(rest.union(each.strays.tolist())):
-            # An older tensor that the step does not touch, such as the data set, is the job's own affair.
+            # An older tensor that the step does not touch, such as the data set, is ignored.
             if each.made[row] != NONE or each.is_used[row]:
                 raise InconclusiveError(
-                    f"The steps do not hold the same tensors, so nothing can be said between or beyond them: at "
-                    f"{name} there is {each.describe(row)} that has no like in the others."
+                    f"The steps do not hold the same tensors, so other sizes cannot be predicted: {name} has "
+                    f"{each.describe(row)} without a match in the others."
                 )
     return np.concatenate([matched, more], axis=1)
 
 
 def _grouped(each: _Signatures, width: int, rows: Ints | None = None) -> dict[tuple[object, ...], list[int]]:
-    """Collects the rows of each signature, the fewest bytes first."""
+    """Collects the rows of each signature, fewest bytes first."""
     rows = each.candidates if rows is None else rows
     size = each.step.storages.requested_bytes
     groups: dict[tuple[object, ...], list[int]] = {}
@@ -225,7 +225,7 @@ def _grouped(each: _Signatures, width: int, rows: Ints | None = None) -> dict[tu
 def _pair(
     signatures: Sequence[_Signatures], groups: Sequence[dict[tuple[object, ...], list[int]]]
 ) -> tuple[Ints, list[set[int]]]:
-    """Pairs the groups that are equally large everywhere; returns the rows, and those left over of each step."""
+    """Pairs the groups of equal size in all steps; returns the rows, and those left over of each step."""
     left = [{row for rows in each.values() for row in rows} for each in groups]
     columns: list[list[int]] = [[] for _ in signatures]
     for key, rows in groups[0].items():

@@ -1,4 +1,4 @@
-"""A step at another batch size, from one recording alone: what has the batch among its dimensions grows with it."""
+"""A step at another batch size, from a single recording: dimensions equal to the batch size scale with it."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class InferredBatch:
-    """A step at any batch, by the rule that splits a batch into micro-batches, the other way too.
+    """A step at any batch size, by the rule that splits a batch into micro-batches, in both directions.
 
     The batch is a dimension of the inputs, the first unless another fits better; storages computed from them that have
-    it among their dimensions, or a multiple of it, grow with it, and so do the temporaries and the time of the
-    operators that touch them.
+    it among their dimensions, or a multiple of it, scale with it, and so do the workspaces and times of the operators
+    that touch them.
 
     Attributes:
         step: The recorded step.
-        batch: Its batch.
+        batch: Its batch dimension.
     """
 
     step: Step
@@ -38,26 +38,26 @@ class InferredBatch:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The batch it was recorded at."""
+        """The recorded batch size."""
         return (self.batch.size,)
 
     @property
     def source(self) -> str:
-        """How it is known at other batches."""
+        """Source of other batch sizes."""
         return "rule"
 
     def step_at(self, size: int) -> Step:
-        """Returns the step at a batch.
+        """Returns the step at a batch size.
 
         Raises:
-            UsageError: The batch is not positive.
+            UsageError: The batch size is not positive.
         """
         check_size(size)
         step, ops = self.step, len(self.step.ops)
         every = np.ones(ops + 1, dtype=np.bool_)
         scaled = scale_step(step, self.batch, np.array([size]), every[:ops])
         first = np.zeros(max(ops, len(step.storages)), dtype=np.int64)
-        # In a step of its own size, unlike in a part of one, the inputs change with the batch.
+        # Unlike in a micro-batch, the inputs of a step scale with the batch too.
         grows = self.batch.is_proportional | self._standing_batches()
         made = dataclasses.replace(scaled, batch=dataclasses.replace(self.batch, is_proportional=grows))
         rows = made.ops(np.arange(ops), first[:ops], every[:ops])
@@ -77,7 +77,7 @@ class InferredBatch:
         return is_batch
 
     def _successors(self) -> Ints:
-        """Finds for each storage left by the step before (a batch, a loss) the one of this step that succeeds it."""
+        """Finds for each storage left by the previous step (a batch, a loss) its successor in this step."""
         storages = self.step.storages
         made = storages.created_op_id != NONE
         successors = np.full(len(storages), NONE)
@@ -104,13 +104,14 @@ def scale_by_shape(step: Step) -> InferredBatch:
     """Infers from the shapes of one recording which of its dimensions are the batch.
 
     Raises:
-        InconclusiveError: No input shows the batch, or it is a single sample.
+        InconclusiveError: No input has a batch dimension, or the batch is a single sample.
     """
     try:
         return InferredBatch(step, find_batch(step, likely_batch(step)))
     except PolicyError as error:
-        # The rule speaks of the policy it is from.
+        # Drop the policy's name from the message.
         reason = str(error).split(": ", 1)[-1]
         raise InconclusiveError(
-            f"The batch cannot be read off this recording ({reason.rstrip('.')}): record a second one at another batch."
+            f"Cannot determine the batch size from this recording ({reason.rstrip('.')}): record a second one at "
+            "another batch size."
         ) from error

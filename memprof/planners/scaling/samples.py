@@ -1,4 +1,4 @@
-"""Steps of one job at several sizes, and the size that tells them apart: of their batch, or of their sequences."""
+"""Steps of one job at several sizes, and the size in which they differ: batch size or sequence length."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from memprof.planners.scaling.match import group_alike
 from memprof.trace.schema import Bools, Ints
 from memprof.trace.step import Step
 
-#: How far a shifted dimension may be off when two sizes alone are known: targets are one longer or shorter.
+#: Maximum offset of a shifted dimension when only two sizes are known: targets are one longer or shorter.
 _SHIFT = 2
 
-#: Of what forward makes so many storages tell a size.
+#: Number of storages made by forward that are used to find a size.
 _FIRST = 12
 
 
@@ -26,7 +26,7 @@ class Sample:
     Attributes:
         step: The step.
         size: Its size: samples of the batch, or length of the sequences.
-        run: Number of the recording that it is from.
+        run: Index of its recording.
     """
 
     step: Step
@@ -36,12 +36,12 @@ class Sample:
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """Steps that differ in one size alone.
+    """Steps that differ in one size only.
 
     Attributes:
-        samples: The steps, rising in size.
-        where: What the size is, such as ``dimension 2 of an input``.
-        shapes: Its shape in the smallest and in the largest of them, as text.
+        samples: The steps, in ascending size.
+        where: Where the size is, such as ``dimension 2 of an input``.
+        shapes: That shape in the smallest and the largest step, as text.
         skipped: Steps that differ in more than the size.
     """
 
@@ -53,7 +53,7 @@ class Samples:
 
 @dataclass(frozen=True, eq=False)
 class _Choice:
-    """Steps whose inputs differ in one size: their places, the column of the table that is it."""
+    """Steps whose inputs differ in one size: their indices, and its column of the table."""
 
     places: Ints
     column: int
@@ -61,34 +61,34 @@ class _Choice:
 
 
 def find_samples(runs: Sequence[Sequence[Step]], *, advice: str) -> Samples:
-    """Finds by which size of their inputs the steps of one job differ.
+    """Finds the size of their inputs in which the steps of one job differ.
 
-    Of the steps that run the same operators on inputs of the same number of dimensions, those count that differ in one
-    size alone: others, such as an evaluation or a smaller batch at the end, are left out. Dimensions that grow
-    together (a target that is one longer, a batch and its length flattened) are one size.
+    Of the steps that run the same operators on inputs with the same number of dimensions, those that differ in one size
+    only are used: others, such as an evaluation or a smaller last batch, are left out. Dimensions that grow together (a
+    target that is one longer, a flattened batch and length) are one size.
 
     Args:
         runs: The steps of each recording.
-        advice: What to do where they do not tell, a sentence.
+        advice: A sentence on what to do if the size cannot be determined.
 
     Raises:
-        InconclusiveError: They do not differ in size, or in more than one, so that neither can be told.
+        InconclusiveError: They do not differ in size, or differ in more than one.
     """
     every = [(number, step) for number, run in enumerate(runs) for step in run]
     what, shapes = "an input", [_input_shapes(step) for _, step in every]
     found = _best_choices(every, shapes, has_runs=len(runs) > 1)
     if not found:
-        # A batch that is a part of one large tensor has no storage of its own: then what forward makes of it tells.
+        # A batch that is a part of one large tensor has no storage of its own: use the storages forward makes of it.
         what, shapes = "what forward makes", [_forward_shapes(step) for _, step in every]
         found = _best_choices(every, shapes, has_runs=len(runs) > 1)
     if len(found) != 1:
         if found:
             advice = "Record steps that differ in one of them only."
-            why = f"more than one size in them differs ({_described(found, shapes)})"
+            why = f"more than one size differs ({_described(found, shapes)})"
         else:
             inputs = ", ".join(dict.fromkeys(map(_text, _input_shapes(every[0][1])))) if every else ""
-            why = f"no size in them differs{f', all ran on {inputs}' if inputs else ''}"
-        raise InconclusiveError(f"The recorded steps' inputs do not tell the size that grows: {why}. {advice}")
+            why = f"no size differs{f', all ran on {inputs}' if inputs else ''}"
+        raise InconclusiveError(f"Cannot determine the varying size from the recorded steps' inputs: {why}. {advice}")
     chosen = found[0]
     order = sorted(chosen.places.tolist(), key=lambda place: _flat(shapes[place])[chosen.column])
     number, position = _place_of(shapes[order[0]], chosen.column)
@@ -104,7 +104,7 @@ def find_samples(runs: Sequence[Sequence[Step]], *, advice: str) -> Samples:
 def _best_choices(
     every: list[tuple[int, Step]], shapes: list[list[tuple[int, ...]]], *, has_runs: bool
 ) -> list[_Choice]:
-    """Returns the choices of steps of most sizes; several where these are as many, and none is of more steps."""
+    """Returns the choices of most sizes, and among these of most steps; several on a tie."""
     by_kind: list[list[int]] = []
     for group in group_alike([step for _, step in every]):
         kinds: dict[tuple[int, ...], list[int]] = {}
@@ -112,14 +112,14 @@ def _best_choices(
             kinds.setdefault(tuple(map(len, shapes[place])), []).append(place)
         by_kind += kinds.values()
     if all(len({_key(every, place, by_run=has_runs) for place in group}) == 1 for group in by_kind):
-        by_kind = [_common_inputs(shapes)]  # none is like another one: matching them says where they part
+        by_kind = [_common_inputs(shapes)]  # no two are alike: matching them reports where they diverge
     found = [choice for group in by_kind for choice in _choices(shapes, np.array(group))]
     most = max(((choice.sizes, len(choice.places)) for choice in found), default=(0, 0))
     return [choice for choice in found if (choice.sizes, len(choice.places)) == most]
 
 
 def _described(found: Sequence[_Choice], shapes: list[list[tuple[int, ...]]]) -> str:
-    """Names the dimensions that differ: ``dimension 2 of 4x18 and dimension 2 of 4x9``."""
+    """Describes the dimensions that differ: ``dimension 2 of 4x18 and dimension 2 of 4x9``."""
     words = []
     for choice in found[:3]:
         shape = shapes[int(choice.places[-1])]
@@ -129,12 +129,12 @@ def _described(found: Sequence[_Choice], shapes: list[list[tuple[int, ...]]]) ->
 
 
 def _key(every: list[tuple[int, Step]], place: int, *, by_run: bool) -> int:
-    """Returns what tells two steps apart: their recordings where there are several, else themselves."""
+    """Returns the key that groups steps: their recording where there are several, else the step itself."""
     return every[place][0] if by_run else place
 
 
 def _common_inputs(shapes: list[list[tuple[int, ...]]]) -> list[int]:
-    """Cuts the inputs of all steps down to those that have as many dimensions in each; returns all places."""
+    """Restricts the inputs of all steps to those with the same number of dimensions in each; returns their indices."""
     count = min(map(len, shapes), default=0)
     rows = [row for row in range(count) if len({len(each[row]) for each in shapes}) == 1]
     for each in shapes:
@@ -163,7 +163,7 @@ def _choices(shapes: list[list[tuple[int, ...]]], places: Ints) -> list[_Choice]
 
 
 def _alone(table: Ints, differing: list[int], column: int) -> Ints:
-    """Returns the rows in which a column is the only size that differs: in most of them that there are."""
+    """Returns the largest set of rows in which a column is the only size that differs."""
     others = [
         other
         for other in differing
@@ -185,7 +185,7 @@ def _is_multiple(sizes: Ints, of: Ints) -> bool:
 
 
 def _is_tied(sizes: Ints, to: Ints) -> bool:
-    """Tells whether a dimension is on a line of another one: always one longer, say."""
+    """Returns whether a dimension is a linear function of another one: always one longer, say."""
     distinct = len(set(to.tolist()))
     if distinct < 2 or len(set(sizes.tolist())) != distinct:
         return False
@@ -198,7 +198,7 @@ def _is_tied(sizes: Ints, to: Ints) -> bool:
 
 
 def _input_shapes(step: Step) -> list[tuple[int, ...]]:
-    """Returns the shapes of the inputs that forward reads, in order of birth; of all where none is read."""
+    """Returns the shapes of the inputs that forward reads, in order of birth; of all inputs where it reads none."""
     storages, uses = step.storages, step.uses
     is_input = (storages.category == "input") & (storages.shape != "")
     is_read = np.zeros(len(storages), dtype=np.bool_)
@@ -211,7 +211,7 @@ def _input_shapes(step: Step) -> list[tuple[int, ...]]:
 def _forward_shapes(step: Step) -> list[tuple[int, ...]]:
     """Returns the shapes of the first storages that forward makes."""
     storages = step.storages
-    phase = np.append(step.ops.phase, "")[storages.created_op_id]  # NONE is the last
+    phase = np.append(step.ops.phase, "")[storages.created_op_id]  # the last entry is NONE
     rows = np.flatnonzero((phase == "forward") & (storages.shape != ""))[:_FIRST]
     return [tuple(int(part) for part in str(text).split("x")) for text in storages.shape[rows]]
 
@@ -221,7 +221,7 @@ def _flat(shapes: list[tuple[int, ...]]) -> list[int]:
 
 
 def _place_of(shapes: list[tuple[int, ...]], column: int) -> tuple[int, int]:
-    """Returns the input that a column of the table is of, and the dimension in it."""
+    """Returns the input, and the dimension in it, of a column of the table."""
     number = 0
     while column >= len(shapes[number]):
         column -= len(shapes[number])

@@ -1,4 +1,4 @@
-"""Shapes at a size: each dimension grows along its own line, and tells the bytes where it is what fills a storage."""
+"""Shapes at a size: each dimension grows linearly; they give the bytes of storages they fill exactly."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from memprof.trace.schema import Bools, Floats
 def grown_shapes(
     texts: Sequence[np.ndarray], recorded: Floats, sizes: Sequence[int], size: int
 ) -> tuple[np.ndarray, Floats, Bools]:
-    """Lets the dimensions of each shape grow along their own lines.
+    """Extrapolates the dimensions of each shape linearly.
 
     Args:
-        texts: The shape of each storage in each step, such as ``4x16``; steps rising in size, several may be of one.
+        texts: The shape of each storage in each step, such as ``4x16``; steps in ascending size, several may be equal.
         recorded: Its bytes there, shape ``(steps, storages)``.
         sizes: The size of each step.
-        size: The size to go to.
+        size: The size to evaluate.
 
     Returns:
-        The shapes at the size, their bytes, and which of them tell their storage's bytes in every step.
+        The shapes at the size, their bytes, and which of them match their storage's bytes in every step.
     """
     width = recorded.shape[1]
     shapes, exact = np.full(width, "", dtype=np.object_), np.zeros(width)
@@ -45,7 +45,7 @@ def grown_shapes(
 
 
 def grow_in_two(first: np.ndarray, last: np.ndarray) -> Bools:
-    """Returns which storages grow with the square of the size: two of their dimensions do.
+    """Returns which storages are quadratic in the size: two of their dimensions grow.
 
     Args:
         first: Their shapes at the smallest size.
@@ -67,7 +67,7 @@ def _dimensions(text: str) -> tuple[int, ...]:
 
 
 def _grown(each: list[tuple[int, ...]], sizes: Sequence[int], size: int) -> tuple[tuple[int, ...], list[float]] | None:
-    """Returns the dimensions at a size, and the elements in every step; None where the shapes do not tell."""
+    """Returns the dimensions at a size, and the elements in every step; None where they are not linear."""
     ranks = set(map(len, each))
     if ranks == {0} or len(ranks) > 1:
         return None
@@ -85,6 +85,6 @@ def _grown(each: list[tuple[int, ...]], sizes: Sequence[int], size: int) -> tupl
 
 
 def _on_lines(sizes: Floats, table: Floats) -> bool:
-    """Tells whether every dimension is on one line over all sizes."""
+    """Returns whether every dimension is on one line over all sizes."""
     rises = (table[-1] - table[0]) / (sizes[-1] - sizes[0]) if len(sizes) > 1 else np.zeros(table.shape[1])
     return bool((np.abs(table[0] + rises * (sizes - sizes[0])[:, None] - table) < 1e-6).all())

@@ -1,4 +1,4 @@
-"""A step as a function of its size, from steps at two sizes or more."""
+"""A step as a function of its size, from steps at two or more sizes."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ from memprof.planners.scaling.times import Clock
 from memprof.trace.schema import Bools, Floats, Ints, Memory, Ops
 from memprof.trace.step import Step
 
-#: What of an operator grows as its bytes do.
+#: Operator columns that scale with its bytes.
 _COUNTS = ("workspace_bytes", "flops", "read_bytes", "written_bytes")
 
 
 @dataclass(frozen=True, eq=False)
 class MeasuredSizes:
-    """A step at any size, from steps at two sizes or more: what is the same in all of them is fitted over the sizes.
+    """A step at any size, fitted to steps at two or more sizes over their common operators and storages.
 
-    Where the shape of a storage tells its bytes, its dimensions grow, each along its own line: two dimensions that
-    grow with the size make the bytes grow with its square. Elsewhere the bytes do (``curves.fit``), and so do an
-    operator's temporaries and work. What a step finds of the one before it (its batch, its loss) is as large as what it
-    leaves itself: the step before is taken to be of the same size.
+    Where a storage's shape gives its bytes, each of its dimensions grows linearly: two dimensions that grow with the
+    size make the bytes quadratic. Elsewhere the bytes are fitted (``curves.fit``), and so are an operator's workspace
+    and work. Storages a step inherits from the one before (its batch, its loss) are as large as those it leaves: the
+    previous step is assumed to have the same size.
 
-    What cannot be known from some sizes is where a kernel switches to another algorithm, and takes more or less for
-    itself, at a size in between or beyond: a recording near the size asked for shows it. On a CPU with one thread,
-    torch 2.13 runs 1x1 convolutions with oneDNN from a batch of 16 (``use_mkldnn`` in ATen's Convolution.cpp), which
-    made the peak of a U-Net 3.8 % larger than predicted; oneDNN pads an LSTM's workspace to pages, which made 1.0 %.
+    Limitation: a kernel may switch to another algorithm, with more or less workspace, at a size in between or beyond;
+    only a recording near that size shows it. On a CPU with one thread, torch 2.13 runs 1x1 convolutions with oneDNN
+    from a batch of 16 (``use_mkldnn`` in ATen's Convolution.cpp), which made the peak of a U-Net 3.8 % larger than
+    predicted; oneDNN pads an LSTM's workspace to pages, which made 1.0 %.
 
     Attributes:
-        samples: The steps, rising in size; several may be of one size.
-        match: The rows that are the same.
-        may_be_square: Whether what no shape tells may grow with the square of the size.
+        samples: The steps, in ascending size; several may have the same size.
+        match: The matching rows.
+        may_be_square: Whether bytes that no shape gives may be quadratic in the size.
     """
 
     samples: tuple[Sample, ...]
@@ -50,16 +50,16 @@ class MeasuredSizes:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The sizes it was recorded at, rising."""
+        """The recorded sizes, ascending."""
         return tuple(sorted({sample.size for sample in self.samples}))
 
     @property
     def source(self) -> str:
-        """How it is known at other sizes."""
+        """Source of other sizes."""
         return "modelled"
 
     def step_at(self, size: int) -> Step:
-        """Returns the step at a size; a size that was recorded gives the recorded bytes.
+        """Returns the step at a size; recorded sizes return the recorded bytes.
 
         Raises:
             UsageError: The size is not positive.
@@ -67,11 +67,11 @@ class MeasuredSizes:
         return self.learned(size)
 
     def learned(self, size: int, *, at_most: bool = False, without: int | None = None) -> Step:
-        """Returns the step at a size, by all samples or by some.
+        """Returns the step at a size, from all samples or some.
 
         Args:
             size: The size.
-            at_most: Take what the samples do not tell at its most.
+            at_most: Use the upper bound where the samples are not sufficient.
             without: Leave out the samples of this size.
 
         Raises:
@@ -83,7 +83,7 @@ class MeasuredSizes:
         base = self._base.storages
         rows = self.match.storages[-1]
         requested = base.requested_bytes.copy()
-        # Fits lose less than a byte to floats.
+        # Fits lose less than a byte to floating point.
         requested[rows] = np.maximum(np.ceil((found.most if at_most else found.likely) - 1e-3), 0).astype(np.int64)
         touched = self._touched(requested[rows])
         clock = Clock(
@@ -110,7 +110,7 @@ class MeasuredSizes:
         return is_guessed
 
     def guessed_ops(self, size: int) -> Bools:
-        """Returns which operators take an amount for themselves that is not sure there, shape ``(ops,)``."""
+        """Returns which operators have no sure workspace there, shape ``(ops,)``."""
         rows = zip(self.samples, self.match.ops, strict=True)
         values = np.stack([sample.step.ops.workspace_bytes[row] for sample, row in rows])
         is_guessed = np.zeros(len(self._base.ops), dtype=np.bool_)
@@ -119,7 +119,7 @@ class MeasuredSizes:
 
     @property
     def _base(self) -> Step:
-        """The step that gives the others their form: the last of the largest."""
+        """The template step: the last of the largest."""
         return self.samples[-1].step
 
     @cached_property
@@ -169,7 +169,7 @@ class MeasuredSizes:
             there = fitted.most if at_most else fitted.likely
             if len(set(sizes)) == 2 and not at_most:
                 there = self._between_two(values.astype(np.float64), sizes, size, touched[np.append(kept, True)])
-            # Temporaries are negative only where they were recorded so.
+            # Workspace is negative only where it was recorded so.
             there = np.where((values >= 0).all(axis=0), np.maximum(there, 0.0), there)
             column = getattr(base, name).copy()
             column[rows[-1]] = np.rint(there).astype(np.int64)
@@ -177,13 +177,13 @@ class MeasuredSizes:
         return base.replace(**changed)
 
     def _between_two(self, values: Floats, sizes: Sequence[int], size: int, touched: Floats) -> Floats:
-        """Follows what operators take along the size, or along the bytes they touch where those grow with its square.
+        """Interpolates operator columns along the size, or along the touched bytes where those are quadratic in it.
 
         Args:
-            values: What they take, shape ``(steps, operators)``.
+            values: The operator columns, shape ``(steps, operators)``.
             sizes: The size of each step; there are two.
-            size: The size to go to.
-            touched: Bytes that they touch in the steps and there, shape ``(steps + 1, operators)``.
+            size: The size to evaluate.
+            touched: Bytes they touch in the steps and at the size, shape ``(steps + 1, operators)``.
         """
         ends = [0, len(sizes) - 1]
         points = np.where(self._is_square, touched, np.array([*sizes, size], dtype=np.float64)[:, None])
@@ -192,7 +192,7 @@ class MeasuredSizes:
 
     @cached_property
     def _is_square(self) -> Bools:
-        """Which matched operators touch storages that grow with the square of the size."""
+        """Which matched operators touch storages quadratic in the size."""
         rows = self.match.storages
         ends = (0, len(self.samples) - 1)
         first, last = (self.samples[end].step.storages.shape[rows[end]] for end in ends)
@@ -202,7 +202,7 @@ class MeasuredSizes:
 
     @cached_property
     def _uses(self) -> tuple[Ints, Ints]:
-        """The matched operators and storages of the uses that are of both, as columns of the match."""
+        """The matched operators and storages of uses where both are matched, as columns of the match."""
         position = np.full(len(self._base.ops), -1)
         position[self.match.ops[-1]] = np.arange(self.match.ops.shape[1])
         place = np.full(len(self._base.storages), -1)
@@ -212,7 +212,7 @@ class MeasuredSizes:
         return position[uses.op_id[is_known]], place[uses.storage_id[is_known]]
 
     def _touched(self, there: Ints) -> Floats:
-        """Returns the bytes that each matched operator touches, in every sample and where the storages are as given."""
+        """Returns the bytes that each matched operator touches, in every sample and for the given storages."""
         op, storage = self._uses
         rows = zip(self.samples, self.match.storages, strict=True)
         every = [*(sample.step.storages.requested_bytes[row] for sample, row in rows), there]
@@ -220,12 +220,12 @@ class MeasuredSizes:
 
 
 def scale_samples(samples: Sequence[Sample], *, may_be_square: bool = False, what: str = "size") -> MeasuredSizes:
-    """Learns from steps of one job how its step grows; steps that hold other tensors than the largest are left out.
+    """Fits how a job's step grows; steps that hold other tensors than the largest are left out.
 
     Args:
-        samples: The steps, of two sizes at least.
-        may_be_square: Whether what no shape tells may grow with the square of the size, as with a length.
-        what: What the size is, in a sentence.
+        samples: The steps, of at least two sizes.
+        may_be_square: Whether bytes that no shape gives may be quadratic in the size, as in a sequence length.
+        what: What the size is, for messages.
 
     Raises:
         UsageError: There are fewer than two sizes, or one that is not positive.
@@ -233,7 +233,7 @@ def scale_samples(samples: Sequence[Sample], *, may_be_square: bool = False, wha
     """
     ordered = sorted(samples, key=lambda one: one.size)
     if len({one.size for one in ordered}) < 2:
-        raise UsageError("Two recordings at different sizes are needed to tell how a step grows with its size.")
+        raise UsageError("Scaling a step needs two recordings at different sizes.")
     check_size(ordered[0].size)
     try:
         return MeasuredSizes(tuple(ordered), _matched(ordered, what), may_be_square)
@@ -245,10 +245,10 @@ def scale_samples(samples: Sequence[Sample], *, may_be_square: bool = False, wha
 
 
 def scale_between(steps: Mapping[int, Step]) -> MeasuredSizes:
-    """Learns from recordings of one job at several sizes how its step grows.
+    """Fits how a job's step grows, from recordings at several sizes.
 
     Args:
-        steps: A step of another recording by its size (samples of the batch, or length of the sequence).
+        steps: A step of each recording by its size (samples of the batch, or length of the sequence).
 
     Raises:
         UsageError: There are fewer than two sizes, or one that is not positive.

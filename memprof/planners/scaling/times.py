@@ -1,4 +1,4 @@
-"""Times of a step and of its operators at a size, as far as the recordings tell them."""
+"""Times of a step and of its operators at a size, as far as the recordings determine them."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ from memprof.planners.scaling.curves import growing, smoothed
 from memprof.planners.scaling.samples import Sample
 from memprof.trace.schema import Bools, Floats, Ints
 
-#: Operators of two steps that take equally long, to all digits, were measured once: more than this share of them.
+#: Above this share of operators with identical times in two steps, both are from a single measurement.
 _SAME = 0.5
 
 
 @dataclass(frozen=True, eq=False)
 class Clock:
-    """Tells times at a size.
+    """Estimates times at a size.
 
-    A recording that measures its operators' times in one step gives all its steps the same, whatever their sizes; that
-    step is taken to be of the middle one. From one such recording, times grow with the bytes that operators touch.
+    A recording that measures its operators' times in one step assigns them to all its steps, whatever their sizes; that
+    step is assumed to be of the middle size. With only one such recording, times grow with the bytes that operators
+    touch.
 
     Attributes:
-        samples: The steps, rising in size.
+        samples: The steps, in ascending size.
         rows: Row of each matched operator in every sample, shape ``(samples, operators)``.
     """
 
@@ -33,7 +34,7 @@ class Clock:
 
     @cached_property
     def timed(self) -> tuple[int, ...]:
-        """Places of the samples whose times count: of steps that were measured once, the middle one."""
+        """Indices of the samples whose times are used: among steps measured once, the middle one."""
         places: list[int] = []
         for run in dict.fromkeys(sample.run for sample in self.samples):
             own = [place for place, sample in enumerate(self.samples) if sample.run == run]
@@ -43,7 +44,7 @@ class Clock:
 
     @property
     def is_guessed(self) -> bool:
-        """Whether times are known at one size alone, so that how they grow is not."""
+        """Whether times are known at one size only, so that their growth is a guess."""
         return len({self.samples[place].size for place in self.timed}) < 2
 
     def times_at(self, size: int, touched: Floats) -> tuple[float, Floats]:
@@ -89,7 +90,7 @@ class Clock:
         return faster & (size > 0)
 
     def _measured_once(self, places: Sequence[int]) -> bool:
-        """Tells whether the times of some samples are all of one step."""
+        """Returns whether some samples share the times of a single step."""
         if len(places) < 2 or not self.rows.shape[1]:
             return False
         table = self._times(places)
@@ -100,7 +101,7 @@ class Clock:
 
 
 def _by_size(values: Floats, points: Floats, sizes: Floats) -> tuple[Floats, Floats]:
-    """Returns the means of rows of one size, and what goes with them."""
+    """Returns the means of rows of equal size, and of the values that go with them."""
     distinct = np.unique(sizes)
     means = [np.stack([table[sizes == one].mean(axis=0) for one in distinct]) for table in (values, points)]
     return means[0], means[1]

@@ -1,1 +1,1 @@
-"""Search of the whole policy space: which policies together fit a budget in the least time."""
+"""Search of the whole policy space for the fastest combination that fits a budget."""

@@ -25,30 +25,30 @@ from memprof.policies.plan.interval import OVER_HELD
 from memprof.policies.remat.policy import Remat
 from memprof.trace.step import Step
 
-#: What is used unless something else is asked for: what computes the same numbers but for rounding, and can be applied
-#: to a job as it is. Where nothing fits with these, remat is tried.
+#: Default policies: those that keep the numerics up to rounding and can be applied to an unmodified job. Where nothing
+#: fits with these, remat is tried.
 DEFAULT_POLICIES = ("precision", "accumulate", "loss", "checkpoint", "swap", "optimizer")
-#: Combinations beside which a budget is held by force.
+#: Number of combinations tried together with a hard memory cap.
 _MOST_HELD = 6
 
 
 @dataclass(frozen=True)
 class SearchRequest:
-    """What is asked for.
+    """Parameters of a search.
 
     Attributes:
         budget_bytes: Most bytes that may be allocated at once.
-        allow: Names of the policies that may be used; none for DEFAULT_POLICIES.
-        forbid: Names of those that may not.
-        most_slowdown: Most time a step may take, as a share of the recorded one beyond it; None for any.
-        world_size: Ranks there are.
-        time_limit_s: When the search ends with the best it has.
-        planner: Whose schedule the modules that run again are chosen by; ``auto`` searches by itself.
-        link_bytes_per_us: Bandwidth to where swapped values go, for planners that move them.
-        measured: Plans that were run already, such as compiled ones, of which only a run tells.
-        is_checked: Whether a plan is run, or dry-run, before it is trusted: then its predicted peak has to be within
-            the budget, and not the upper end of its interval.
-        learned: By how much plans that were tried were above their predictions.
+        allow: Names of allowed policies; empty for DEFAULT_POLICIES.
+        forbid: Names of forbidden policies.
+        most_slowdown: Maximum slowdown, as a fraction of the recorded step time; None for any.
+        world_size: Number of ranks.
+        time_limit_s: Time after which the search stops with its best result.
+        planner: Planner whose schedule determines the modules that run again; ``auto`` uses its own search.
+        link_bytes_per_us: Bandwidth to the swap target, for planners that offload.
+        measured: Plans that were run already, such as compiled ones, whose effect can only be measured.
+        is_checked: Whether a plan is run, or dry-run, before it is trusted: then its predicted peak must fit the
+            budget, not the upper end of its interval.
+        learned: Prediction errors of plans that were tried.
     """
 
     budget_bytes: int
@@ -64,21 +64,21 @@ class SearchRequest:
     learned: Learned = field(default_factory=Learned)
 
     def needed(self, one: Candidate) -> int:
-        """Returns the bytes that a plan has to fit with: the upper end of its interval, unless plans are checked."""
+        """Returns the bytes a plan needs: the upper end of its interval, unless plans are checked."""
         predicted = one.peak_bytes if self.is_checked else one.interval.most_bytes
         return predicted + self.learned.expected(one.policies)
 
 
 @dataclass(frozen=True)
 class ScheduleSummary:
-    """A schedule of operators: what could be done if each could be run again by itself.
+    """A schedule of operators: what recompute of individual operators could reach.
 
     Attributes:
-        planner: Who made it.
+        planner: The planner that made it.
         status: How the search ended, one of planners.base.STATUSES.
-        reason: One sentence on that.
+        reason: One sentence that explains the status.
         peak_bytes: Its replayed peak; 0 where nothing fits.
-        step_time_us: How long its step takes; 0 where nothing fits.
+        step_time_us: Its step time; 0 where nothing fits.
     """
 
     planner: str
@@ -90,20 +90,20 @@ class ScheduleSummary:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """What a search found.
+    """Result of a search.
 
     Attributes:
-        search_request: What was asked for.
-        recorded: The step as it is.
-        fitting: Plans within the budget and the slowdown, the fastest first.
-        others: Plans that are not, those nearest to the budget first.
-        refused: Plans that cannot be: what they were, and why.
-        least: The plan with the least peak that was found.
-        was_stopped: Whether the search ended before it was through.
-        tried: How many plans were replayed.
-        took_s: How long it took.
-        was_interrupted: Whether it ended before it was through because of Ctrl-C, and not for want of time.
-        schedule: What the planner that was asked for makes of the step's operators; None for ``auto``.
+        search_request: The request.
+        recorded: The recorded step.
+        fitting: Plans within the budget and the slowdown limit, fastest first.
+        others: The other plans, closest to the budget first.
+        refused: Inapplicable plans, with the reason.
+        least: The plan with the smallest peak.
+        was_stopped: Whether the search stopped before it was complete.
+        tried: Number of plans replayed.
+        took_s: Duration of the search.
+        was_interrupted: Whether Ctrl-C stopped it, rather than the deadline.
+        schedule: The requested planner's schedule of the step's operators; None for ``auto``.
     """
 
     search_request: SearchRequest
@@ -132,27 +132,27 @@ def explore(
 ) -> SearchResult:
     """Searches for the fastest plans whose peak is within a budget.
 
-    Every plan is replayed as a whole on the recorded steps; savings are never added up. Combinations of the policies
-    that change sizes are taken up by the time they lead to; beside each, modules are chosen until it fits. A
-    combination that is slower by itself than the best plan so far is left out: what runs again only adds to it.
+    Every plan is replayed as a whole on the recorded steps; savings are never summed. Combinations of the policies that
+    change sizes are processed in order of step time; with each, modules are chosen until it fits. A combination that
+    alone is slower than the best plan so far is skipped: recompute only adds to it.
 
     An interruption (Ctrl-C) ends the search with the best so far.
 
     Args:
-        step: The recorded step that modules are chosen on.
-        search_request: What is asked for.
-        report: Called with each plan that was replayed.
-        others: Other recorded steps, whose peaks under a plan count as well.
+        step: The recorded step on which modules are chosen.
+        search_request: The request.
+        report: Called with each replayed plan.
+        others: Other recorded steps, which a plan must fit as well.
 
     Raises:
-        PolicyError: A policy is named that there is not.
+        PolicyError: Unknown policy.
     """
     started = time.monotonic()
     allowed = allowed_names(search_request.allow, search_request.forbid, DEFAULT_POLICIES)
     deadline = started + search_request.time_limit_s
     bench = Workbench(step, deadline=deadline, report=report, others=others, needed=search_request.needed)
     recorded = bench.try_plan()
-    assert recorded is not None  # no policy, no refusal
+    assert recorded is not None  # an empty plan is never refused
     schedule, was_interrupted = None, False
     if recorded.peak_bytes > search_request.budget_bytes:
         try:
@@ -173,7 +173,7 @@ def explore(
 
 
 def _compiled(search_request: SearchRequest) -> tuple[tuple[Policy, ...], ...]:
-    """Returns the plans that compile; where none was run, one that is refused with the words for how to run it."""
+    """Returns the plans that compile; where none was run, one that is refused with instructions for running it."""
     if "compile" in search_request.forbid:
         return ()
     is_open = not search_request.allow or "compile" in search_request.allow
@@ -181,7 +181,7 @@ def _compiled(search_request: SearchRequest) -> tuple[tuple[Policy, ...], ...]:
 
 
 def _search(bench: Workbench, allowed: set[str], search_request: SearchRequest) -> list[tuple[Policy, ...]]:
-    """Chooses modules beside every combination of the other policies, and returns those combinations."""
+    """Chooses modules for every combination of the other policies, and returns those combinations."""
     groups = find_groups(bench.step)
     selection = Selection(bench, groups, allowed, search_request.budget_bytes)
     frames = find_frames(bench, allowed, world_size=search_request.world_size)
@@ -196,26 +196,26 @@ def _search(bench: Workbench, allowed: set[str], search_request: SearchRequest) 
 
 
 def _follow_exactly(bench: Workbench, policy: Remat | None, search_request: SearchRequest) -> None:
-    """Tries the schedule's own saved tensors, and holds the budget besides where it would pass it."""
+    """Tries the schedule's own saved tensors, plus a hard memory cap where they would exceed the budget."""
     found = None if policy is None else bench.try_plan(policy)
     if policy is not None and found is not None and bench.needed(found) > search_request.budget_bytes:
         bench.try_plan(dataclasses.replace(policy, budget=_to_hold(search_request)))
 
 
 def _to_hold(search_request: SearchRequest) -> str:
-    """Returns the budget for remat, with room for what jobs were seen above it."""
+    """Returns the budget for remat, with a margin for the overshoot seen in jobs."""
     return str(int(search_request.budget_bytes / (1 + OVER_HELD)))
 
 
 def _may_rematerialise(bench: Workbench, search_request: SearchRequest) -> bool:
-    """Whether single tensors may be made again: on a device, where that has not been run yet, when it is named."""
+    """Whether remat may be used: on a device where it has not been run yet, only when named."""
     if "remat" in search_request.forbid or search_request.allow:
         return "remat" in search_request.allow and "remat" not in search_request.forbid
     return not bench.step.is_on_device()
 
 
 def _hold(bench: Workbench, frames: list[tuple[Policy, ...]], search_request: SearchRequest) -> None:
-    """Holds the budget by making saved tensors again one by one, beside the fastest combinations it can stand with."""
+    """Adds a hard memory cap, held by remat, to the fastest combinations compatible with it."""
     held = 0
     for frame in frames:
         found = bench.try_plan(*frame, Remat(budget=_to_hold(search_request)))
@@ -225,7 +225,7 @@ def _hold(bench: Workbench, frames: list[tuple[Policy, ...]], search_request: Se
 
 
 def _follow(bench: Workbench, search_request: SearchRequest) -> ScheduleSummary:
-    """Chooses the modules that run again as a planner's schedule would."""
+    """Chooses the modules that run again by following a planner's schedule."""
     graph = graph_of(bench.step)
     # Half of the time, so that the other half is left to choose modules.
     deadline = (time.monotonic() + bench.deadline) / 2
@@ -243,7 +243,7 @@ def _follow(bench: Workbench, search_request: SearchRequest) -> ScheduleSummary:
 
 
 def _fast_enough(bench: Workbench, search_request: SearchRequest) -> list[Candidate]:
-    """Returns the plans within budget and slowdown, the fastest first."""
+    """Returns the plans within budget and slowdown limit, fastest first."""
     slowest = float("inf")
     if search_request.most_slowdown is not None:
         slowest = bench.archive[()].step_time_us * (1 + search_request.most_slowdown)

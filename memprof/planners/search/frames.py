@@ -22,24 +22,23 @@ from memprof.policies.swap.policy import Swap
 from memprof.trace.schema import NONE
 from memprof.trace.step import Step
 
-#: Micro-batches that are tried; more cost more calls and free less each.
+#: Micro-batch counts to try; higher ones add more calls and free less each.
 _MICRO_BATCHES = (2, 4, 8, 16)
 _CHUNKS = 8
-#: Stands in the stack of an operator that a DataLoader runs for the job.
+#: In the stack of every operator that a DataLoader runs.
 _DATA_LOADER = "torch/utils/data/dataloader.py:"
 
 
 def find_frames(bench: Workbench, allowed: set[str], *, world_size: int = 1) -> list[tuple[Policy, ...]]:
-    """Combines what fits the step, each policy tried alone first.
+    """Combines the policies that apply to the step, each first tried alone.
 
     Args:
-        bench: Where plans are replayed; what does not fit stays there with its sentence.
-        allowed: Names of the policies that may be used.
-        world_size: Ranks there are; shards are tried from two on.
+        bench: Replays plans; inapplicable ones stay there with the reason.
+        allowed: Names of allowed policies.
+        world_size: Number of ranks; shards are tried from two on.
 
     Returns:
-        The combinations, the empty one among them; those that lead to the shortest steps first, as far as the
-        policies' own times add up.
+        The combinations, the empty one among them; shortest steps first, by the sum of the policies' own times.
     """
     alternatives = [
         [(), *((policy,) for policy in _fitting(bench, options))]
@@ -60,10 +59,10 @@ def find_frames(bench: Workbench, allowed: set[str], *, world_size: int = 1) -> 
 
 
 def _fitting(bench: Workbench, options: tuple[Policy, ...]) -> list[Policy]:
-    """Tries each alone, and leaves out those that do not fit or change nothing."""
+    """Tries each alone, and drops those that do not apply or change nothing."""
     base = bench.archive[()]
     found = [(option, bench.try_plan(option)) for option in options]
-    # A peak that stays may be another policy's to move; a step that stays as it is, is not worth combining.
+    # A policy that leaves the peak may help another; one that also leaves the step time is not worth combining.
     same = (base.peak_bytes, base.step_time_us)
     return [option for option, one in found if one is not None and (one.peak_bytes, one.step_time_us) != same]
 
@@ -73,7 +72,7 @@ def _shards(world_size: int) -> tuple[Policy, ...]:
 
 
 def _precisions(step: Step) -> tuple[Policy, ...]:
-    """Returns the shorter types that make sense: none where the job computes in one already."""
+    """Returns the applicable reduced precisions: none where the job already computes in one."""
     is_matrix = (step.ops.flops > 0) & (step.ops.phase == "forward")
     wrote = step.uses.take(is_matrix[step.uses.op_id] & (step.uses.role == "write"))
     types = set(step.storages.dtype[wrote.storage_id])
@@ -81,7 +80,7 @@ def _precisions(step: Step) -> tuple[Policy, ...]:
 
 
 def _accumulations(bench: Workbench) -> tuple[Policy, ...]:
-    """Returns micro-batches where the job takes its batches from a DataLoader, so that they can be split for it."""
+    """Returns micro-batch counts, where the job's batches come from a DataLoader and can be split."""
     why = _why_whole(bench.step)
     if not why:
         return tuple(Accumulate(count) for count in _MICRO_BATCHES if count <= _batch_size(bench.step))
@@ -90,21 +89,21 @@ def _accumulations(bench: Workbench) -> tuple[Policy, ...]:
 
 
 def _why_whole(step: Step) -> str:
-    """Says why the job's batches cannot be split for it; "" where they can."""
+    """Explains why the job's batches cannot be split; "" where they can."""
     if not any(_DATA_LOADER in str(frames) for frames in step.stacks.frames):
         return (
-            "No DataLoader was seen to feed the job, so its batches cannot be split for it. Write 'for part in "
+            "The job uses no DataLoader, so its batches cannot be split automatically. Write 'for part in "
             "memprof.micro_batches(batch, 2):' in the training loop, and predict that with --accumulate 2."
         )
     if step.undivided:
         return (
-            f"The job's batches cannot be split for it: {step.undivided}. Give the loader a smaller batch, and update "
-            "after several of them, as trainers do with gradient_accumulation_steps."
+            f"The job's batches cannot be split automatically: {step.undivided}. Use a smaller batch in the loader, "
+            "and update after several of them, as trainers do with gradient_accumulation_steps."
         )
     if _compares_samples(step):
         return (
-            "The loss compares the samples of a batch with one another, so gradients of parts of it do not add up to "
-            "those of the whole. Where fewer pairs are acceptable, predict that with --accumulate 2."
+            "The loss compares samples of a batch with each other, so micro-batch gradients do not add up to those of "
+            "the whole batch. Where fewer pairs are acceptable, predict that with --accumulate 2."
         )
     return ""
 
@@ -112,12 +111,12 @@ def _why_whole(step: Step) -> str:
 def _compares_samples(step: Step) -> bool:
     try:
         return compares_samples(step)
-    except PolicyError:  # prediction will say that the batch cannot be told
+    except PolicyError:  # prediction reports that the batch is unknown
         return False
 
 
 def _batch_size(step: Step) -> float:
-    """Returns how many samples there are to divide; no limit where prediction will say that it cannot be told."""
+    """Returns the number of samples to divide; infinity where prediction will report that it is unknown."""
     try:
         return find_batch(step).size
     except PolicyError:
@@ -125,7 +124,7 @@ def _batch_size(step: Step) -> float:
 
 
 def _losses(step: Step) -> tuple[Policy, ...]:
-    """Returns chunked losses: with each module that makes what a log-softmax reads, and without."""
+    """Returns chunked losses: with each module that makes the input of a log-softmax, and without."""
     names = module_names(step)
     softmax = (step.ops.name == "aten._log_softmax.default") & (step.ops.phase == "forward")
     if not softmax.any():
@@ -143,7 +142,7 @@ def _optimizers(step: Step) -> tuple[Policy, ...]:
 
 
 def _swaps(step: Step) -> tuple[Policy, ...]:
-    """Returns what may leave the device apart from activations: the optimizer's state."""
+    """Returns what can be offloaded apart from activations: optimizer state."""
     if not np.any(step.storages.category == "optimizer_state"):
         return ()
     return (Swap(what="optimizer", to="host" if step.is_on_device() else "disk"),)

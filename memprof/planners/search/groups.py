@@ -1,4 +1,4 @@
-"""What may be chosen together: modules that a job repeats, or that stand alone, and what they save for backward."""
+"""Modules that are chosen together: repeated ones, or single ones, and what they save for backward."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from memprof.policies.runtime.model_names import module_names
 from memprof.trace.schema import NONE, Ints
 from memprof.trace.step import Step
 
-#: Groups looked at, those that save most first: more make the search longer and the plan no better.
+#: Maximum number of groups, by saved bytes: more make the search longer and the plan no better.
 MOST_GROUPS = 12
-#: Groups that free less than this share of what a step keeps for backward are not looked at.
+#: Groups that free less than this share of the step's saved bytes are ignored.
 LEAST_SHARE = 0.005
 
 
@@ -24,12 +24,12 @@ class Group:
     """Modules of one kind: ``layers.0`` to ``layers.11``, or ``head`` alone.
 
     Attributes:
-        pattern: What they have in common: ``layers.*``.
-        members: Their qualified names, those first whose saved bytes are cheapest to make again.
-        saved_bytes: What is made in all of them and kept for the backward of nothing else, in bytes.
-        forward_us: How long their forwards take, in microseconds.
-        kinds: Kinds of operators in them whose outputs could stay, of policies.checkpoint.kinds.
-        is_whole: Whether the pattern stands for all members and nothing else.
+        pattern: Their common name: ``layers.*``.
+        members: Their qualified names, lowest recompute cost per saved byte first.
+        saved_bytes: Bytes made in all of them and saved only for their own backward.
+        forward_us: Duration of their forwards, in microseconds.
+        kinds: Kinds of operators in them whose outputs could be kept, of policies.checkpoint.kinds.
+        is_whole: Whether the pattern matches all members and nothing else.
     """
 
     pattern: str
@@ -40,11 +40,11 @@ class Group:
     is_whole: bool
 
     def chosen(self, count: int) -> tuple[str, ...]:
-        """Returns what selects the first so many members: the pattern where it is all of them."""
+        """Returns what selects the first ``count`` members: the pattern where it is all of them."""
         return (self.pattern,) if self.is_whole and count == len(self.members) else self.members[:count]
 
     def is_apart_from(self, other: Group) -> bool:
-        """Tells whether no module of one lies inside a module of the other."""
+        """Returns whether no module of one lies inside a module of the other."""
         return not any(
             one == two or one.startswith(two + ".") or two.startswith(one + ".")
             for one in self.members
@@ -53,10 +53,10 @@ class Group:
 
 
 def find_groups(step: Step) -> list[Group]:
-    """Finds the groups of a step, those that save most first.
+    """Finds the groups of a step, most saved bytes first.
 
-    Modules whose names differ in numbers only are one group, where the numbered ones beside each other are of one type.
-    A module that runs the same operators as the one around it is none, nor is one that frees next to nothing.
+    Modules whose names differ only in numbers form a group, if numbered siblings are of one type. Modules that run the
+    same operators as their parent, or free next to nothing, are left out.
     """
     names = module_names(step)
     calls = step.module_calls
@@ -71,7 +71,7 @@ def find_groups(step: Step) -> list[Group]:
     spans: dict[int, tuple[int, float]] = {}
     kinds: dict[int, set[str]] = {}
     seen: set[tuple[tuple[int, int], ...]] = set()
-    for module, own in by_module.items():  # in order of first call, so that a module comes before what it holds
+    for module, own in by_module.items():  # in order of first call, so that parents come before children
         span = tuple((int(calls.first_op_id[row]), int(calls.last_op_id[row]) + 1) for row in own)
         size = sum(_bytes_inside(made, last_kept, kept_bytes, begin, end) for begin, end in span)
         if span in seen or not size:
@@ -92,14 +92,14 @@ def find_groups(step: Step) -> list[Group]:
 
 
 def _shapes(step: Step, names: Sequence[str]) -> list[str]:
-    """Returns each module's name with ``*`` for the numbers that only count modules of one type."""
+    """Returns each module's name with ``*`` for numbers that only enumerate modules of one type."""
     types: dict[int, set[str]] = {}
     for module, parent in enumerate(step.modules.parent_id.tolist()):
         types.setdefault(parent, set()).add(str(step.modules.type[module]))
     shapes: dict[int, str] = {}
 
     def shape_of(module: int) -> str:
-        # A module may stand before the one that holds it: a job may wrap what it made.
+        # A module may precede its parent: a job may wrap what it made.
         if module not in shapes:
             parent = int(step.modules.parent_id[module])
             own = names[module].rpartition(".")[2]
@@ -134,16 +134,16 @@ def _group(
 
 
 def _bytes_inside(made: Ints, last_kept: Ints, kept_bytes: Ints, begin: int, end: int) -> int:
-    """Sums what is made and kept by operators from ``begin`` to before ``end``: what running them again frees."""
+    """Sums the bytes made and saved by operators from ``begin`` to before ``end``: what rerunning them frees."""
     low, high = np.searchsorted(made, (begin, end))
     return int(kept_bytes[low:high][last_kept[low:high] < end].sum())
 
 
 def _kept_inside(step: Step) -> tuple[Ints, Ints, Ints]:
-    """Finds what forward makes and keeps for its own backward.
+    """Finds what forward makes and saves for its own backward.
 
     Returns:
-        Of each such storage the operator that makes it, the last one that keeps it, and its bytes, in order of birth.
+        For each such storage, the operator that makes it, the last one that keeps it, and its bytes, in order of birth.
     """
     storages, saved = step.storages, step.saved
     last_kept = np.full(len(storages), NONE)

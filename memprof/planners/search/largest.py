@@ -18,18 +18,18 @@ from memprof.planners.search.workbench import Workbench
 from memprof.policies.base import Policy
 from memprof.trace.step import Step
 
-#: The search ends at this many times the recorded size: nobody asks for more, and no model of growth is good for it.
+#: The search ends at this multiple of the recorded size; growth models are not reliable beyond.
 _MOST_TIMES = 4096
 
 
 @dataclass(frozen=True)
 class AtSize:
-    """What fits at one size.
+    """Result for one size.
 
     Attributes:
         size: The size.
-        best: The plan that was found to fit, None where none was.
-        least_bytes: The least peak that was found.
+        best: The fitting plan; None for none.
+        least_bytes: The smallest peak found.
     """
 
     size: int
@@ -43,12 +43,12 @@ class Largest:
 
     Attributes:
         sizes: The sizes that were recorded.
-        source: How steps of other sizes are known, one of policies.base.SOURCES.
-        size: The largest size for which a plan was found; 0 where none fits at any.
+        source: How steps of other sizes are estimated, one of policies.base.SOURCES.
+        size: The largest size with a fitting plan; 0 for none.
         step: The step at that size, without a plan.
         answer: The plans at that size.
-        tried: What fits at each size that was tried, in rising order.
-        was_stopped: Whether the search ended before it was through.
+        tried: Result for each size tried, in ascending order.
+        was_stopped: Whether the search stopped before it was complete.
     """
 
     sizes: tuple[int, ...]
@@ -61,12 +61,12 @@ class Largest:
 
 
 def sized_step(steps: list[Step]) -> SizedStep:
-    """Learns how a step grows: from recordings of several sizes, or from the shapes of one.
+    """Models how a step grows: from recordings of several sizes, or from the shapes of one.
 
-    The size is what differs between the shapes of the recordings' inputs; of a single recording it is the batch.
+    The size is what differs between the shapes of the recordings' inputs; for a single recording it is the batch.
 
     Raises:
-        InconclusiveError: The recordings do not differ in size, or differ in more; or one alone does not tell.
+        InconclusiveError: The recordings do not differ in size, or differ in more; or one alone is not sufficient.
     """
     if len(steps) == 1:
         return scale_by_shape(steps[0])
@@ -79,18 +79,18 @@ def find_largest(
 ) -> Largest:
     """Searches for the largest size that fits a budget under some plan, then for the fastest plan at that size.
 
-    Sizes are doubled while something fits, and halved between; a size is first tried under the plans that did for
-    others, and searched anew where none of them does.
+    Sizes are doubled while a plan fits, then bisected; a size is first tried under the plans that fitted other sizes,
+    and searched anew only if none fits.
 
     Args:
         sized: The step at any size.
-        search_request: What is asked for; its time limit is for all sizes together.
-        report: Called with each plan that was replayed.
+        search_request: The request; its time limit covers all sizes together.
+        report: Called with each replayed plan.
 
     Raises:
-        PolicyError: A policy is named that there is not.
+        PolicyError: Unknown policy.
     """
-    if not search_request.allow:  # held by force nearly every size fits, ever more slowly
+    if not search_request.allow:  # under a hard memory cap nearly every size fits, ever more slowly
         search_request = dataclasses.replace(search_request, forbid=(*search_request.forbid, "remat"))
     deadline = time.monotonic() + search_request.time_limit_s
     at: dict[int, AtSize] = {}
@@ -118,7 +118,7 @@ def find_largest(
     rest = max(5.0, deadline - time.monotonic())
     answer = None if step is None else explore(step, dataclasses.replace(search_request, time_limit_s=rest), report)
     if step is not None and answer is not None and answer.best is None:
-        # What is left of the time was too short to find again what is known to fit.
+        # The time left was too short to find the known fitting plan again.
         answer = dataclasses.replace(answer, fitting=tuple(one for one in (at[low].best,) if one is not None))
     return Largest(
         sizes=sized.sizes,

@@ -1,4 +1,4 @@
-"""Chooses modules: which ones run again in backward, and which ones' saved tensors leave the device."""
+"""Chooses modules: which run again in backward, and whose saved tensors are offloaded."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from memprof.policies.base import Policy
 from memprof.policies.checkpoint.policy import Checkpoint
 from memprof.policies.swap.policy import Swap
 
-#: Kinds whose outputs are worth keeping: they cost much time for each byte.
+#: Kinds whose outputs are worth keeping: high recompute time per byte.
 _EXPENSIVE = ("attention", "conv", "matmul")
-#: Choices that fit which are made smaller, the fastest first.
+#: Number of fitting choices that are trimmed, fastest first.
 _MOST_TRIMMED = 6
 
-#: Makes the policy that chooses some modules.
+#: Builds the policy for some modules.
 Maker = Callable[[tuple[str, ...]], Policy]
 
 
 class Selection:
-    """Chooses modules beside a combination of other policies, so that the step fits."""
+    """Chooses modules on top of a combination of other policies, so that the step fits."""
 
     def __init__(self, bench: Workbench, groups: Sequence[Group], allowed: set[str], budget_bytes: int) -> None:
         """Prepares a search.
 
         Args:
-            bench: Where plans are replayed.
-            groups: What may be chosen together.
-            allowed: Names of the policies that may be used.
+            bench: Replays plans.
+            groups: The candidate groups.
+            allowed: Names of allowed policies.
             budget_bytes: Most bytes that may be allocated at once.
         """
         self._bench = bench
@@ -40,7 +40,7 @@ class Selection:
         self._swap: Maker | None = (lambda modules: Swap(modules, to=to)) if "swap" in allowed else None
 
     def choose(self, frame: tuple[Policy, ...]) -> None:
-        """Tries choices beside a combination; what comes of them is in the bench's archive."""
+        """Tries choices on top of a combination; the results are in the bench's archive."""
         makers: list[tuple[Maker, Group]] = []
         for group in self._groups:
             if self._has_checkpoint:
@@ -65,7 +65,7 @@ class Selection:
         return self._bench.try_plan(*frame, maker(group.chosen(len(group.members))))
 
     def _trim(self, frame: tuple[Policy, ...], maker: Maker, group: Group) -> None:
-        """Finds the fewest members that fit, from either end, and puts parts in the place of the last one."""
+        """Finds the fewest members that fit, from either end, and replaces the last one by parts of it."""
         members = group.members
         for order in (members, members[::-1]):
             low, high = 0, len(members)  # the first does not fit, or has not been tried; the second does
@@ -82,7 +82,7 @@ class Selection:
                     self._bench.try_plan(*frame, maker((*order[: high - 1], *inside)))
 
     def _join(self, frame: tuple[Policy, ...], done: list[tuple[Candidate, Maker, Group]]) -> None:
-        """Adds groups to the one that frees most, until the step fits; then leaves out members that need not be."""
+        """Adds groups to the one that frees most until the step fits; then removes unneeded members."""
         if not done:
             return
         _, maker, first = min(done, key=lambda one: (one[0].peak_bytes, rank(one[0])))
@@ -110,7 +110,7 @@ class Selection:
     def _together(
         self, frame: tuple[Policy, ...], maker: Maker, groups: Sequence[Group], place: int = -1, count: int = 0
     ) -> Candidate | None:
-        """Tries several groups whole, but of one only so many members."""
+        """Tries several groups whole, but only ``count`` members of one."""
         names = [group.chosen(count if row == place else len(group.members)) for row, group in enumerate(groups)]
         return self._bench.try_plan(*frame, maker(tuple(name for part in names for name in part)))
 

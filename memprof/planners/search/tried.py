@@ -1,4 +1,4 @@
-"""A plan that was replayed, and what came of it."""
+"""A replayed plan and its predicted results."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from memprof.trace.step import Step
 
 @dataclass(frozen=True)
 class Candidate:
-    """A plan, and the steps it leads to in numbers.
+    """A plan and the numbers of the steps under it.
 
     Attributes:
         policies: Its policies, in their order.
-        peak_bytes: Peak of allocated bytes, in the fullest step.
+        peak_bytes: Peak allocated bytes, in the step with the highest peak.
         step_time_us: Duration of the step that plans are chosen on.
-        peak_phase: Phase the peak is in.
-        peak_module: Module that runs there, "" outside of modules.
-        peak_op: Operator that runs there.
+        peak_phase: Phase of the peak.
+        peak_module: Module that runs at the peak, "" outside of modules.
+        peak_op: Operator that runs at the peak.
         categories: Bytes at the peak, by category.
-        peak_step: Number of the step that the peak is in.
-        interval: The bounds of the peak, by what was seen of its policies on other jobs.
+        peak_step: Number of the step with the peak.
+        interval: Bounds of the peak, from the errors of its policies on other jobs.
     """
 
     policies: tuple[Policy, ...]
@@ -49,25 +49,25 @@ class Candidate:
 
     @property
     def numerics(self) -> str:
-        """What it does to the numbers the job computes: the most of what its policies do."""
+        """Its effect on the job's numerics: the strongest of its policies' effects."""
         return max((policy.numerics for policy in self.policies), key=NUMERICS.index, default=NUMERICS[0])
 
     @property
     def source(self) -> str:
-        """How its numbers were obtained: the least sure of its policies' ways."""
+        """The source of its numbers: the least certain among its policies."""
         return max((policy.source for policy in self.policies), key=SOURCES.index, default=SOURCES[0])
 
 
 def candidate_of(
     policies: tuple[Policy, ...], recorded: Sequence[Step], predicted: Sequence[Step], fullest: Sequence[Step]
 ) -> Candidate:
-    """Reads the numbers off steps that were predicted.
+    """Builds a candidate from predicted steps.
 
     Args:
         policies: The policies.
         recorded: The steps as recorded; the first is the one that plans are chosen on.
-        predicted: What the policies make of them.
-        fullest: The same with what a recording does not tell taken at its most.
+        predicted: The steps under the policies.
+        fullest: The same with unknown sizes at their maximum.
     """
     step = fullest_of(predicted)
     during = live_bytes(step).during

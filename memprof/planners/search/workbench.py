@@ -1,4 +1,4 @@
-"""Replays plans on the steps of a recording, and remembers every one."""
+"""Replays plans on the steps of a recording, and caches the results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from memprof.policies.plan.several_steps import transform_all
 from memprof.policies.registry import policy_types
 from memprof.trace.step import Step
 
-#: Steps under a part of a plan that are kept, so that plans that begin alike share the work.
+#: Number of cached steps under plan prefixes, so that plans with equal prefixes share the work.
 _MOST_STEPS = 64
 
 
@@ -24,13 +24,13 @@ class Workbench:
 
     Attributes:
         step: The recorded step that plans are chosen on.
-        deadline: Moment of ``time.monotonic`` from which on nothing new is tried.
-        report: Called with every plan that was replayed.
+        deadline: ``time.monotonic`` value after which nothing new is tried.
+        report: Called with every replayed plan.
         archive: Every plan replayed so far, by its policies.
-        refused: Plans that do not fit the step, with the sentence that says why.
-        was_stopped: Whether the search was ended before it was through.
-        others: Other steps of the job, which a plan has to fit as well.
-        needed: Returns the bytes that a plan has to fit with.
+        refused: Inapplicable plans, with the reason.
+        was_stopped: Whether the search stopped before it was complete.
+        others: Other steps of the job, which a plan must fit as well.
+        needed: Returns the bytes a plan needs.
     """
 
     step: Step
@@ -44,7 +44,7 @@ class Workbench:
     _steps: dict[tuple[tuple[Policy, ...], bool], tuple[Step, ...]] = field(default_factory=dict)
 
     def is_late(self) -> bool:
-        """Tells whether the time is up."""
+        """Returns whether the deadline has passed."""
         if time.monotonic() >= self.deadline:
             self.was_stopped = True
         return self.was_stopped
@@ -53,7 +53,7 @@ class Workbench:
         """Replays a plan on every step, once.
 
         Returns:
-            What came of it; None where a policy does not fit, or the time is up.
+            The result; None where a policy does not apply, or the deadline has passed.
         """
         key = Plan(policies).policies
         known = self.archive.get(key)
@@ -65,18 +65,18 @@ class Workbench:
         except PolicyError as error:
             self.refused[key] = str(error)
             return None
-        except InvariantError as error:  # one plan that goes wrong must not take all others with it
-            self.refused[key] = f"memprof cannot predict this plan, which is a fault of memprof: {error}"
+        except InvariantError as error:  # one failing plan must not abort the search
+            self.refused[key] = f"internal error of memprof: cannot predict this plan: {error}"
             return None
         self.archive[key] = found = candidate_of(key, (self.step, *self.others), steps, fullest)
         self.report(found)
         return found
 
     def _steps_under(self, policies: tuple[Policy, ...], *, at_most: bool = False) -> tuple[Step, ...]:
-        """Returns the steps that a plan leads to, the one it is chosen on first.
+        """Returns the steps under a plan, the one it is chosen on first.
 
         Raises:
-            PolicyError: A policy does not fit ``step``.
+            PolicyError: A policy does not apply to ``step``.
         """
         if not policies:
             return (self.step, *self.others)
@@ -84,30 +84,30 @@ class Workbench:
         known = self._steps.pop((policies, at_most), None)
         if known is None:
             known = transform_all(policies[-1], self._steps_under(policies[:-1], at_most=at_most), at_most=at_most)
-        self._steps[policies, at_most] = known  # those used last stand last
+        self._steps[policies, at_most] = known  # most recently used last
         if len(self._steps) > _MOST_STEPS:
             self._steps.pop(next(iter(self._steps)))
         return known
 
     def fitting(self, budget_bytes: int) -> list[Candidate]:
-        """Lists the plans within a budget, the fastest first; of equally fast ones the one with fewest policies."""
+        """Lists the plans within a budget, fastest first; ties by fewest policies."""
         inside = [one for one in self.archive.values() if self.needed(one) <= budget_bytes]
         return sorted(inside, key=rank)
 
 
 def rank(one: Candidate) -> tuple[float, int, int, str]:
-    """Orders plans: the fastest first, then the one with fewest policies, then the one with the least peak."""
+    """Sort key of plans: fastest first, then fewest policies, then smallest peak."""
     return one.step_time_us, len(one.policies), one.peak_bytes, one.plan.describe()
 
 
 def allowed_names(allow: tuple[str, ...], forbid: tuple[str, ...], default: tuple[str, ...]) -> set[str]:
-    """Returns the names of the policies that may be used.
+    """Returns the names of the allowed policies.
 
     Raises:
-        PolicyError: A name is none of a policy.
+        PolicyError: Unknown policy name.
     """
     known = {kind.name for kind in policy_types()}
     for name in (*allow, *forbid):
         if name not in known:
-            raise PolicyError(f"There is no policy {name!r}; there are {', '.join(sorted(known))}.")
+            raise PolicyError(f"unknown policy {name!r}: give one of {', '.join(sorted(known))}.")
     return (set(allow) or set(default)) - set(forbid)

@@ -1,1 +1,1 @@
-"""A model of torch's CUDA caching allocator: the segments a sequence of requests makes it reserve."""
+"""A model of torch's CUDA caching allocator: the segments it reserves for a sequence of requests."""

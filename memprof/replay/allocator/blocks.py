@@ -1,4 +1,4 @@
-"""What the allocator keeps: blocks that tile segments, and the free ones of each pool in the order they are taken."""
+"""The allocator's data structures: blocks that tile segments, and the free blocks of each pool in search order."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from memprof.replay.allocator.rules import LARGE_SEGMENT_BYTES, SMALL_SEGMENT_BYTES, TieBreak
 
-#: States of a block. A pending one is freed, but another stream may still use it.
+#: States of a block. A pending one is freed, but another stream may still use it (pending free).
 FREE, ALLOCATED, PENDING, UNMAPPED = 0, 1, 2, 3
 
 _ADDRESS_BITS = 64
@@ -15,13 +15,13 @@ _COUNTER_BITS = 40
 
 
 class Segment:
-    """A range of addresses taken from the device, or one that grows in place.
+    """An address range reserved on the device; an expandable one grows in place.
 
     Attributes:
         address: First byte.
-        size: Bytes taken; of an expandable one, the bytes of its range, mapped or not.
-        pool: The pool it is of.
-        counter: Position among all segments taken.
+        size: Bytes reserved; of an expandable one, the bytes of its range, mapped or not.
+        pool: Its pool.
+        counter: Its index in order of reservation.
         is_expandable: Whether it grows in place.
         first: Its first block.
     """
@@ -37,7 +37,7 @@ class Segment:
         self.first: Block | None = None
 
     def blocks(self) -> Iterator[Block]:
-        """Walks its blocks in order of address."""
+        """Iterates over its blocks in address order."""
         block = self.first
         while block is not None:
             yield block
@@ -45,20 +45,20 @@ class Segment:
 
 
 class Block:
-    """A part of a segment that is free or was given out.
+    """A free or allocated part of a segment.
 
     Attributes:
         address: First byte.
         size: Bytes.
-        requested: Bytes last asked for.
+        requested: Bytes last requested.
         state: FREE, ALLOCATED, PENDING or UNMAPPED.
         previous: The block before it in its segment.
-        next: The block behind it.
+        next: The block after it.
         segment: Its segment.
-        counter: Position among all blocks made.
-        key: Its place among the free blocks of its pool while it is free.
-        age_base: Searches of its pool before it became free.
-        allocation: The allocation it was last given to, -1 for none.
+        counter: Its index in order of creation.
+        key: Its sort key in its pool while it is free.
+        age_base: Number of searches of its pool before it became free.
+        allocation: The allocation it last served, -1 for none.
     """
 
     __slots__ = (
@@ -89,7 +89,7 @@ class Block:
         self.allocation = -1
 
     def is_split(self) -> bool:
-        """Tells whether it is only part of its segment."""
+        """Returns whether it is only part of its segment."""
         return self.previous is not None or self.next is not None
 
     def place_between(self, previous: Block | None, following: Block | None) -> None:
@@ -104,19 +104,19 @@ class Block:
 
 
 class Pool:
-    """The free blocks of one stream, size class and memory pool, in the order in which torch would take them.
+    """The free blocks of one stream, size class and memory pool, in torch's search order.
 
-    A block's key is a number: its size, then what breaks ties. Keys are kept in sorted lists, one for each sixteenth of
-    the way from a power of two to the next, so that a list stays short however many blocks are free; a number whose
-    bits are the lists that are not empty tells at once where to look next.
+    A block's key is a number: its size, then the tie break. Keys are kept in sorted lists, one for each sixteenth of
+    the way from a power of two to the next, so lists stay short however many blocks are free; a bit mask of the
+    non-empty lists gives the next one to search.
 
     Attributes:
-        owner: Number of the memory pool (0 is the default one; CUDA graphs have their own).
+        owner: Number of the memory pool (0 is the default pool; CUDA graphs have their own).
         stream: The stream.
         is_small: Whether it serves small requests.
-        page_bytes: What an expandable segment of it grows by.
-        searches: Times a block was looked for, where garbage collection asks.
-        unmapped: Blocks of expandable segments that have addresses and no memory, by address.
+        page_bytes: Growth unit of its expandable segments.
+        searches: Number of searches, for garbage collection.
+        unmapped: Blocks of expandable segments with addresses but no memory, by address.
     """
 
     def __init__(self, owner: int, stream: int, tie_break: TieBreak, *, is_small: bool) -> None:
@@ -133,7 +133,7 @@ class Pool:
         self._by_key: dict[int, Block] = {}
 
     def add(self, block: Block) -> None:
-        """Makes a block one of the free ones."""
+        """Adds a block to the free ones."""
         size = block.size
         if self._tie_break == "address":
             key = size << _ADDRESS_BITS | block.address
@@ -153,7 +153,7 @@ class Pool:
             self._filled |= 1 << number
 
     def remove(self, block: Block) -> None:
-        """Takes a block out of the free ones; its size must be that with which it was added."""
+        """Removes a block from the free ones; its size must be unchanged since it was added."""
         key = block.key
         del self._by_key[key]
         number = _list_of(block.size)
@@ -165,7 +165,7 @@ class Pool:
             del keys[bisect_left(keys, key)]
 
     def fitting(self, size: int) -> Block | None:
-        """Returns the smallest free block of at least a size; None where there is none."""
+        """Returns the smallest free block of at least a size; None for none."""
         number = _list_of(size)
         keys = self._lists.get(number)
         if keys:
@@ -178,7 +178,7 @@ class Pool:
         return self._by_key[self._lists[number + (larger & -larger).bit_length()][0]]
 
     def from_size(self, size: int) -> Iterator[Block]:
-        """Walks the free blocks of at least a size, smallest first; none may be added or removed meanwhile."""
+        """Iterates over the free blocks of at least a size, smallest first; the pool must not change meanwhile."""
         number = _list_of(size)
         keys = self._lists.get(number)
         if keys:
@@ -201,11 +201,11 @@ class Pool:
         return self._by_key[self._lists[self._filled.bit_length() - 1][-1]] if self._filled else None
 
     def _numbers(self) -> list[int]:
-        """Returns the numbers of the lists that are not empty, rising."""
+        """Returns the indices of the non-empty lists, ascending."""
         return sorted(number for number, keys in self._lists.items() if keys)
 
 
 def _list_of(size: int) -> int:
-    """Returns the number of the list that blocks of a size are in; it rises with the size, of at least 16."""
+    """Returns the list index for a size of at least 16; ascending with the size."""
     bits = size.bit_length()
     return bits << 4 | (size >> (bits - 5)) & 15

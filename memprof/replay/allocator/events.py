@@ -1,4 +1,4 @@
-"""Columns in, columns out: replays any sequence of requests through the model of the caching allocator."""
+"""Replays a sequence of requests through the caching allocator model; columns in, columns out."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from memprof.replay.allocator.model import Addresses, CachingAllocator, SegmentE
 from memprof.replay.allocator.rules import Settings, TieBreak
 from memprof.trace.schema import NONE, Bools, Ints
 
-#: Kinds of requests. FREE is FREE_REQUESTED and FREE_COMPLETED at once; EMPTY_CACHE gives back what is wholly free.
+#: Kinds of requests. FREE is FREE_REQUESTED and FREE_COMPLETED at once; EMPTY_CACHE releases wholly free segments.
 ALLOCATE, FREE, FREE_REQUESTED, FREE_COMPLETED, EMPTY_CACHE = 0, 1, 2, 3, 4
 
-#: Events handled as Python objects at a time: few enough not to count in memory.
+#: Events handled as Python objects at a time: few enough to use negligible memory.
 _CHUNK = 1 << 15
 
 Kinds = npt.NDArray[np.int8]
@@ -24,12 +24,12 @@ Ids = npt.NDArray[np.int32]
 
 @dataclass(frozen=True, eq=False)
 class Requests:
-    """What a process asked of the allocator of one device, in order.
+    """A process's requests to the allocator of one device, in order.
 
     Attributes:
         kind: ALLOCATE, FREE, FREE_REQUESTED, FREE_COMPLETED or EMPTY_CACHE, shape ``(events,)``.
-        allocation: The allocation each is about, NONE for EMPTY_CACHE, shape ``(events,)``.
-        size: Bytes asked for by each allocation, above 0, shape ``(allocations,)``.
+        allocation: The allocation of each, NONE for EMPTY_CACHE, shape ``(events,)``.
+        size: Bytes requested by each allocation, above 0, shape ``(allocations,)``.
         stream: Its stream.
         owner: Number of its memory pool, 0 for the default one.
     """
@@ -42,7 +42,7 @@ class Requests:
 
     @staticmethod
     def of(kind: Ints, allocation: Ints, size: Ints) -> Requests:
-        """Makes requests on one stream and the default pool."""
+        """Builds requests on one stream and the default pool."""
         return Requests(
             kind=np.asarray(kind, dtype=np.int8),
             allocation=np.asarray(allocation, dtype=np.int32),
@@ -58,14 +58,14 @@ class Requests:
 
 @dataclass(frozen=True, eq=False)
 class Replay:
-    """What the allocator did with some requests.
+    """Result of replaying requests.
 
     Attributes:
         requests: The requests.
-        events: How many of them were replayed.
-        address: Where each allocation was put, NONE for those that were not made, shape ``(allocations,)``.
-        block_bytes: Size of the block each was given, 0 for those that were not made, shape ``(allocations,)``.
-        allocator: The allocator as it stands behind the last event.
+        events: Number of requests replayed.
+        address: Address of each allocation, NONE for those that failed, shape ``(allocations,)``.
+        block_bytes: Size of the block of each, 0 for those that failed, shape ``(allocations,)``.
+        allocator: The allocator after the last event.
         start_reserved: Bytes reserved before the first.
     """
 
@@ -78,13 +78,13 @@ class Replay:
     _log: list[SegmentEvent] = field(default_factory=list)
 
     def segment_events(self) -> list[SegmentEvent]:
-        """Returns what happened to segments, in order."""
+        """Returns the segment events, in order."""
         return self._log
 
     def reserved(self) -> Ints:
         """Returns the reserved bytes after each event, shape ``(events,)``.
 
-        Within an event they never stand higher than after it: what is given back is so before more is taken.
+        Within an event they are never higher than after it: segments are released before more is reserved.
         """
         change = np.zeros(self.events, dtype=np.int64)
         signs = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1, "oom": 0}
@@ -94,9 +94,9 @@ class Replay:
         return reserved
 
     def allocated(self) -> Ints:
-        """Returns the bytes of the blocks given out after each event, shape ``(events,)``; it starts from 0.
+        """Returns the allocated bytes after each event, shape ``(events,)``, starting from 0.
 
-        What is freed and awaits another stream does not count, as in torch's own ``allocated``.
+        Pending blocks do not count, as in torch's own ``allocated``.
         """
         kind, allocation = self.requests.kind[: self.events], self.requests.allocation[: self.events]
         change = np.where(kind <= FREE_REQUESTED, self.block_bytes[allocation], 0)
@@ -105,7 +105,7 @@ class Replay:
         return allocated
 
     def failed(self) -> Bools:
-        """Returns which allocations found the device full, shape ``(allocations,)``."""
+        """Returns which allocations failed because the device was full, shape ``(allocations,)``."""
         asked = np.zeros(len(self.address), dtype=np.bool_)
         done = self.requests.allocation[: self.events][self.requests.kind[: self.events] == ALLOCATE]
         asked[done] = True
@@ -125,16 +125,16 @@ def replay(
 ) -> Replay:
     """Replays requests through the model.
 
-    An allocation that finds the device full is left out, with its free; what follows goes on.
+    A failed allocation is skipped, together with its free; replay continues.
 
     Args:
         requests: The requests.
-        settings: What the allocator is told.
-        tie_break: Which of several free blocks of one size it takes.
-        addresses: Where new segments are put.
-        allocator: An allocator to go on with, instead of a fresh one made of the three above; it is changed.
-        alive: The blocks it has given out already, by their allocation; they are changed.
-        until: Replay only so many events.
+        settings: The allocator's settings.
+        tie_break: Choice among free blocks of equal size.
+        addresses: Address source for new segments.
+        allocator: An existing allocator to continue with, instead of a new one; modified in place.
+        alive: Its allocated blocks, by allocation; modified in place.
+        until: Number of events to replay.
     """
     allocator = allocator or CachingAllocator(settings, tie_break, addresses)
     blocks = alive if alive is not None else {}
@@ -157,7 +157,7 @@ def _replay_chunk(
     address: Ints,
     block_bytes: Ints,
 ) -> None:
-    """Replays some events: those of a chunk become Python numbers, and those it makes become columns, at once."""
+    """Replays a chunk of events, converting columns to Python numbers and results to columns in bulk."""
     allocations = requests.allocation[events]
     made, addresses, sizes = [], [], []
     rows = zip(

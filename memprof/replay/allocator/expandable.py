@@ -1,4 +1,4 @@
-"""How expandable segments grow and shrink: pages are mapped into a long range of addresses, and unmapped from it."""
+"""Growth and shrinkage of expandable segments: pages are mapped into and unmapped from a long address range."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ if TYPE_CHECKING:
 
 
 def find_growth(pool: Pool, size: int) -> Block | None:
-    """Finds the lowest free or unmapped block from which on so many bytes could be given out.
+    """Finds the lowest free or unmapped block from which ``size`` contiguous bytes are available.
 
     Args:
-        pool: Where to look.
+        pool: The pool to search.
         size: Bytes needed.
 
     Returns:
-        A block that is unmapped, or free with unmapped ones behind it; None where no range has the room.
+        An unmapped block, or a free one followed by unmapped ones; None where no range has room.
     """
     for address in sorted(pool.unmapped):
         block = pool.unmapped[address]
@@ -34,10 +34,10 @@ def find_growth(pool: Pool, size: int) -> Block | None:
 
 
 def map_pages(allocator: AllocatorState, block: Block, size: int) -> bool:
-    """Gives memory to the first pages of an unmapped block and joins it with its free neighbours.
+    """Maps the first pages of an unmapped block and merges it with its free neighbours.
 
     Returns:
-        False where the device has no room; then nothing has changed.
+        False, with nothing changed, where the device is full.
     """
     pool = block.segment.pool
     mapped = min(-(-size // pool.page_bytes) * pool.page_bytes, block.size)
@@ -59,7 +59,7 @@ def map_pages(allocator: AllocatorState, block: Block, size: int) -> bool:
 
 
 def release_pages(allocator: AllocatorState, block: Block) -> None:
-    """Takes the memory of the whole pages inside a free block; a segment that has none left goes too."""
+    """Unmaps the whole pages inside a free block; a segment without mapped pages is removed too."""
     pool, segment = block.segment.pool, block.segment
     base, page = segment.address, pool.page_bytes
     start = base + -(-(block.address - base) // page) * page
@@ -87,7 +87,7 @@ def release_pages(allocator: AllocatorState, block: Block) -> None:
 
 
 def join_neighbours(allocator: AllocatorState, block: Block) -> None:
-    """Joins a free block, not yet among the free ones of its pool, with those beside it."""
+    """Merges a free block, not yet in its pool, with its neighbours."""
     pool = block.segment.pool
     previous, following = block.previous, block.next
     if previous is not None and previous.state == FREE:

@@ -1,4 +1,4 @@
-"""What is reserved and not used at a moment: holes, what pins their segments, and what other settings would give."""
+"""Reserved but unused memory: holes, the allocations that pin their segments, and the effect of other settings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from memprof.replay.allocator.rules import DIVISION_SIZES, MIB, Settings
 
 @dataclass(frozen=True)
 class SegmentUse:
-    """One segment at a moment.
+    """One segment at a point in time.
 
     Attributes:
         address: First byte.
@@ -23,9 +23,9 @@ class SegmentUse:
         is_expandable: Whether it grows in place.
         free_bytes: Bytes of its free blocks.
         largest_hole: Bytes of the largest of them.
-        holes: How many there are.
-        blocks: Blocks given out.
-        pins: Allocations in it, largest first: while one of them lives, the segment cannot be given back.
+        holes: Number of free blocks.
+        blocks: Number of allocated blocks.
+        pins: Its allocations, largest first: while one of them is live, the segment cannot be released.
     """
 
     address: int
@@ -41,15 +41,15 @@ class SegmentUse:
 
 @dataclass(frozen=True)
 class Fragmentation:
-    """What is reserved at a moment, and what of it is not used.
+    """Reserved memory at a point in time, and its unused part.
 
     Attributes:
         reserved: Bytes of all segments.
-        allocated: Bytes of the blocks given out.
-        requested: Bytes asked for by those.
+        allocated: Bytes of the allocated blocks.
+        requested: Bytes requested for those.
         largest_free: Bytes of the largest free block: the largest request that needs no new segment.
-        idle_bytes: Free bytes in segments that are wholly free: ``torch.cuda.empty_cache()`` would give them back.
-        pinned_bytes: Free bytes beside blocks in use: nobody can give them back.
+        idle_bytes: Free bytes in wholly free segments: ``torch.cuda.empty_cache()`` would release them.
+        pinned_bytes: Free bytes in segments with allocated blocks: these cannot be released.
         segments: The segments, most free bytes first.
     """
 
@@ -64,16 +64,16 @@ class Fragmentation:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What some settings give for the same requests.
+    """Result of some settings for the same requests.
 
     Attributes:
-        name: The settings as torch's variable has them, "" for none.
+        name: The settings in the syntax of torch's variable, "" for none.
         settings: The settings.
-        reserved_peak: Highest reserved bytes.
-        allocated_peak: Highest bytes given out.
-        segments: Segments taken, or times an expandable one grew.
-        retries: Times the device was full and everything cached was given back.
-        failed: Allocations that found the device full all the same.
+        reserved_peak: Peak reserved bytes.
+        allocated_peak: Peak allocated bytes.
+        segments: Number of segments reserved, or of growths of an expandable one.
+        retries: Times the device was full and the cache was released.
+        failed: Allocations that failed nevertheless.
     """
 
     name: str
@@ -85,7 +85,7 @@ class Outcome:
     failed: int
 
 
-#: What is tried beside the settings in force, as torch's variable has them.
+#: Settings tried in addition to the current ones, in the syntax of torch's variable.
 ALTERNATIVES: tuple[tuple[str, Settings], ...] = (
     ("", Settings()),
     ("expandable_segments:True", Settings(expandable_segments=True)),
@@ -98,11 +98,11 @@ ALTERNATIVES: tuple[tuple[str, Settings], ...] = (
 
 
 def outcome(done: Replay, name: str) -> Outcome:
-    """Sums up a replay.
+    """Summarizes a replay.
 
     Args:
         done: The replay.
-        name: Its settings as torch's variable has them.
+        name: Its settings in the syntax of torch's variable.
     """
     return Outcome(
         name,
@@ -116,23 +116,23 @@ def outcome(done: Replay, name: str) -> Outcome:
 
 
 def last_growth(done: Replay) -> int:
-    """Returns the event at which the reserved bytes first stood at their highest, 0 where nothing was reserved."""
+    """Returns the event at which the reserved bytes first peaked, 0 where nothing was reserved."""
     reserved = done.reserved()
     return int(reserved.argmax()) if len(reserved) else 0
 
 
 def fragmentation_at(requests: Requests, settings: Settings, event: int) -> Fragmentation:
-    """Returns what is reserved and used just after an event."""
+    """Returns reserved and used memory right after an event."""
     return describe(replay(requests, settings, until=event + 1).allocator)
 
 
 def size_at(requests: Requests, event: int) -> int:
-    """Returns the bytes asked for at an event, 0 where it is no allocation."""
+    """Returns the bytes requested by an event, 0 if it is not an allocation."""
     return int(requests.size[requests.allocation[event]]) if requests.kind[event] == ALLOCATE else 0
 
 
 def describe(allocator: CachingAllocator) -> Fragmentation:
-    """Returns what an allocator has reserved and what of it is used."""
+    """Returns an allocator's reserved and used memory."""
     uses = [_use(segment) for segment in allocator.segments.values()]
     blocks = [
         block

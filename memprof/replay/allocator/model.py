@@ -1,7 +1,7 @@
-"""The CUDA caching allocator: gives out blocks as torch's does, and logs the segments it takes and returns.
+"""The CUDA caching allocator: allocates blocks as torch does, and logs the segments it reserves and releases.
 
-Source: c10/cuda/CUDACachingAllocator.cpp of torch 2.0 to 2.13, modelled from its behaviour. Left out: what does not
-change which block is given, such as statistics, events of the driver and sharing between processes.
+Source: c10/cuda/CUDACachingAllocator.cpp of torch 2.0 to 2.13, modelled from its behaviour. Left out: anything that
+does not change which block is allocated, such as statistics, driver events and sharing between processes.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from memprof.replay.allocator.rules import (
     segment_size,
 )
 
-#: Where a made-up address space begins, and what its segments are aligned to.
+#: Start of the synthetic address space, and the alignment of its segments.
 _FIRST_ADDRESS = 1 << 40
 _ALIGNMENT = 2 << 20
 
 
 class SegmentEvent(NamedTuple):
-    """One thing that happened to a segment, by the allocator's own name for it.
+    """One segment event, named as by the allocator.
 
     Attributes:
         event: Position of the request during which it happened.
         action: ``segment_alloc``, ``segment_free``, ``segment_map``, ``segment_unmap`` or ``oom``.
         address: First byte; 0 for ``oom``.
-        size: Bytes taken or given back; for ``oom``, bytes that could not be had.
+        size: Bytes reserved or released; for ``oom``, the bytes that were unavailable.
         stream: The stream.
     """
 
@@ -50,7 +50,7 @@ Addresses = Callable[[int, int], int]
 
 
 def rising_addresses() -> Addresses:
-    """Returns a source of addresses that hands out ever higher ones: what a driver does that never reuses any."""
+    """Returns a source of ever higher addresses, like a driver that never reuses any."""
     following = _FIRST_ADDRESS
 
     def take(size: int, stream: int) -> int:
@@ -66,13 +66,13 @@ class CachingAllocator:
     """The allocator of one device.
 
     Attributes:
-        settings: What it was told.
-        tie_break: Which of several free blocks of one size it takes.
-        reserved: Bytes of all segments, of expandable ones those that are mapped.
-        event: Position of the request in hand, for the log; whoever replays sets it.
-        log: What happened to segments.
-        retries: Times everything cached was given back because the device was full.
-        segments: Segments by their address.
+        settings: Its settings.
+        tie_break: Choice among free blocks of equal size.
+        reserved: Bytes of all segments; of expandable ones, the mapped bytes.
+        event: Index of the current request, for the log; set by the caller.
+        log: Segment events.
+        retries: Times the cache was released because the device was full.
+        segments: Segments by address.
     """
 
     def __init__(
@@ -84,9 +84,9 @@ class CachingAllocator:
         """Starts with nothing reserved.
 
         Args:
-            settings: What it is told; torch's defaults where left out.
-            tie_break: Which of several free blocks of one size it takes.
-            addresses: Gives the address of a new segment of a size on a stream; rising ones where left out.
+            settings: Its settings; torch's defaults if omitted.
+            tie_break: Choice among free blocks of equal size.
+            addresses: Returns the address of a new segment of a size on a stream; rising addresses if omitted.
         """
         self.settings = settings or Settings()
         self.reserved = 0
@@ -105,15 +105,15 @@ class CachingAllocator:
         self._collects = bool(self.settings.garbage_collection_threshold) and self.settings.limit_bytes is not None
 
     def allocate(self, requested: int, stream: int = 0, owner: int = 0) -> Block | None:
-        """Gives out a block.
+        """Allocates a block.
 
         Args:
-            requested: Bytes asked for, above 0.
-            stream: The stream it is for.
+            requested: Bytes requested, above 0.
+            stream: Its stream.
             owner: Number of the memory pool, 0 for the default one.
 
         Returns:
-            The block; None where the device is full even after everything cached was given back.
+            The block; None where the device is full even after the cache was released.
         """
         divisions = self._divisions
         size = rounded_request(requested, divisions) if divisions else (requested + 511) & ~511
@@ -131,11 +131,11 @@ class CachingAllocator:
         return block
 
     def request_free(self, block: Block) -> None:
-        """Takes a block back; it stays unusable until ``complete_free``."""
+        """Frees a block, which stays pending until ``complete_free``."""
         block.state = PENDING
 
     def complete_free(self, block: Block) -> None:
-        """Makes a block that was taken back free, joined with its free neighbours."""
+        """Makes a pending block free and merges it with its free neighbours."""
         pool = block.segment.pool
         block.state = FREE
         previous, following = block.previous, block.next
@@ -148,18 +148,18 @@ class CachingAllocator:
         pool.add(block)
 
     def release_cached(self) -> None:
-        """Gives back every segment that is wholly free, as ``torch.cuda.empty_cache()`` and a full device do."""
+        """Releases every wholly free segment, as ``torch.cuda.empty_cache()`` and a full device do."""
         release_cached(self)
 
     def pool(self, owner: int, stream: int, *, is_small: bool) -> Pool:
-        """Returns a pool, empty where nothing was asked of it before."""
+        """Returns a pool, created empty at first use."""
         key = (owner, stream, is_small)
         if key not in self._pools:
             self._pools[key] = Pool(owner, stream, self.tie_break, is_small=is_small)
         return self._pools[key]
 
     def pools(self) -> Iterator[Pool]:
-        """Walks the pools."""
+        """Iterates over the pools."""
         return iter(self._pools.values())
 
     def largest_free(self) -> int:
@@ -168,52 +168,52 @@ class CachingAllocator:
         return max((block.size for block in blocks if block is not None), default=0)
 
     def add_segment(self, address: int, size: int, pool: Pool, *, is_expandable: bool = False) -> Segment:
-        """Registers a segment; its blocks are for the caller to make, and what is mapped of it to count."""
+        """Registers a segment; the caller creates its blocks and counts its mapped bytes."""
         segment = Segment(address, size, pool, self._segments_made, is_expandable=is_expandable)
         self._segments_made += 1
         self.segments[address] = segment
         return segment
 
     def make_block(self, address: int, size: int, segment: Segment, state: int = FREE) -> Block:
-        """Makes a block, linked to nothing yet."""
+        """Creates an unlinked block."""
         block = Block(address, size, segment, self._blocks_made, state)
         self._blocks_made += 1
         return block
 
     def take_at(self, free: Block, address: int, size: int) -> Block:
-        """Gives out a certain part of a free block, whatever the allocator itself would have chosen."""
+        """Allocates a given part of a free block, bypassing the search."""
         pool = free.segment.pool
         pool.remove(free)
         if address > free.address:
             self._split(free, address - free.address, pool)
-            pool.add(free.previous)  # type: ignore[arg-type]  # the front that was just cut off
+            pool.add(free.previous)  # the front that was just split off
             pool.remove(free)
         block = self._split(free, size, pool) if size < free.size else free
         block.state = ALLOCATED
         return block
 
     def absorb_before(self, block: Block, previous: Block) -> None:
-        """Lets a block take the place of the one before it as well."""
+        """Extends a block over the one before it."""
         block.address = previous.address
         block.size += previous.size
         block.place_between(previous.previous, block.next)
 
     def absorb_behind(self, block: Block, following: Block) -> None:
-        """Lets a block take the place of the one behind it as well."""
+        """Extends a block over the one after it."""
         block.size += following.size
         block.place_between(block.previous, following.next)
 
     def write(self, action: str, address: int, size: int, stream: int) -> None:
-        """Logs what happened to a segment."""
+        """Logs a segment event."""
         self.log.append(SegmentEvent(self.event, action, address, size, stream))
 
     def has_room(self, size: int) -> bool:
-        """Tells whether the device has room for so much more."""
+        """Returns whether the device has room for that many more bytes."""
         capacity = self.settings.capacity_bytes
         return capacity is None or self.reserved + size <= capacity
 
     def _cached(self, pool: Pool, size: int) -> Block | None:
-        """Takes a free block that is large enough and, where splitting is bounded, not too large."""
+        """Takes a free block that is large enough and, where splitting is limited, not too large."""
         if self._collects:
             pool.searches += 1
         block = pool.fitting(size)
@@ -232,7 +232,7 @@ class CachingAllocator:
         return block
 
     def _least_growable(self, pool: Pool, size: int) -> Block | None:
-        """Chooses among blocks of expandable segments: one that could grow counts with what it could grow to."""
+        """Chooses among blocks of expandable segments; growable ones count with their possible size."""
         candidates = pool.from_size(size)
         if not self.settings.expandable_segments:  # turned off since: such blocks are left alone
             return next((block for block in candidates if not block.segment.is_expandable), None)
@@ -244,7 +244,7 @@ class CachingAllocator:
         return best
 
     def _taken(self, pool: Pool, size: int) -> Block | None:
-        """Takes memory from the device; gives back what is cached where it has none left."""
+        """Reserves memory on the device, releasing the cache if the device is full."""
         if self._collects:
             collect_garbage(self)
         wanted = segment_size(size)
@@ -287,20 +287,20 @@ class CachingAllocator:
             return None
         while block.size < size:
             following = block.next
-            assert following is not None  # find_growth saw enough addresses behind it
+            assert following is not None  # find_growth checked that enough addresses follow
             if not map_pages(self, following, min(size - block.size, following.size)):
                 return None
-            block = following  # it took in the block before it
+            block = following  # it was merged with the block before it
         pool.remove(block)
         return block
 
     def _is_worth_splitting(self, pool: Pool, size: int, rest: int) -> bool:
         if pool.is_small or self.settings.expandable_segments:
-            return True  # the rest is at least one rounding unit, which is asked before
+            return True  # the rest is at least one rounding unit, checked before
         return size < self._max_split and rest > SMALL_REQUEST_BYTES
 
     def _split(self, block: Block, size: int, pool: Pool) -> Block:
-        """Cuts the front off a block; the rest keeps the block's record and is free."""
+        """Splits the front off a block; the rest keeps the block's record and is free."""
         front = self.make_block(block.address, size, block.segment)
         front.place_between(block.previous, block)
         block.address += size

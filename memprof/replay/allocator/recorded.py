@@ -1,4 +1,4 @@
-"""Holds the model to what a real allocator recorded: the same segments, addresses and final blocks, or where not."""
+"""Compares the model with a recording of a real allocator: segments, addresses and final blocks."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _GIVEN_BACK = ("segment_free", "segment_unmap")
 
 @dataclass(frozen=True)
 class Mismatch:
-    """One thing the model did otherwise.
+    """One difference between model and recording.
 
     Attributes:
-        event: Row among the recorded events; their number where it is about the final map.
-        what: One sentence: what was recorded, and what the model did.
+        event: Row of the recorded event; the number of events if it concerns the final map.
+        what: One sentence: the recorded and the modelled behaviour.
     """
 
     event: int
@@ -31,17 +31,17 @@ class Mismatch:
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """The model against a recording.
+    """Comparison of the model with a recording.
 
     Attributes:
-        tie_break: The order of equal blocks that it was replayed with.
-        is_complete: Whether the recording began before the first allocation; else the state before it was rebuilt.
+        tie_break: The tie break used in the replay.
+        is_complete: Whether the recording began before the first allocation; else the initial state was reconstructed.
         allocations: Allocations compared by address.
         segment_events: Segment events compared.
         blocks: Blocks of the final map compared.
-        mismatches: What differs; after each, the model was put where the recording was.
-        fitting: The orders tried that differ no more than this one: more than one where the events cannot tell.
-        reserved_peak: Highest reserved bytes of the replay.
+        mismatches: Differences; after each, the model was reset to the recorded state.
+        fitting: The tie breaks with equally few differences: several where the events cannot distinguish them.
+        reserved_peak: Peak reserved bytes of the replay.
     """
 
     tie_break: TieBreak
@@ -57,13 +57,13 @@ class Comparison:
 def compare(
     events: AllocatorEvents, end: BlockMap, settings: Settings | None = None, tie_break: TieBreak | None = None
 ) -> Comparison:
-    """Replays the recorded events of one device and compares every step with what was recorded.
+    """Replays the recorded events of one device and compares each with the recording.
 
     Args:
         events: The events of one device, in order.
-        end: Its blocks as they stood behind the last.
-        settings: What the recorded allocator was told.
-        tie_break: Which of several free blocks of one size it takes; the one that fits best where left out.
+        end: Its blocks after the last event.
+        settings: Settings of the recorded allocator.
+        tie_break: Choice among free blocks of equal size; the best match if omitted.
     """
     settings = settings or Settings()
     tried = [_Follower(events, end, settings, order).follow() for order in ([tie_break] if tie_break else TIE_BREAKS)]
@@ -73,14 +73,14 @@ def compare(
 
 
 class _Follower:
-    """One replay of recorded events, compared with them step by step."""
+    """One replay of recorded events, compared event by event."""
 
     def __init__(self, events: AllocatorEvents, end: BlockMap, settings: Settings, tie_break: TieBreak) -> None:
         self._events = events
         self._end = end
         self._settings = settings
         self._mismatches: list[Mismatch] = []
-        self._expected: deque[tuple[str, int, int]] = deque()  # recorded segments, not yet taken by the model
+        self._expected: deque[tuple[str, int, int]] = deque()  # recorded segments not yet used by the model
         self._allocator = CachingAllocator(settings, tie_break, self._next_address)
         self._owners = end.owner_of(events)
         self._made_up = 1 << 50
@@ -152,7 +152,7 @@ class _Follower:
         self._blocks[address] = block
 
     def _put_at(self, block: Block, address: int) -> Block | None:
-        """Moves what was just given out to where the recording has it, so that later events can be compared."""
+        """Moves a new allocation to its recorded address, so that later events can be compared."""
         pool, size = block.segment.pool, block.size
         self._allocator.complete_free(block)
         for free in pool.free_blocks():
@@ -161,7 +161,7 @@ class _Follower:
         return None
 
     def _give_back(self, event: int, actions: list[str]) -> None:
-        """Gives back what is cached, as a run of recorded segment_free events says, and compares the two."""
+        """Releases the cache as a run of recorded segment_free events requires, and compares the two."""
         end = event
         while end < len(actions) and actions[end] in _GIVEN_BACK:
             end += 1
@@ -180,7 +180,7 @@ class _Follower:
             self._note(event, f"recorded {_segments(recorded)}, modelled {_segments(done)}")
 
     def _next_address(self, size: int, stream: int) -> int:
-        """Returns the address the recording has for the next segment; a made-up one where it has none."""
+        """Returns the recorded address of the next segment; a synthetic one where there is none."""
         if self._expected:
             _, address, _ = self._expected.popleft()
             return address
@@ -188,7 +188,7 @@ class _Follower:
         return self._made_up
 
     def _restore(self, memory: Range, start: BlockMap) -> None:
-        """Puts a segment and its blocks there as they stood before the first event."""
+        """Restores a segment and its blocks as they were before the first event."""
         allocator, settings = self._allocator, self._settings
         pool = allocator.pool(memory.owner, memory.stream, is_small=memory.is_small)
         span = memory.size
@@ -212,7 +212,7 @@ class _Follower:
             last = block
 
     def _compare_end(self) -> int:
-        """Compares the final blocks with the recorded ones, each with address, size and state."""
+        """Compares the final blocks with the recorded ones: address, size and state."""
         modelled = {
             block.address: (block.size, block.state)
             for segment in self._allocator.segments.values()

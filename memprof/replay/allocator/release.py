@@ -1,4 +1,4 @@
-"""How memory goes back to the device: wholly free segments, when it is full, asked to, or past a threshold."""
+"""Releases memory to the device: wholly free segments, when it is full, on request, or past a threshold."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 
 def release_cached(allocator: AllocatorState) -> None:
-    """Gives back every segment that is wholly free; large ones first, each pool's smallest first.
+    """Releases every wholly free segment; large ones first, each pool's smallest first.
 
-    Private pools keep theirs: a captured graph may be replayed.
+    Private pools keep theirs, since a captured graph may be replayed.
     """
     for is_small in (False, True):
         pools = [pool for pool in allocator.pools() if pool.is_small is is_small and not pool.owner]
@@ -30,10 +30,10 @@ def release_cached(allocator: AllocatorState) -> None:
 
 
 def release_oversized(allocator: AllocatorState, pool: Pool, size: int) -> bool:
-    """Gives back blocks too large to be split, until a request would fit in their place.
+    """Releases blocks too large to be split, until a request would fit.
 
     Returns:
-        Whether enough was given back; False, with nothing done, where every block may be split.
+        Whether enough was released; False, with nothing done, where every block may be split.
     """
     most = allocator.settings.max_split_size_bytes
     if most is None:
@@ -54,9 +54,9 @@ def release_oversized(allocator: AllocatorState, pool: Pool, size: int) -> bool:
 
 
 def collect_garbage(allocator: AllocatorState) -> None:
-    """Gives back free segments that have lain longest, until what is reserved is below the threshold.
+    """Releases the oldest free segments until the reserved bytes are below the threshold.
 
-    Age counts in searches of the pool. In rounds, those of at least the average age go.
+    Age counts searches of the pool. Each round releases those of at least average age.
     """
     settings = allocator.settings
     assert settings.limit_bytes is not None
@@ -86,7 +86,7 @@ def collect_garbage(allocator: AllocatorState) -> None:
 
 
 def _release(allocator: AllocatorState, block: Block) -> None:
-    """Gives a wholly free segment back to the device."""
+    """Releases a wholly free segment to the device."""
     segment = block.segment
     segment.pool.remove(block)
     del allocator.segments[segment.address]

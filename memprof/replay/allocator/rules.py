@@ -1,4 +1,4 @@
-"""The CUDA caching allocator's sizes: how a request is rounded, and how large a segment is taken for it.
+"""Size rules of the CUDA caching allocator: how a request is rounded, and the size of a new segment for it.
 
 Source: c10/cuda/CUDACachingAllocator.cpp and c10/core/AllocatorConfig.cpp of torch 2.0 to 2.13.
 """
@@ -11,43 +11,43 @@ from typing import Literal
 
 MIB = 1 << 20
 
-#: Blocks are multiples of this, and start at multiples of it.
+#: Block sizes and addresses are multiples of this.
 ROUNDING_BYTES = 512
-#: Requests up to this size, once rounded, are served from small segments.
+#: Requests up to this size, after rounding, are served from small segments.
 SMALL_REQUEST_BYTES = MIB
 SMALL_SEGMENT_BYTES = 2 * MIB
-#: Requests below this size share large segments of one size; larger ones get a segment of their own.
+#: Requests below this size share large segments of one size; larger ones get a dedicated segment.
 SHARED_REQUEST_BYTES = 10 * MIB
 LARGE_SEGMENT_BYTES = 20 * MIB
-#: Segments of their own are multiples of this.
+#: Dedicated segments are multiples of this.
 OWN_SEGMENT_ROUNDING_BYTES = 2 * MIB
-#: A large request takes an oversized block whole only where this little is wasted (``max_non_split_rounding_mb``).
+#: A large request takes an oversized block whole only if at most this much is wasted (``max_non_split_rounding_mb``).
 NON_SPLIT_ROUNDING_BYTES = 20 * MIB
 #: Number of sizes for which ``roundup_power2_divisions`` can differ: 1 MiB, 2 MiB ... 32 GiB and above.
 DIVISION_SIZES = 16
-#: Memory of the device where nobody said: only how many addresses an expandable segment may grow over hangs on it.
+#: Assumed device memory; it only determines the address range of an expandable segment.
 ASSUMED_DEVICE_BYTES = 80 << 30
 
-#: Which of several free blocks of one size is taken. ``address``: the lowest, as torch does up to 2.11; ``block``:
-#: the one whose record was made first, as builds of spring 2026 do (pytorch pull request 178362); ``segment``: of the
-#: segment taken first, the lowest address, as later ones do (183591).
+#: Choice among free blocks of equal size. ``address``: lowest address, as in torch up to 2.11; ``block``: oldest block
+#: record, as in builds of spring 2026 (pytorch pull request 178362); ``segment``: oldest segment, then lowest address,
+#: as in later ones (183591).
 TieBreak = Literal["address", "block", "segment"]
 TIE_BREAKS: tuple[TieBreak, ...] = ("address", "block", "segment")
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the allocator is told in ``PYTORCH_ALLOC_CONF`` and what it runs on.
+    """Options of ``PYTORCH_ALLOC_CONF``, and limits of the device.
 
     Attributes:
-        expandable_segments: Grow segments in place instead of taking new ones.
-        max_split_size_bytes: Larger blocks are not split; None where every block may be.
-        divisions: Steps between powers of two that sizes are rounded up to, one number for each of the
-            ``DIVISION_SIZES`` sizes; 0 and 1 round to 512 bytes as usual.
-        garbage_collection_threshold: Share of ``limit_bytes`` from which on old free segments are given back; 0 for
-            never. Without a limit it does nothing, in torch either.
-        limit_bytes: What this process may reserve (``set_per_process_memory_fraction``); None where it was not set.
-        capacity_bytes: What the device has for the allocator; None for as much as is asked for.
+        expandable_segments: Grow segments in place instead of reserving new ones.
+        max_split_size_bytes: Blocks above this size are not split; None for no limit.
+        divisions: Steps between powers of two to which sizes are rounded up, one number for each of the
+            ``DIVISION_SIZES`` sizes; 0 and 1 mean the usual 512 bytes.
+        garbage_collection_threshold: Share of ``limit_bytes`` above which old free segments are released; 0 for never.
+            No effect without a limit, as in torch.
+        limit_bytes: Maximum reserved bytes of this process (``set_per_process_memory_fraction``); None if not set.
+        capacity_bytes: Device memory available to the allocator; None for unlimited.
     """
 
     expandable_segments: bool = False
@@ -62,7 +62,7 @@ def rounded_request(size: int, divisions: tuple[int, ...] = ()) -> int:
     """Returns the size of the block that serves a request.
 
     Args:
-        size: Bytes asked for, above 0.
+        size: Bytes requested, above 0.
         divisions: As in ``Settings``.
     """
     if size < ROUNDING_BYTES:
@@ -75,7 +75,7 @@ def rounded_request(size: int, divisions: tuple[int, ...] = ()) -> int:
 
 
 def segment_size(rounded: int) -> int:
-    """Returns the size of the segment that is taken for a rounded request where no free block will do."""
+    """Returns the size of a new segment for a rounded request that no free block can serve."""
     if rounded <= SMALL_REQUEST_BYTES:
         return SMALL_SEGMENT_BYTES
     if rounded < SHARED_REQUEST_BYTES:
@@ -84,7 +84,7 @@ def segment_size(rounded: int) -> int:
 
 
 def _next_division(size: int, steps: int) -> int:
-    """Rounds up to the next of some steps between two powers of two; a power of two stays."""
+    """Rounds up to the next step between two powers of two; powers of two are unchanged."""
     if size & (size - 1) == 0:
         return size
     below = 1 << (size.bit_length() - 1)
@@ -95,15 +95,15 @@ def _next_division(size: int, steps: int) -> int:
 def settings_from_options(
     options: Mapping[str, str], *, capacity_bytes: int | None = None, limit_bytes: int | None = None
 ) -> Settings:
-    """Reads the options of ``PYTORCH_ALLOC_CONF`` that the model knows; others change no block.
+    """Parses the options of ``PYTORCH_ALLOC_CONF`` that the model supports; others do not affect blocks.
 
     Args:
         options: Values by key, as text.
-        capacity_bytes: What the device has; None for as much as is asked for.
-        limit_bytes: What the process may reserve; None where it was not limited.
+        capacity_bytes: Device memory; None for unlimited.
+        limit_bytes: Maximum reserved bytes of the process; None for no limit.
 
     Raises:
-        ValueError: A value is none that torch takes.
+        ValueError: A value is invalid in torch.
     """
     split = options.get("max_split_size_mb")
     return Settings(
@@ -117,9 +117,9 @@ def settings_from_options(
 
 
 def _divisions(text: str) -> tuple[int, ...]:
-    """Reads ``4`` for every size, or ``[256:1,512:2,>:4]``: sizes in MiB, each by itself.
+    """Parses ``4`` for every size, or ``[256:1,512:2,>:4]`` with one entry per size in MiB.
 
-    The first holds for smaller ones too, ``>`` for those above the last.
+    The first also applies to smaller sizes, ``>`` to those above the last.
     """
     if not text.startswith("["):
         return (int(text or 0),) * DIVISION_SIZES

@@ -1,4 +1,4 @@
-"""What the allocator's model lets its parts change: segments, their blocks, and the counter of reserved bytes."""
+"""The part of the allocator model that its modules modify: segments, blocks, and the reserved bytes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from memprof.replay.allocator.rules import Settings
 
 
 class AllocatorState(Protocol):
-    """The allocator's model, as those see it that map, unmap and release memory.
+    """The allocator model's interface for mapping, unmapping and releasing memory.
 
     Attributes:
         settings: The allocator's settings.
@@ -26,16 +26,16 @@ class AllocatorState(Protocol):
         """Yields every pool."""
 
     def has_room(self, size: int) -> bool:
-        """Whether the device has so many bytes left."""
+        """Whether the device has that many bytes left."""
 
     def make_block(self, address: int, size: int, segment: Segment, state: int = FREE) -> Block:
         """Adds a block to a segment."""
 
     def absorb_before(self, block: Block, previous: Block) -> None:
-        """Joins a block with the one before it."""
+        """Merges a block with the one before it."""
 
     def absorb_behind(self, block: Block, following: Block) -> None:
-        """Joins a block with the one behind it."""
+        """Merges a block with the one after it."""
 
     def write(self, action: str, address: int, size: int, stream: int) -> None:
-        """Notes an action on a segment."""
+        """Logs a segment event."""

@@ -1,4 +1,4 @@
-"""What a step asks of the caching allocator: one request for each birth, death and workspace, in order."""
+"""A step's requests to the caching allocator: one per allocation, free and workspace, in order."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from memprof.replay.allocator.rules import Settings
 from memprof.trace.schema import NONE, Bools, Ints, Ops, Storages
 from memprof.trace.step import Step
 
-#: Order of what happens around one operator: its outputs are made, it works, and then what died with it is freed.
+#: Order of events around one operator: outputs are allocated, it runs, then storages that die with it are freed.
 _BIRTH, _WORK, _WORKED, _DEATH = 0, 1, 2, 3
 
 
 @dataclass(frozen=True, eq=False)
 class StepRequests:
-    """The requests of a step that is run twice, so that the second meets what a step before it left behind.
+    """The requests of a step run twice, so that the second run starts from what the first left behind.
 
     Attributes:
         requests: The requests.
         steady_from: The first event of the second run.
         op_id: Operator of the step during or after which each event happens, NONE before the first,
             shape ``(events,)``.
-        storage_id: Storage of the step each allocation stands for, NONE for workspaces, shape ``(allocations,)``.
+        storage_id: Storage of each allocation, NONE for workspaces, shape ``(allocations,)``.
         made_by: Operator that made each allocation, NONE for those from before the step.
         device: Device whose memory it is, such as ``cuda:0``; ``cpu`` where the step ran there.
     """
@@ -40,12 +40,12 @@ class StepRequests:
 
 
 def requests_of_step(step: Step) -> StepRequests:
-    """Writes down what a step asks for.
+    """Lists the requests of a step.
 
-    What is alive before the step is asked for first, in order of birth. The step is then run twice: what outlives the
-    first run (gradients, say) takes the place, in the second, of what the step found at its start. On a device, only
-    its own memory counts; a step recorded on CPU asks for what it would on a device. Memory is asked for on the stream
-    of the operator that makes it.
+    Storages live before the step are allocated first, in order of birth. The step is then run twice: storages that
+    outlive the first run (gradients, say) replace, in the second, those live at the start of the step. On a device,
+    only its own memory counts; a step recorded on CPU makes the requests it would make on a device. Memory is allocated
+    on the stream of the operator that makes it.
 
     Args:
         step: The step, recorded or predicted.
@@ -54,10 +54,10 @@ def requests_of_step(step: Step) -> StepRequests:
 
 
 def requests_of_steps(steps: Sequence[Step]) -> StepRequests:
-    """Writes down what steps ask for that follow each other, each at a size of its own; see ``requests_of_step``.
+    """Lists the requests of consecutive steps of different sizes; see ``requests_of_step``.
 
     Args:
-        steps: One step at several sizes: the same operators and storages, row by row, of other bytes.
+        steps: One step at several sizes: the same operators and storages, row by row, with other bytes.
 
     Raises:
         ValueError: The steps do not have the same operators and storages.
@@ -65,10 +65,10 @@ def requests_of_steps(steps: Sequence[Step]) -> StepRequests:
     every = [_Asked.of(step.storages, step.ops) for step in steps]
     asked = every[0]
     if any(len(other.size) != len(asked.size) or (other.about != asked.about).any() for other in every):
-        raise ValueError("The steps do not ask for the same storages.")
+        raise ValueError("The steps do not have the same operators and storages.")
     again, orphans = _second_run(asked)
     made = np.flatnonzero(asked.made_by != NONE)
-    # Allocations are numbered run by run: those of the first run are its subjects, of each later one what it makes.
+    # Allocations are numbered run by run: first the first run's subjects, then those each later run makes.
     current = np.arange(len(asked.size))
     runs = [
         (np.full(len(asked.base), ALLOCATE), asked.base, np.full(len(asked.base), NONE)),
@@ -80,7 +80,7 @@ def requests_of_steps(steps: Sequence[Step]) -> StepRequests:
     for other in every[1:]:
         following = np.full(len(asked.size), NONE, dtype=np.int64)
         following[made] = count + np.arange(len(made))
-        following[leaving] = current[again[leaving]]  # what the run before left takes its place
+        following[leaving] = current[again[leaving]]  # storages left by the previous run replace it
         about = following[asked.about]
         is_kept = about != NONE
         runs += [
@@ -95,11 +95,11 @@ def requests_of_steps(steps: Sequence[Step]) -> StepRequests:
 
 
 def requests_of_recording(storages: Storages, ops: Ops) -> StepRequests:
-    """Writes down what a whole recording asks for, each of its operators once; otherwise as ``requests_of_step``.
+    """Lists the requests of a whole recording, each operator once; otherwise as ``requests_of_step``.
 
     Args:
         storages: The recording's storages.
-        ops: Its operators; their ids are rows.
+        ops: Its operators, whose ids are rows.
     """
     asked = _Asked.of(storages, ops)
     runs = [
@@ -110,22 +110,22 @@ def requests_of_recording(storages: Storages, ops: Ops) -> StepRequests:
 
 
 def device_of(step: Step) -> str:
-    """Returns the device with most of a step's bytes; ``cpu`` where none but the processor has any."""
+    """Returns the device with most of a step's bytes; ``cpu`` where no other device has any."""
     return _fullest_device(step.storages)
 
 
 def reserved_by_op(step: Step, settings: Settings | None = None) -> Ints:
-    """Returns the highest reserved bytes of a step while each of its operators runs, shape ``(ops,)``.
+    """Returns the peak reserved bytes during each operator of a step, shape ``(ops,)``.
 
     Args:
         step: The step, recorded or predicted.
-        settings: What the allocator is told; torch's defaults where left out.
+        settings: The allocator's settings; torch's defaults if omitted.
     """
     asked = requests_of_step(step)
     reserved = replay(asked.requests, settings).reserved()
     curve = np.full(len(step.ops), NONE, dtype=np.int64)
     np.maximum.at(curve, asked.op_id[asked.steady_from :], reserved[asked.steady_from :])
-    # An operator that asks for nothing runs with what was reserved before.
+    # An operator without requests runs with the previous reserved bytes.
     last = np.maximum.accumulate(np.where(curve == NONE, NONE, np.arange(len(curve))))
     before = int(reserved[asked.steady_from - 1]) if asked.steady_from else 0
     filled: Ints = np.where(last == NONE, before, curve[last])
@@ -134,15 +134,15 @@ def reserved_by_op(step: Step, settings: Settings | None = None) -> Ints:
 
 @dataclass(frozen=True, eq=False)
 class _Asked:
-    """What one run asks for. Its subjects are storages, then workspaces; of shape ``(subjects,)`` but for events.
+    """The requests of one run. Subjects are storages, then workspaces; columns but events have shape ``(subjects,)``.
 
     Attributes:
-        size: Bytes asked for.
-        stream: Stream of the operator that makes each, 0 for what was there before.
+        size: Bytes requested.
+        stream: Stream of the operator that makes each, 0 if live before.
         storage_id: Storage, NONE for workspaces.
-        made_by: Operator, NONE for what was there before.
+        made_by: Operator, NONE if live before.
         storages: The storages among them, in the same order.
-        base: Subjects that were there before, in order.
+        base: Subjects live before, in order.
         kind: ALLOCATE or FREE, shape ``(events,)``.
         about: Subject of each event.
         moment: Operator of each event.
@@ -162,7 +162,7 @@ class _Asked:
 
     @staticmethod
     def of(storages: Storages, ops: Ops) -> _Asked:
-        """Puts the births, works and deaths of one device's memory in order."""
+        """Orders the allocations, workspaces and frees of one device's memory."""
         device = _fullest_device(storages)
         is_owned = (storages.allocated_bytes > 0) & (storages.requested_bytes > 0)
         if device != "cpu":
@@ -193,12 +193,12 @@ class _Asked:
         )
 
     def written(self, runs: list[tuple[Ints, Ints, Ints]], subject: Ints, size: Ints) -> StepRequests:
-        """Joins runs to one sequence.
+        """Concatenates runs into one sequence.
 
         Args:
             runs: Kinds, allocations and operators of the events of each; the last is the steady one.
-            subject: The subject each allocation stands for.
-            size: Bytes that each allocation asks for.
+            subject: The subject of each allocation.
+            size: Bytes requested by each allocation.
         """
         kind, allocation, op_id = (np.concatenate(columns) for columns in zip(*runs, strict=True))
         return StepRequests(
@@ -221,8 +221,8 @@ def _second_run(asked: _Asked) -> tuple[Ints, Ints]:
     """Numbers the allocations of a second run.
 
     Returns:
-        The allocation that stands for each subject in the second run, NONE where the first left none; and those of
-        the first run that must go between the two, as nothing of the second frees them.
+        The allocation of each subject in the second run, NONE where the first left none; and the allocations of the
+        first run to free in between, since nothing in the second frees them.
     """
     created, freed = asked.storages.created_op_id, asked.storages.freed_op_id
     outlives, leaves = (created != NONE) & (freed == NONE), (created == NONE) & (freed != NONE)
@@ -236,14 +236,14 @@ def _second_run(asked: _Asked) -> tuple[Ints, Ints]:
 
 
 def _fullest_device(storages: Storages) -> str:
-    """Returns the device with most bytes; ``cpu`` where none but the processor has any."""
+    """Returns the device with most bytes; ``cpu`` where no other device has any."""
     names = [str(name) for name in set(storages.device.tolist()) if str(name) not in ("cpu", "", "meta")]
     sums = {name: int(storages.allocated_bytes[storages.device == name].sum()) for name in names}
     return max(sorted(sums), key=lambda name: sums[name], default="cpu")
 
 
 def _heirs(storages: Storages, leaves: Bools, outlives: Bools) -> dict[int, int]:
-    """Pairs what a step finds and frees with what it makes and leaves: the same name and size, else the same size."""
+    """Pairs storages a step finds and frees with those it makes and leaves: by name and size, else by size."""
     waiting: dict[tuple[str, str, int], deque[int]] = defaultdict(deque)
     heirs: dict[int, int] = {}
     for exact in (True, False):

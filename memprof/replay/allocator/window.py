@@ -1,4 +1,4 @@
-"""The blocks of a device before the first recorded event: rebuilt backwards from those behind the last."""
+"""Reconstructs the blocks of a device before the first recorded event, backwards from those after the last."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from memprof.trace.schema import AllocatorEvents, Ints
 
 @dataclass(frozen=True)
 class Range:
-    """A segment, or what is mapped of an expandable one.
+    """A segment, or the mapped part of an expandable one.
 
     Attributes:
         address: First byte.
@@ -40,9 +40,9 @@ class BlockMap:
 
     Attributes:
         ranges: The segments.
-        address: First byte of each block, shape ``(blocks,)``, rising.
+        address: First byte of each block, shape ``(blocks,)``, ascending.
         size: Its bytes.
-        requested: Bytes asked for.
+        requested: Bytes requested.
         state: FREE, ALLOCATED or PENDING.
     """
 
@@ -53,7 +53,7 @@ class BlockMap:
     state: Ints
 
     def owner_of(self, events: AllocatorEvents) -> list[int]:
-        """Returns the memory pool of each event, by the segment it lies in: only the newest torch records it."""
+        """Returns the memory pool of each event, from its segment: only the latest torch records it."""
         ordered = sorted(self.ranges, key=lambda one: one.address)
         starts = [one.address for one in ordered]
         owners = []
@@ -64,11 +64,11 @@ class BlockMap:
         return owners
 
     def blocks_of(self, memory: Range, span: int) -> Iterator[tuple[int, int, int, int]]:
-        """Walks the blocks of a segment: address, bytes, bytes asked for and state, free space between included.
+        """Yields the blocks of a segment, free ones included: address, bytes, requested bytes and state.
 
         Args:
             memory: The segment.
-            span: Bytes to tile; what lies behind the segment's own is unmapped.
+            span: Bytes to tile; those after the segment's end are unmapped.
         """
         end = memory.address + memory.size
         first, last = (int(place) for place in self.address.searchsorted([memory.address, end]))
@@ -88,16 +88,16 @@ class BlockMap:
 def rewound(events: AllocatorEvents, end: BlockMap, settings: Settings) -> BlockMap:
     """Undoes recorded events, last first.
 
-    A block that was freed is known by what was asked for; where it was not cut to that size, its true size is not
-    recorded. In large segments, what lies behind it and is too small to be split off is taken to be part of it.
+    Of a freed block only the requested size is recorded; its true size is unknown where the block was not split to it.
+    In large segments, a remainder too small to be split off is assumed to be part of it.
 
     Args:
         events: The events of one device, in order.
-        end: Its blocks behind the last.
-        settings: What the allocator was told.
+        end: Its blocks after the last event.
+        settings: The allocator's settings.
 
     Returns:
-        The blocks before the first: those given out or pending; what lies between them is free.
+        The allocated and pending blocks before the first event; everything between them is free.
     """
     lives = {
         address: (size, requested, state)
@@ -136,7 +136,7 @@ def rewound(events: AllocatorEvents, end: BlockMap, settings: Settings) -> Block
 
 
 def _remap(ranges: dict[int, Range], address: int, change: int, stream: int) -> None:
-    """Gives a range of an expandable segment its pages back (change above 0), or takes them out again."""
+    """Maps pages of an expandable segment again (change above 0), or unmaps them."""
     size = abs(change)
     if change > 0:
         behind = ranges.pop(address + size, None)
@@ -160,7 +160,7 @@ def _remap(ranges: dict[int, Range], address: int, change: int, stream: int) -> 
 
 
 def _fill_slack(lives: dict[int, tuple[int, int, int]], guessed: set[int], ranges: list[Range]) -> None:
-    """Lets blocks whose size is guessed reach up to what follows, where the rest would not have been split off."""
+    """Extends blocks of guessed size to the next block, where the remainder would not have been split off."""
     ordered = sorted(lives)
     starts = [one.address for one in ranges]
     for place, address in enumerate(ordered):

@@ -1,1 +1,1 @@
-"""What a planner that knows a whole step ahead would need for it: liveness, sharing, offsets, and a lower bound."""
+"""Memory of a static planner that sees a whole step ahead: liveness, sharing, offsets, and a lower bound."""

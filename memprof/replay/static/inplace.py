@@ -10,7 +10,7 @@ from memprof.replay.static.intervals import Intervals
 from memprof.trace.schema import NONE, Bools, Ints
 from memprof.trace.step import Step
 
-#: Operators whose every output element depends on the same element of each input alone.
+#: Elementwise operators: each output element depends only on the same element of each input.
 _NAMES = """
     abs add addcdiv addcmul bernoulli bitwise_and bitwise_not bitwise_or bitwise_xor ceil clamp clamp_max clamp_min
     clone cos div elu elu_backward eq erf exp exp2 expm1 fill floor ge gelu gelu_backward gt hardsigmoid hardswish
@@ -24,11 +24,11 @@ POINTWISE = frozenset(_NAMES.split())
 
 @dataclass(frozen=True, eq=False)
 class Candidates:
-    """Pairs of an output and the input whose place it could take.
+    """Pairs of an output and the input whose memory it could reuse.
 
     Attributes:
-        life: Place of the output among the lives, shape ``(pairs,)``.
-        over: Place of the input it could be written over.
+        life: Index of the output among the lives, shape ``(pairs,)``.
+        over: Index of the input it could overwrite.
         op_id: The operator.
     """
 
@@ -46,14 +46,14 @@ class Candidates:
 
 
 def find_candidates(step: Step, lives: Intervals) -> Candidates:
-    """Finds the outputs that could take an input's place.
+    """Finds the outputs that could overwrite an input.
 
-    The operator works element by element, the input was made in the step, is as large as the output, and the
-    operator is the last to touch it. Each input is given away once.
+    The operator is elementwise and the last to touch the input, which was made in the step and is as large as the
+    output. Each input is used once.
 
     Args:
         step: The step.
-        lives: Its lives, as the planner knows them.
+        lives: Its lives, as seen by the planner.
     """
     place = np.full(len(step.storages), NONE, dtype=np.int64)
     known = np.flatnonzero(lives.storage_id != NONE)
@@ -86,14 +86,14 @@ def find_candidates(step: Step, lives: Intervals) -> Candidates:
 
 
 def in_place(lives: Intervals, chosen: Candidates) -> Intervals:
-    """Joins each chosen output with the input it is written over: one life, from the input's first to its own last.
+    """Merges each chosen output with the input it overwrites: one life, from the input's start to the output's end.
 
     Args:
         lives: The lives.
         chosen: Pairs; chains of them become one life.
 
     Returns:
-        The lives left, in their order.
+        The remaining lives, in order.
     """
     root = np.arange(len(lives))
     first, last = lives.first.copy(), lives.last.copy()

@@ -1,4 +1,4 @@
-"""How long each storage of a step is needed, for a planner that knows every operator ahead."""
+"""How long each storage of a step is needed, for a static planner."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from memprof.trace.step import Step
 
 @dataclass(frozen=True, eq=False)
 class Intervals:
-    """Storages and workspaces of a step, each with the operators it is needed during; of shape ``(lives,)``.
+    """Storages and workspaces of a step, each with the operators it is needed during; columns of shape ``(lives,)``.
 
     Attributes:
         first: First operator during which it is needed.
         last: Last one, itself included.
         size: Bytes, rounded up to the allocator's unit.
         storage_id: Storage of the step, NONE for workspaces.
-        is_fixed: Whether it is there before the step and behind it: weights and the like, which no plan can move.
+        is_fixed: Whether it is live before and after the step: weights and the like, which no plan can move.
         ops: Operators of the step.
     """
 
@@ -44,11 +44,11 @@ class Intervals:
         return load
 
     def lower_bound(self) -> int:
-        """Returns the most bytes needed at once: no plan can do with less."""
+        """Returns the peak bytes needed at once: a lower bound for any plan."""
         return int(self.load().max(initial=0))
 
     def total(self) -> int:
-        """Returns the bytes of all lives together: what a plan without any sharing takes."""
+        """Returns the bytes of all lives together: a plan without any sharing."""
         return int(self.size.sum())
 
     def take(self, rows: Ints | Bools) -> Intervals:
@@ -64,7 +64,7 @@ class Intervals:
 
 
 def recorded_lives(step: Step, device: str) -> Intervals:
-    """Returns the lives as they were: from the operator that made a storage to the one it was freed after.
+    """Returns the recorded lives: from the operator that made a storage to the one after which it was freed.
 
     Args:
         step: The step, recorded or predicted.
@@ -74,10 +74,10 @@ def recorded_lives(step: Step, device: str) -> Intervals:
 
 
 def needed_lives(step: Step, device: str) -> Intervals:
-    """Returns the lives as a planner knows them: to the last operator that touches a storage.
+    """Returns the lives a static planner needs: to the last operator that touches a storage.
 
-    What outlives the step is kept to its end: who reads it then is not known. Where no reads were recorded at all, the
-    lives are as they were.
+    Storages that outlive the step are kept to its end, since their later readers are unknown. Where no reads were
+    recorded at all, the recorded lives are returned.
 
     Args:
         step: The step, recorded or predicted.
@@ -88,12 +88,12 @@ def needed_lives(step: Step, device: str) -> Intervals:
     last = np.maximum(step.storages.created_op_id, 0)
     np.maximum.at(last, step.uses.storage_id, step.uses.op_id)
     freed = step.storages.freed_op_id
-    # A storage that nobody was seen to touch again is not needed; none outlives its recorded death.
+    # A storage no operator touches again is not needed; none outlives its recorded death.
     return _lives(step, device, np.where(freed == NONE, NONE, np.minimum(last, freed)))
 
 
 def has_reads(step: Step) -> bool:
-    """Tells whether it is known which operators read which storages; imported snapshots do not say."""
+    """Returns whether it is recorded which operators read which storages; imported snapshots lack this."""
     return bool(np.any(step.uses.role != "write"))
 
 

@@ -1,4 +1,4 @@
-"""Puts storages whose lives are known at offsets of one block of memory, so that no two that live at once overlap."""
+"""Assigns storages with known lives to offsets of one memory block, so that no two live at once overlap."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import numpy as np
 from memprof.replay.static.intervals import Intervals
 from memprof.trace.schema import Ints
 
-#: Chooses among gaps: takes their starts and their bytes, returns one's place.
+#: Chooses a gap: takes the starts and bytes of all gaps, returns the index of one.
 _Choice = Callable[[Ints, Ints], int]
 
 
 @dataclass(frozen=True, eq=False)
 class Placement:
-    """Where each life is put.
+    """The offset of each life.
 
     Attributes:
         offset: Offset of each in bytes, shape ``(lives,)``.
-        height: Bytes the whole takes.
+        height: Total bytes.
     """
 
     offset: Ints
@@ -41,7 +41,7 @@ def best_fit(lives: Intervals) -> Placement:
     """Places in order of birth, each in the smallest gap that is free for its whole life.
 
     Source: Sekiyama, Imai, Negishi & Kawachiya 2018, Profile-guided memory optimization for deep neural networks,
-    section 4; of those born at once, the longest life goes first.
+    section 4; among lives that start together, the longest goes first.
     """
     order = np.lexsort((-lives.size, -lives.last, lives.first))
     return _place(lives, order, lambda starts, sizes: int(sizes.argmin()))
@@ -56,7 +56,7 @@ def _place(lives: Intervals, order: Ints, choose: _Choice) -> Placement:
     bottom = int(sizes.sum())
     order = order[~lives.is_fixed[order]]
     first, last, size = lives.first[order], lives.last[order], lives.size[order]
-    # Columns of what is placed already, in order of placing.
+    # Columns of the placed lives, in order of placement.
     starts, ends = np.zeros(len(order), dtype=np.int64), np.zeros(len(order), dtype=np.int64)
     for row in range(len(order)):
         meets = (first[:row] <= last[row]) & (last[:row] >= first[row])
@@ -67,7 +67,7 @@ def _place(lives: Intervals, order: Ints, choose: _Choice) -> Placement:
 
 
 def _lowest_or_chosen(starts: Ints, ends: Ints, size: int, bottom: int, choose: _Choice) -> int:
-    """Returns an offset from which on a size is free beside some ranges: a chosen gap, or above them all."""
+    """Returns an offset at which a size is free between some ranges: a chosen gap, or above them all."""
     if not len(starts):
         return bottom
     order = np.argsort(starts)

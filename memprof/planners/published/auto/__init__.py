@@ -1,4 +1,4 @@
-"""The product's own search: greedy first, then a growing exact model, then exchanges; with a bound on what is left."""
+"""memprof's own search: greedy, then a growing exact model, then local search, with a bound on the remaining gap."""
 
 from memprof.planners.published.auto.planner import Auto
 

@@ -1,10 +1,10 @@
-"""What must be kept, and what made again, across a few moments of the step: a relaxation of every schedule.
+"""What to keep and what to recompute across a few points of the step: a relaxation of every schedule.
 
-Jain 2020 (Checkmate, section 4) decides for every stage what is kept and what runs again in it, and asks for the
-budget everywhere. Here only some operators, the *cuts*, are asked for; the stages between two cuts are merged into one
-*window*. Every schedule within the budget obeys this model, so its least time is a bound for all of them; and where
-the schedule read off its answer keeps the budget at the other stages too, that schedule is the fastest there is.
-The model grows cut by cut, where its answers go wrong: a step with hundreds of stages needs a few dozen.
+Jain 2020 (Checkmate, section 4) decides for every stage what is kept and what runs again in it, and enforces the budget
+everywhere. Here the budget is enforced only at some operators, the *cuts*; the stages between two cuts are merged into
+one *window*. Every schedule within the budget satisfies this model, so its least time is a lower bound for all of them;
+if the schedule read off its solution also keeps the budget at the other stages, that schedule is optimal. The model
+grows cut by cut where its solutions exceed the budget: a step with hundreds of stages needs a few dozen.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from memprof.planners.graph.solver import solve
 from memprof.planners.published.auto.repeats import Repeat, Repeats
 from memprof.trace.schema import NONE, Bools, Floats, Ints
 
-#: Up to so many decisions a model is solved to the last digit: on small steps a larger budget is never slower at all.
+#: A model with at most this many decisions is solved exactly, so on small steps a larger budget is never slower.
 _SMALL_COLUMNS = 6_000
-#: What the solver may leave a constraint short by.
+#: The solver's feasibility tolerance.
 _TOLERANCE = 1e-6
 
 
 @dataclass(frozen=True, eq=False)
 class Solution:
-    """What the model says for one budget.
+    """The model's solution for one budget.
 
     Attributes:
-        is_feasible: False where it is proved that no schedule keeps the budget at the cuts.
-        bound_us: No schedule within the budget takes less time on top of the step.
-        repeats: The repeats that it asks for, each in the last stage of its window that still serves; None where the
-            solver found none in time.
-        values: The answer itself, one number for each decision; None where there is none.
+        is_feasible: False where the model proves that no schedule keeps the budget at the cuts.
+        bound_us: Lower bound on the time any schedule within the budget adds to the step.
+        repeats: The repeats of the solution, each in the last stage of its window that still works; None where the
+            solver found no solution in time.
+        values: The solution vector, one number per decision; None without a solution.
     """
 
     is_feasible: bool
@@ -52,11 +52,11 @@ class CutModel:
 
         Args:
             graph: The step.
-            cuts: Operators during which the budget is asked for, in order.
+            cuts: Operators during which the budget is enforced, in order.
         """
         self._graph = graph
         self._cuts = cuts
-        # What the recording holds until an operator is as good as read by it.
+        # What the recording holds until an operator counts as read by it.
         held = np.where(graph.value_freed_op == NONE, graph.ops, graph.value_freed_op)
         is_longer = held > graph.value_op
         self._read_op = np.concatenate([graph.read_op, held[is_longer]])
@@ -87,7 +87,7 @@ class CutModel:
             self._ask_at(place, cut)
         self._rules, self._rule_low = self._make_rules()
         kept_at, value = np.nonzero(self._kept != NONE)
-        # In units that leave all numbers of one magnitude.
+        # Scaled so that all coefficients have similar magnitude.
         self._unit_bytes = max(1.0, float(graph.value_bytes.max(initial=1)) / 100.0)
         sizes = graph.value_bytes[value] / self._unit_bytes
         self._bytes = csr_array((sizes, (kept_at, self._kept[kept_at, value])), shape=(len(cuts), columns))
@@ -99,9 +99,9 @@ class CutModel:
 
         Args:
             budget_bytes: Most bytes at each cut.
-            whole: Whether values are kept or not, or kept in part too, which is quick and still a bound.
-            seconds: The solver stops here, with what it has.
-            fixed: Which decisions stay, and what they all are now; the bound then holds for the others only.
+            whole: Whether keep decisions are integers; fractional ones solve quickly and still give a bound.
+            seconds: Time limit of the solver, which then returns its best solution.
+            fixed: Which decisions are fixed, and the current values of all; the bound then holds only for the others.
         """
         lowest, highest = self._lowest, np.ones(self.columns)
         if fixed is not None:
@@ -117,7 +117,7 @@ class CutModel:
             integrality=np.full(self.columns, int(whole)),
             options={"time_limit": max(seconds, 0.1), "mip_rel_gap": 1e-4 if self.columns > _SMALL_COLUMNS else 0.0},
         )
-        if answer.status == 2:  # scipy's word for infeasible
+        if answer.status == 2:  # scipy's status for infeasible
             return Solution(is_feasible=False, bound_us=0.0)
         bound_us = 0.0
         if whole and answer.mip_dual_bound is not None:
@@ -140,7 +140,7 @@ class CutModel:
         return values
 
     def decisions_on(self, op_ids: Bools) -> Bools:
-        """Returns which decisions are about some operators and what they make."""
+        """Returns which decisions concern given operators and the values they make."""
         values = np.zeros(self.columns, dtype=np.bool_)
         window, op_id = np.nonzero(self._again != NONE)
         values[self._again[window, op_id]] = op_ids[op_id]
@@ -154,7 +154,7 @@ class CutModel:
         return first, self._cuts[window] if window < len(self._cuts) else self._graph.ops
 
     def _may_repeat(self, window: int) -> Bools:
-        """Returns what can be made again in a window: what was made before it, and what is taken over within."""
+        """Returns what can be recomputed in a window: what was made before it, and what is overwritten within it."""
         first, last = self._window(window)
         graph = self._graph
         makes_taken = np.zeros(graph.ops, dtype=np.bool_)
@@ -166,7 +166,7 @@ class CutModel:
         return may
 
     def _ask_at(self, place: int, cut: int) -> None:
-        """Notes what a cut's operator needs in memory beside what is decided."""
+        """Records the memory a cut's operator needs in addition to the decided values."""
         graph = self._graph
         made = np.flatnonzero(graph.value_op == cut)
         taken = graph.taken_from[made]
@@ -176,7 +176,7 @@ class CutModel:
         self._lowest[read[read != NONE]] = 1.0
 
     def _make_rules(self) -> tuple[csr_array, Floats]:
-        """Builds the rows: each says that what is asked for was kept, or is made again."""
+        """Builds the rows: each requires that a value that is read was kept or is recomputed."""
         graph, maker = self._graph, self._graph.value_op
         sources: list[Ints] = []
         remade: list[Ints] = []
@@ -197,7 +197,7 @@ class CutModel:
             sources.append(before[read])
             remade.append(again[maker[read]])
             asking.append(again[graph.read_op[is_read]])
-            # A value is kept at the end of the window; one that was taken over in it must be made again.
+            # A value is kept at the end of the window; one overwritten in the window must be recomputed.
             if window < len(self._cuts):
                 is_taken = (self._taker > first) & (self._taker < last)
                 value = np.flatnonzero((maker < first) | (is_taken & (maker < last)))
@@ -214,7 +214,7 @@ class CutModel:
         return rules, np.where(asks == NONE, 1.0, 0.0)
 
     def _placed(self, chosen: Bools) -> tuple[Repeat, ...]:
-        """Puts each repeat into the last stage of its window in which it still comes before all that ask for it."""
+        """Puts each repeat into the last stage of its window that still precedes all its readers."""
         graph = self._graph
         readers: list[list[int]] = [[] for _ in range(graph.ops)]
         for op_id, maker in zip(graph.read_op.tolist(), graph.value_op[graph.read_value].tolist(), strict=True):

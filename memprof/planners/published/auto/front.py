@@ -1,4 +1,4 @@
-"""The schedules found so far of which none is beaten in both bytes and time."""
+"""The Pareto front of the schedules found so far, in bytes and time."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class Choice:
     """One schedule.
 
     Attributes:
-        peak_bytes: Most bytes allocated at once.
+        peak_bytes: Peak allocated bytes.
         extra_us: Time of its repeats.
-        repeats: The operators that repeat, each with its stage.
+        repeats: The repeated operators, each with its stage.
     """
 
     peak_bytes: int
@@ -24,7 +24,7 @@ class Choice:
 
 
 class Front:
-    """Keeps the choices that are not beaten, in order of bytes; so a larger budget is never answered slower."""
+    """Keeps the Pareto-optimal choices, ordered by bytes, so a larger budget never gets a slower schedule."""
 
     def __init__(self) -> None:
         """Starts empty."""
@@ -32,7 +32,7 @@ class Front:
         self.choices: list[Choice] = []
 
     def least_us(self, budget_bytes: int) -> float:
-        """Returns the least time within a budget, infinity where nothing fits."""
+        """Returns the least time within a budget; infinity where nothing fits."""
         at = bisect_right(self._peaks, budget_bytes) - 1
         return self.choices[at].extra_us if at >= 0 else float("inf")
 
@@ -42,7 +42,7 @@ class Front:
         return self.choices[at] if at >= 0 else None
 
     def add(self, choice: Choice) -> None:
-        """Keeps a choice unless it is beaten, and drops those that it beats."""
+        """Adds a choice unless it is dominated, and removes those it dominates."""
         if self.least_us(choice.peak_bytes) <= choice.extra_us:
             return
         low = bisect_left(self._peaks, choice.peak_bytes)

@@ -1,4 +1,4 @@
-"""Search from one schedule to near ones: drop until it fits, then exchange."""
+"""Local search around one schedule: drop values until it fits, then anneal."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from memprof.planners.published.auto.front import Choice, Front
 from memprof.planners.published.auto.moves import Moves
 from memprof.trace.schema import Floats
 
-#: Moves between two looks at the clock and at how often the schedule fitted.
+#: Moves between two checks of the deadline and of how often the schedule fitted.
 _ROUND = 100
 
 
 def note(moves: Moves, front: Front) -> None:
-    """Keeps the present schedule if nothing known beats it."""
+    """Keeps the current schedule unless a known one dominates it."""
     state = moves.state
     peak = state.peak_bytes
     if state.extra_us < front.least_us(peak):
@@ -24,10 +24,10 @@ def note(moves: Moves, front: Front) -> None:
 
 
 def drop_until_fits(moves: Moves, front: Front, task: ScheduleRequest, budget_bytes: int) -> bool:
-    """Drops, one by one, the value that takes the most bytes off the stages above budget for its time.
+    """Drops values one by one, each time the one that saves the most bytes above budget per unit of time.
 
-    Source: Kirisame 2021 (Dynamic Tensor Rematerialization, section 4.1), the heuristic MSPS: time of the value and of
-    what must be made again for it, over its bytes; bytes here count once for each stage they relieve.
+    Source: Kirisame 2021 (Dynamic Tensor Rematerialization, section 4.1), the MSPS heuristic: recompute time of the
+    value and of its missing inputs, over its bytes; here bytes count once for each stage they relieve.
 
     Returns:
         Whether the schedule fits.
@@ -40,7 +40,7 @@ def drop_until_fits(moves: Moves, front: Front, task: ScheduleRequest, budget_by
         worst = int(above.argmax())
         if not above[worst]:
             return True
-        # Weighted to the worst stages, so that the peak comes down evenly.
+        # Weighted towards the worst stages, so that the peak drops evenly.
         weight: Floats = np.concatenate([[0.0], np.cumsum(above / above[worst])])
         best, best_score = None, 0.0
         for value in moves.candidates:
@@ -68,15 +68,15 @@ def exchange(
     hot: float = 0.1,
     cold: float = 0.005,
 ) -> None:
-    """Anneals around the present schedule: bytes above the budget have a price that rises until it fits.
+    """Anneals around the current schedule: bytes above the budget have a price that rises until it fits.
 
     Args:
-        moves: The schedule, which is changed.
-        front: Where what is found is kept.
-        task: Whose deadline is honoured.
+        moves: The schedule, modified in place.
+        front: Collects the schedules found.
+        task: The request, for its deadline.
         budget_bytes: The budget to fit.
-        steps: How many moves are drawn.
-        hot: First temperature, in units of what an operator costs on average.
+        steps: Number of moves drawn.
+        hot: First temperature, in units of the mean cost of an operator.
         cold: Last temperature.
     """
     state, draw, graph = moves.state, moves.draw, moves.state.graph

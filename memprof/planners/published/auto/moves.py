@@ -1,4 +1,4 @@
-"""Moves from one schedule to a near one: make a value again, stop doing so, or do it in another stage."""
+"""Moves from one schedule to a neighbour: recompute a value, stop recomputing it, or do so in another stage."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import numpy as np
 
 from memprof.planners.published.auto.repeats import Repeat, Repeats
 
-#: How often an input that is gone is made again too, rather than held until then.
+#: Probability that a missing input is recomputed too, rather than held until then.
 _REMAKES = 0.75
 
 
 class Moves:
-    """Draws moves on one schedule and carries them out."""
+    """Draws random moves on one schedule and applies them."""
 
     def __init__(self, state: Repeats, draw: random.Random) -> None:
-        """Prepares the moves on a schedule, which they change."""
+        """Prepares moves on a schedule, which they modify."""
         self.state = state
         self.draw = draw
         graph = state.graph
@@ -30,7 +30,7 @@ class Moves:
         self._place_of: dict[Repeat, int] = {}
 
     def load(self, repeats: list[Repeat]) -> None:
-        """Becomes another schedule."""
+        """Switches to another schedule."""
         self.state.load(repeats)
         self._placed = self.state.repeats()
         self._place_of = {repeat: place for place, repeat in enumerate(self._placed)}
@@ -50,7 +50,7 @@ class Moves:
                     self._place_of[last] = place
 
     def step(self) -> list[Repeat]:
-        """Carries out one drawn move; returns what undoes it, empty where there was none to make."""
+        """Applies one random move; returns the repeats that undo it, empty where no move was possible."""
         kind = self.draw.random()
         if not self._placed or kind < 0.35:
             return self._drop()
@@ -62,7 +62,7 @@ class Moves:
         return _both(done, self._drop())
 
     def _drop(self) -> list[Repeat]:
-        """Drops a value between two of its reads and makes it again for the second."""
+        """Drops a value between two of its reads and recomputes it for the second."""
         if not self.candidates:
             return []
         value = self.draw.choice(self.candidates)
@@ -80,7 +80,7 @@ class Moves:
         return self.make(maker, stage)
 
     def cost_of(self, value: int, stage: int) -> float:
-        """Returns the time to make a value again in a stage, with all that is gone by then."""
+        """Returns the time to recompute a value in a stage, with every input that is gone by then."""
         state = self.state
         seen = {state.maker[value]}
         stack = list(seen)
@@ -96,12 +96,12 @@ class Moves:
         return cost_us
 
     def make(self, op_id: int, stage: int, *, extends: bool = True) -> list[Repeat]:
-        """Repeats an operator in a stage, and what it needs that is gone.
+        """Repeats an operator in a stage, with the inputs that are gone.
 
         Args:
             op_id: The operator.
-            stage: Where it repeats; it does not yet.
-            extends: Whether some of what is gone is held until then instead, by chance.
+            stage: Where it repeats; must not repeat there yet.
+            extends: Whether some missing inputs are held until then instead, at random.
 
         Returns:
             The repeats that were added.
@@ -124,7 +124,7 @@ class Moves:
         return done
 
     def _keep(self) -> list[Repeat]:
-        """Removes a repeat, and those that only it needed."""
+        """Removes a repeat and those that only it needed."""
         return self._remove([self.draw.choice(self._placed)]) if self._placed else []
 
     def _remove(self, repeats: list[Repeat]) -> list[Repeat]:
@@ -153,7 +153,7 @@ class Moves:
         return done
 
     def _shift(self) -> list[Repeat]:
-        """Moves a repeat to another stage: where another repeat is, or a few stages off."""
+        """Moves a repeat to another stage: that of another repeat, or a few stages away."""
         state = self.state
         op_id, stage = self.draw.choice(self._placed)
         if state.together[op_id] or state.takers[op_id]:
@@ -170,7 +170,7 @@ class Moves:
 
 
 def _both(first: list[Repeat], second: list[Repeat]) -> list[Repeat]:
-    """Joins two moves: what both toggled is as it was."""
+    """Combines two moves; what both toggle is unchanged."""
     joined = dict.fromkeys(first)
     for repeat in second:
         if repeat in joined:

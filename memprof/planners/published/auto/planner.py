@@ -1,4 +1,4 @@
-"""The product's own search."""
+"""memprof's own search."""
 
 from __future__ import annotations
 
@@ -19,38 +19,39 @@ from memprof.planners.published.auto.moves import Moves
 from memprof.planners.published.auto.repeats import Repeats, repeats_in
 from memprof.planners.published.dtr import Dtr
 from memprof.trace.schema import Floats, Ints
+from memprof.units import format_bytes
 
-#: Stages the model starts with, and rounds in which it grows.
+#: Cuts in the first model, and rounds in which it grows.
 _FIRST_CUTS = 16
 _ROUNDS = 60
-#: In those rounds in which not everything is decided: what share of the step is, 0 for where answers disagree.
+#: In rounds that decide only part of the step: the divisor of the stretch decided, 0 for where solutions disagree.
 _STRETCHES = (0, 8, 5, 8)
-#: Rounds in which everything is decided at once, as long as that is quick.
+#: Rounds in which everything is decided at once, as long as that is fast.
 _WHOLE_ROUNDS = 6
-#: Above so many columns values are not decided whole: a step of a few thousand operators.
+#: Above this many columns, keep decisions are not integers: a step of a few thousand operators.
 _MOST_COLUMNS = 30_000
-#: Proved to be the fastest: as close as the solver's own tolerance.
+#: Proved optimal: within the solver's own tolerance.
 _GAP = 2e-6
-#: On steps of more values than these the search ends when it is as close as the second.
+#: On steps with more values than the first number, the search stops at the second as its gap.
 _SMALL_VALUES, _LARGE_GAP = 120, 2e-4
-#: From so many values on, the slower heuristics of a runtime's planner do not end in a minute.
+#: From this many values on, the slower heuristics of DTR do not finish in a minute.
 _HUGE_VALUES = 30_000
-#: Above so many values dropping one by one takes longer than the model in parts, and finds no more.
+#: Above this many values, dropping one by one takes longer than the relaxed model and finds nothing better.
 _MOST_GREEDY_VALUES = 1_000
-#: Operator moves drawn in one search, all in all, and how many of them a schedule gets at least.
+#: Total moves drawn in one search, and the minimum per schedule.
 _STEPS, _STEPS_A_VALUE = 200_000, 2_000
-#: Rounds of the search for the smallest peak, and rounds without anything new after which a search ends.
+#: Rounds of the search for the smallest peak, and rounds without progress after which a search stops.
 _LEAST_ROUNDS, _IDLE_ROUNDS = 8, 8
-#: Up to so many values the whole programme is asked for what is still open, for a share of the time left.
+#: Up to this many values the full programme is solved for what is still open, in this share of the time left.
 _EXACT_VALUES, _EXACT_SHARE = 64, 0.4
 _SEED = 0
 
 
 class Auto(Planner):
-    """Feasibility first, then greedies, then an exact model that grows where it is wrong, then exchanges.
+    """Feasibility first, then greedy heuristics, then an exact model that grows where it is wrong, then annealing.
 
-    The model (see ``cuts``) proves how far from the fastest an answer can be; what it leaves open is searched by
-    annealing (see ``improve``). Every schedule that any part finds is replayed and kept if nothing beats it.
+    The model (see ``cuts``) bounds how far a schedule can be from the optimum; annealing (see ``improve``) searches
+    what it leaves open. Every schedule that any part finds is replayed and kept unless it is dominated.
     """
 
     name: ClassVar[str] = "auto"
@@ -58,25 +59,27 @@ class Auto(Planner):
         "Jain 2020, Checkmate, section 4, on stages merged between cuts; Kirisame 2021, Dynamic Tensor "
         "Rematerialization, section 4.1; Kirkpatrick 1983, Optimization by Simulated Annealing"
     )
-    summary: ClassVar[str] = "tries every quick planner, then improves on the best and proves how close it is"
+    summary: ClassVar[str] = (
+        "tries every fast planner, then improves the best schedule and bounds its gap to the optimum"
+    )
 
     def search(self, task: ScheduleRequest) -> ScheduleResult:
-        """Looks for the schedule with the least time whose peak is within the budget."""
+        """Searches for the fastest schedule whose peak is within the budget."""
         graph, budget = task.graph, task.budget_bytes
         recorded = replay(graph, as_recorded(graph))
         if recorded.peak_bytes <= budget:
-            return ScheduleResult("optimal", "The step as recorded is within the budget.", recorded.runs, 0.0, budget)
+            return ScheduleResult("optimal", "The step fits as recorded.", recorded.runs, 0.0, budget)
         return _Search(task).found()
 
 
 class _QuickDtr(Dtr):
-    """The heuristics whose time grows least with the step, the quickest first."""
+    """The heuristics whose run time grows least with the step, fastest first."""
 
     heuristics = ("local", "eq-class")
 
 
 class _Search:
-    """One search, and what it has found so far."""
+    """One search and its results so far."""
 
     def __init__(self, task: ScheduleRequest) -> None:
         self.task = task
@@ -87,25 +90,25 @@ class _Search:
         self.recorded_bytes = self.moves.state.bytes.copy()
         self.front.add(Choice(int(self.recorded_bytes.max(initial=0)), 0.0, ()))
         self.bound_us = 0.0
-        # Schedules that are none of ours: in an order within a stage that ours do not have.
+        # Schedules that ``Repeats`` cannot represent: their order within a stage differs.
         self.other: tuple[float, Ints] | None = None
 
     def found(self) -> ScheduleResult:
         """Runs the search to its end."""
         needed = needed_bytes(self.graph)
         if needed > self.budget:
-            return self._impossible(f"One operator alone holds {needed} bytes with what it reads and makes.")
+            return self._impossible(f"A single operator with its inputs and outputs needs {format_bytes(needed)}.")
         self.cuts = self._first_cuts()
         self._ask_runtime()
         if not self._bounded(CutModel(self.graph, self.cuts), whole=False, seconds=20.0).is_feasible:
-            return self._impossible("No schedule keeps the budget at a few operators of the step together.")
+            return self._impossible("No schedule stays within the budget at several operators of the step at once.")
         self._refine(0.02)
         if not self._is_done():
             self._start()
         if not self._is_done():
             self._try_others()
         if not self._is_done() and not self._grow():
-            return self._impossible("No schedule keeps the budget at a few operators of the step together.")
+            return self._impossible("No schedule stays within the budget at several operators of the step at once.")
         self._ask_exactly()
         return self._answer()
 
@@ -115,15 +118,15 @@ class _Search:
         if best is None:
             status = "time limit" if self.task.is_late() else "nothing found"
             return ScheduleResult(
-                status, "No schedule was found that fits, and none was ruled out.", None, self.bound_us, least
+                status, "No fitting schedule found; infeasibility not proved.", None, self.bound_us, least
             )
         extra_us, runs = best
         percent = 100.0 * (extra_us - self.bound_us) / (self.graph.duration_us + self.bound_us or 1.0)
         if self._is_proved():
             return ScheduleResult(
-                "optimal", "No schedule within the budget is faster.", runs, self.bound_us, self.budget
+                "optimal", "Proved optimal: no schedule within the budget is faster.", runs, self.bound_us, self.budget
             )
-        reason = f"Proved within {percent:.2g} % of the fastest."
+        reason = f"Proved within {percent:.2g} % of the optimum."
         return ScheduleResult(
             "time limit" if self.task.is_late() else "found", reason, runs, self.bound_us, self.budget
         )
@@ -150,19 +153,19 @@ class _Search:
         return self._least_us() <= self.bound_us * (1.0 + _GAP) + 1e-6
 
     def _is_done(self) -> bool:
-        """Tells whether what is left to gain is not worth more time."""
+        """Returns whether the remaining gap is not worth more time."""
         gap = _GAP if self.graph.values <= _SMALL_VALUES else _LARGE_GAP
         return self.task.is_late() or self._least_us() <= self.bound_us * (1.0 + gap) + 1e-6
 
     def _start(self) -> None:
-        """Drops greedily, from the step as it was recorded; on large steps only for want of anything else."""
+        """Drops greedily from the recorded step; on large steps only if nothing else was found."""
         if self.graph.values > _MOST_GREEDY_VALUES and self._least_us() < float("inf"):
             return
         self.moves.load([])
         drop_until_fits(self.moves, self.front, self.task, self.budget)
 
     def _least_found(self) -> int:
-        """Returns the smallest peak found in a search for small ones, which is the same whatever the budget."""
+        """Returns the smallest peak found in a search for small peaks, which does not depend on the budget."""
         moves, front = Moves(Repeats(self.graph), random.Random(_SEED)), Front()
         front.add(Choice(moves.state.peak_bytes, 0.0, ()))
         drop_until_fits(moves, front, self.task, needed_bytes(self.graph))
@@ -177,7 +180,7 @@ class _Search:
         return front.choices[0].peak_bytes
 
     def _try_others(self) -> None:
-        """Asks the planners that are quick, and starts from what they find."""
+        """Runs the fast planners and improves what they find."""
         from memprof.planners.published.bptt import Bptt
         from memprof.planners.published.chain import Chain
         from memprof.planners.published.knapsack import Knapsack
@@ -188,7 +191,7 @@ class _Search:
             self._ask(kind(), 0.15)
 
     def _ask(self, planner: Planner, share: float) -> None:
-        """Keeps what another planner finds and proves in a share of the time left."""
+        """Runs another planner in a share of the time left and keeps its schedule and its proof."""
         now = time.monotonic()
         part = replace(self.task, deadline=now + share * max(0.0, self.task.deadline - now))
         found = planner.search(part)
@@ -197,21 +200,21 @@ class _Search:
             self._take(found.runs)
 
     def _ask_runtime(self) -> None:
-        """Asks the planner that answers for every step; on huge ones its quickest heuristic first, and for longer."""
+        """Runs DTR, which always returns a result; on huge steps its fastest heuristic first, with more time."""
         if self.graph.values <= _HUGE_VALUES:
             self._ask(Dtr(), 0.15)
         else:
             self._ask(_QuickDtr(), 0.6)
 
     def _ask_exactly(self) -> None:
-        """Has the whole programme solved on a small step: it sees what is alive while an operator repeats, too."""
+        """Solves the full programme on a small step; it also models what is alive while an operator repeats."""
         from memprof.planners.published.checkmate import Checkmate
 
         if self.graph.values <= _EXACT_VALUES and not self._is_done():
             self._ask(Checkmate(), _EXACT_SHARE)
 
     def _take(self, runs: Ints) -> None:
-        """Keeps another planner's schedule, and what it is improved to."""
+        """Keeps another planner's schedule and improves it."""
         done = replay(self.graph, runs)
         if done.peak_bytes <= self.budget and done.extra_us < self._least_us():
             self.other = (done.extra_us, runs)
@@ -219,16 +222,16 @@ class _Search:
         self._refine(0.02)
 
     def _steps(self, share: float) -> int:
-        """Returns how many moves a share of the search is: fewer on small steps, and on large ones, which are slow."""
+        """Returns the number of moves in a share of the search: fewer on small steps and on slow large ones."""
         return int(share * min(_STEPS, _STEPS_A_VALUE * self.graph.values) / (1.0 + self.graph.ops / 2000.0))
 
     def _refine(self, share: float) -> None:
-        """Improves the present schedule."""
+        """Improves the current schedule."""
         if drop_until_fits(self.moves, self.front, self.task, self.budget):
             exchange(self.moves, self.front, self.task, self.budget, steps=self._steps(share))
 
     def _first_cuts(self) -> list[int]:
-        """Spreads cuts over the stages that are above the budget as recorded."""
+        """Spreads cuts over the stages that exceed the budget as recorded."""
         above = np.flatnonzero(self.recorded_bytes > self.budget)
         count = max(4, min(_FIRST_CUTS, _MOST_COLUMNS // max(2 * self.graph.values, 1)))
         places = np.linspace(0, len(above) - 1, min(count, len(above))).astype(int)
@@ -246,9 +249,9 @@ class _Search:
         return answer
 
     def _grow(self) -> bool:
-        """Solves the model, cuts where its schedule is above the budget, and again; False if nothing fits.
+        """Solves the model and adds cuts where its schedule exceeds the budget, repeatedly; False if nothing fits.
 
-        Once a whole answer is no longer found quickly, only what the answer in parts disagrees on is decided anew.
+        Once integer solutions are no longer found quickly, only decisions where the relaxation disagrees are re-solved.
         """
         cuts = self.cuts
         whole_rounds = _WHOLE_ROUNDS if len(cuts) * 2 * self.graph.values <= _MOST_COLUMNS else 0
@@ -277,7 +280,7 @@ class _Search:
         return True
 
     def _decide_near(self, model: CutModel, relaxed: Floats, number: int) -> None:
-        """Decides anew what the best schedule and the model's answer in parts disagree on, or one stretch of the step.
+        """Re-solves where the best schedule and the relaxed solution disagree, or one stretch of the step.
 
         Source: Danna 2005, Exploring relaxation induced neighborhoods to improve MIP solutions, section 2.
         """
@@ -288,7 +291,7 @@ class _Search:
         now = model.decisions_of(self.moves.state)
         graph, draw = self.graph, self.moves.draw
         makers = np.unique(graph.value_op[graph.can_repeat[graph.value_op]])
-        # In turn: where they disagree, and stretches short enough to be decided in a second or so.
+        # In turn: where they disagree, and stretches short enough to solve in about a second.
         if (part := _STRETCHES[number % len(_STRETCHES)]) == 0:
             is_open = np.abs(relaxed - now) > 0.01
         else:

@@ -1,9 +1,9 @@
-"""A schedule that changes move by move: which operators run again before which, and the bytes at every stage.
+"""A schedule modified move by move: which operators run again before which, and the bytes at every stage.
 
 A *stage* is an operator of the step together with what runs again just before it, in the step's order. That is the
 space of schedules of Jain 2020 (Checkmate: Breaking the Memory Wall with Optimal Tensor Rematerialization, section
-4.2): an operator repeats at most once a stage. Where ``replay`` measures a whole schedule, a move here costs what the
-lives it changes cost; both give the same peak, which the tests hold them to.
+4.2): an operator repeats at most once per stage. ``replay`` measures a whole schedule; a move here costs only the
+lifetimes it changes. Both give the same peak, which the tests check.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ Repeat = tuple[int, int]
 
 
 class Repeats:
-    """Which operators run again in which stage; starts as the step was recorded.
+    """Which operators run again in which stage; initially the recorded step.
 
     Attributes:
         graph: The step.
         stages: By operator, the stages in which it repeats, in order.
         again: By stage, the operators that repeat in it, in order.
         extra_us: Time of all repeats.
-        bytes: Most bytes allocated at once in each stage, shape ``(ops,)``.
+        bytes: Peak allocated bytes in each stage, shape ``(ops,)``.
         read: By operator, the values it reads.
         made: By operator, the values it makes.
         readers: By value, the operators that read it.
         maker: By value, the operator that makes it.
-        together: By operator, those that must repeat in the same stage, for it takes over or reads, while it may, a
+        together: By operator, those that must repeat in the same stage, because it overwrites, or must read first, a
             value that another operator changes in place.
     """
 
@@ -66,7 +66,7 @@ class Repeats:
                 self.takers[other].append(op_id)
 
         self._unit = ops + 1
-        # The recording may hold a value longer than it is read, or beyond the step.
+        # The recording may hold a value past its last read, or past the step.
         self._held = [ops if op_id == NONE else op_id for op_id in graph.value_freed_op.tolist()]
         self._made_bytes = [sum(self.size[value] for value in made) for made in self.made]
         workspace, floor = graph.workspace_bytes, graph.floor_bytes
@@ -75,7 +75,7 @@ class Repeats:
         self._floor_between = [int(floor[0]) if ops else 0, *graph.floor_after_bytes[:-1].tolist()]
         self._lives: list[list[tuple[int, int]]] = [[] for _ in range(graph.values)]
         self._entering = [0] * ops
-        # By stage and run in it: bytes freed after the run, and bytes it takes over.
+        # By stage and run within it: bytes freed after the run, and bytes it reuses in place.
         self._after: list[dict[int, int]] = [{} for _ in range(ops)]
         self._taken: list[dict[int, int]] = [{} for _ in range(ops)]
         self._inner = [0] * ops
@@ -88,7 +88,7 @@ class Repeats:
 
     @property
     def peak_bytes(self) -> int:
-        """Most bytes allocated at once."""
+        """Peak allocated bytes."""
         return int(self.bytes.max(initial=0))
 
     def runs(self) -> Ints:
@@ -100,17 +100,17 @@ class Repeats:
         return np.array(order, dtype=np.int64)
 
     def repeats(self) -> list[Repeat]:
-        """Lists what repeats and where."""
+        """Lists the repeated operators with their stages."""
         return [(op_id, stage) for stage, again in enumerate(self.again) for op_id in again]
 
     def is_alive(self, value: int, stage: int) -> bool:
-        """Tells whether a value is in memory when a stage begins, and still when its operator runs."""
+        """Returns whether a value is live from the start of a stage until its operator runs."""
         births, ends = self._births(value), self._lives[value]
         life = bisect_right(births, stage) - 1
         return life >= 0 and births[life] < stage and ends[life][1] >= stage * self._unit
 
     def is_kept(self, value: int, stage: int) -> bool:
-        """Tells whether a value is in memory while a stage's own operator runs, which does not make it."""
+        """Returns whether a value is live while a stage's own operator runs, which does not make it."""
         births = self._births(value)
         life = bisect_right(births, stage) - 1
         return life >= 0 and self._lives[value][life][1] >= stage * self._unit + stage
@@ -121,7 +121,7 @@ class Repeats:
         return sorted(needed)
 
     def gap_around(self, value: int, stage: int) -> tuple[int, int] | None:
-        """Returns the stages of the reads before and after one through which a value lives unread; None if none."""
+        """Returns the stages of the reads that bound a lifetime gap around a stage; None for none."""
         births, lives, unit = self._births(value), self._lives[value], self._unit
         life = bisect_left(births, stage) - 1
         if life < 0 or lives[life][1] < (stage + 1) * unit:
@@ -138,14 +138,14 @@ class Repeats:
         return (before, after) if after < self.graph.ops else None
 
     def is_useless(self, op_id: int, stage: int) -> bool:
-        """Tells whether nothing reads what a repeat makes."""
+        """Returns whether nothing reads what a repeat makes."""
         return all(
             self._lives[value][bisect_right(self._births(value), stage) - 1][1] == stage * self._unit + op_id
             for value in self.made[op_id]
         )
 
     def toggle(self, repeats: list[Repeat]) -> None:
-        """Adds the repeats that are not there and removes those that are; twice the same undoes it."""
+        """Adds the repeats that are absent and removes those present; applied twice, it undoes itself."""
         changed: set[int] = set()
         touched: set[int] = set()
         for op_id, stage in repeats:
@@ -178,7 +178,7 @@ class Repeats:
             self._measure(stage)
 
     def load(self, repeats: list[Repeat]) -> None:
-        """Becomes another schedule."""
+        """Switches to another schedule."""
         now, wanted = set(self.repeats()), set(repeats)
         self.toggle(sorted(now ^ wanted))
         self.extra_us = sum(self.cost_us[op_id] for op_id, _ in sorted(wanted))
@@ -188,7 +188,7 @@ class Repeats:
         return [maker, *self.stages[maker]]
 
     def _lives_of(self, value: int) -> list[tuple[int, int]]:
-        """Returns for each life the stage of its birth, and its end: the stage times the unit, plus the run."""
+        """Returns for each lifetime the stage of its birth, and its end: the stage times the unit, plus the run."""
         births, unit = self._births(value), self._unit
         maker = births[0]
         ends = [birth * unit + maker for birth in births]
@@ -209,7 +209,7 @@ class Repeats:
         return list(zip(births, ends, strict=True))
 
     def _account(self, value: int, lives: list[tuple[int, int]], sign: int) -> None:
-        """Adds lives of a value to the stages they touch, or takes them away."""
+        """Adds lifetimes of a value to the stages they touch, or subtracts them."""
         size, unit, ops, taker = sign * self.size[value], self._unit, self.graph.ops, self.taker[value]
         for born, end in lives:
             last, run = divmod(end, unit)
@@ -222,7 +222,7 @@ class Repeats:
             ended[run] = ended.get(run, 0) + size
 
     def _measure(self, stage: int) -> None:
-        """Walks through one stage."""
+        """Recomputes the bytes of one stage."""
         live, after, taken = self._entering[stage], self._after[stage], self._taken[stage]
         again = self.again[stage]
         highest = 0
@@ -239,7 +239,7 @@ class Repeats:
 
 
 def repeats_in(graph: Graph, runs: Ints) -> list[Repeat]:
-    """Reads off a schedule which operators repeat in which stage; twice in one stage counts once."""
+    """Extracts which operators repeat in which stage from a schedule; twice in one stage counts once."""
     again = replay(graph, runs).is_again
     stage = np.minimum.accumulate(np.where(again, graph.ops, runs)[::-1])[::-1]
     return sorted({(int(op_id), int(at)) for op_id, at in zip(runs[again], stage[again], strict=True)})

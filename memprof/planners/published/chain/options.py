@@ -1,4 +1,4 @@
-"""What one stage of a chain can keep for its backward, and what each choice costs."""
+"""What one stage of a chain can keep for its backward, and the cost of each choice."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from memprof.planners.graph.stages import Line, Stage
 from memprof.planners.published.chain.rehearsal import Rehearsal, backward_items
 from memprof.trace.schema import NONE
 
-#: Up to so many saved values, every choice among them is weighed; above, values are let go one by one, the cheapest
-#: for its bytes first; above the second, in the order of what each costs alone.
+#: Up to this many saved values, all subsets are evaluated; above, values are dropped one by one, the cheapest per byte
+#: first; above the second number, in order of each one's cost alone.
 _MOST_FOR_ALL_CHOICES = 6
 _MOST_FOR_STEPS = 24
 
-#: Layers that are the same otherwise may take so many times as long as one another.
+#: Otherwise identical layers may differ in time by up to this factor.
 _NOISE = 1.3
 
 
@@ -28,12 +28,12 @@ class Option:
 
     Attributes:
         kept: Positions in ``stage.values``.
-        held_bytes: Those and what the stage passes on.
-        first_peak: Highest bytes of the stage's first forward, above what was alive beside it when it began.
-        forward_us: Time of going through the stage once more and keeping these.
-        forward_peak: Highest bytes of that, beside everything else.
-        backward_us: Time of what backward makes again.
-        backward_peak: Highest bytes of the stage's backward, above what was alive beside it when it began.
+        held_bytes: Bytes of those values and of the stage's outputs.
+        first_peak: Peak of the stage's first forward, above the other live bytes when it began.
+        forward_us: Time to rerun the stage's forward and keep these values.
+        forward_peak: Peak of that rerun, above other live bytes.
+        backward_us: Time of the recompute during backward.
+        backward_peak: Peak of the stage's backward, above the other live bytes when it began.
     """
 
     kept: tuple[int, ...]
@@ -47,16 +47,16 @@ class Option:
 
 @dataclass(frozen=True)
 class StageCosts:
-    """A stage in numbers.
+    """Costs of one stage.
 
     Attributes:
-        options: What it can keep, none of them worse than another in everything.
-        pass_us: Time of going through it once more for nothing but what it passes on.
-        pass_peak: Highest bytes of that, its inputs left out.
-        pass_on_peak: The same, its inputs counted until their last read.
-        first_pass_peak: Highest bytes of its first forward when it keeps nothing, above what was alive beside it.
-        first_pass_on_peak: The same, its inputs counted until their last read.
-        output_bytes: Bytes it passes on.
+        options: What it can keep; Pareto-optimal choices only.
+        pass_us: Time to rerun its forward and keep only its outputs.
+        pass_peak: Peak of that rerun, inputs excluded.
+        pass_on_peak: The same, inputs counted until their last read.
+        first_pass_peak: Peak of its first forward when it keeps nothing, above the other live bytes.
+        first_pass_on_peak: The same, inputs counted until their last read.
+        output_bytes: Bytes of its outputs.
     """
 
     options: tuple[Option, ...]
@@ -69,13 +69,13 @@ class StageCosts:
 
 
 def stage_costs(graph: Graph, line: Line, is_late: Callable[[], bool] = lambda: False) -> list[StageCosts]:
-    """Weighs the options of every stage; stages that differ in nothing but noise in time are weighed once.
+    """Computes the options of every stage; stages that differ only by timing noise are computed once.
 
     Source: Beaumont et al. 2020 (Optimal checkpointing for heterogeneous chains), section 3, for the numbers; Zhao et
-    al. 2023 (Rockmate), section 4, for solving inside of a stage for several budgets.
+    al. 2023 (Rockmate), section 4, for solving within a stage for several budgets.
 
     Raises:
-        TimeoutError: ``is_late`` said that time is up.
+        TimeoutError: ``is_late`` returned True.
     """
     reads, made = graph.reads_by_op(), graph.values_by_op()
     alike: dict[tuple[object, ...], list[int]] = {}
@@ -92,7 +92,7 @@ def stage_costs(graph: Graph, line: Line, is_late: Callable[[], bool] = lambda: 
 
 
 def _of_like_time(graph: Graph, line: Line, rows: list[int]) -> list[list[int]]:
-    """Splits stages so that those of one part differ in time by noise alone."""
+    """Splits stages into groups whose times differ only by noise."""
     total = {row: float(graph.cost_us[line.stages[row].first_op : line.stages[row].end_op].sum()) for row in rows}
     parts: list[list[int]] = []
     for row in sorted(rows, key=total.__getitem__):
@@ -105,7 +105,7 @@ def _of_like_time(graph: Graph, line: Line, rows: list[int]) -> list[list[int]]:
 def _signature(
     graph: Graph, line: Line, stage: Stage, reads: list[list[int]], made: list[list[int]]
 ) -> tuple[object, ...]:
-    """Returns what two stages have in common if they are the same but for time."""
+    """Returns what two stages have in common if they differ only in time."""
     place = {value: number for number, value in enumerate((*stage.inputs, *stage.values))}
     start = line.bytes_before(stage.first_op)
     forward = tuple(
@@ -128,13 +128,13 @@ def _signature(
 
 
 class _Weighing:
-    """Puts the choices of one stage into numbers."""
+    """Computes the costs of the choices of one stage."""
 
     def __init__(self, stage: Stage, rehearsal: Rehearsal, is_late: Callable[[], bool]) -> None:
         self._stage, self._rehearsal, self._is_late = stage, rehearsal, is_late
 
     def costs(self) -> StageCosts:
-        """Weighs going through without keeping anything, and every option."""
+        """Computes the cost of keeping nothing, and of every option."""
         rehearsal = self._rehearsal
         inputs, outputs = set(self._stage.inputs), set(self._stage.outputs)
         again = rehearsal.making(outputs, set())
@@ -166,7 +166,7 @@ class _Weighing:
         return found
 
     def _worth(self, more: Option, kept: list[int]) -> tuple[float, Option]:
-        """Returns what a byte costs that an option holds less than another, and the option."""
+        """Returns the extra time per byte saved of an option relative to another, and the option."""
         option = self._option(kept)
         saved = more.held_bytes - option.held_bytes
         return (option.backward_us - more.backward_us) / max(saved, 1), option
@@ -191,7 +191,7 @@ class _Weighing:
 
 
 def _undominated(options: list[Option]) -> list[Option]:
-    """Leaves out options that are no better than another in anything."""
+    """Removes dominated options."""
     best: list[Option] = []
     for option in sorted(options, key=lambda one: (one.held_bytes, one.backward_us, one.forward_us)):
         numbers = _numbers(option)

@@ -1,4 +1,4 @@
-"""Optimal persistent schedules of chains of stages that all differ (rotor)."""
+"""Optimal persistent schedules for heterogeneous chains of stages (rotor)."""
 
 from __future__ import annotations
 
@@ -18,29 +18,30 @@ from memprof.planners.graph.walk import Walk
 from memprof.planners.published.chain.options import stage_costs
 from memprof.planners.published.chain.table import Table, grid_of
 from memprof.trace.schema import Ints
+from memprof.units import format_bytes
 
-#: Values that are read further away than so many operators that make values are kept: in a first attempt none.
+#: Values read further away than this many value-making operators are kept; the first attempt keeps none.
 _WIDEST = (None, 8)
 
-#: At most so many schedules are replayed in each attempt.
+#: At most this many schedules are replayed in each attempt.
 _MOST_SCHEDULES = 80
 
-#: The most stages of each attempt, as shares of those there are: with fewer and larger ones, more of what a stage
-#: keeps is chosen inside of it, its neighbours' values among it.
+#: Maximum number of stages in each attempt, as a share of all: with fewer, larger stages, more of what a stage keeps is
+#: chosen inside it, across values that would belong to neighbours.
 _SHARES = (1.0, 0.5, 0.35, 0.25)
 
-#: Chains of more stages are joined to this: the table grows with their cube.
+#: Longer chains are merged to this many stages: the table grows with the cube.
 _MOST_STAGES = 100
 
 
 class Chain(Planner):
     """Solves a step as a chain of stages, each with a choice of what it keeps.
 
-    All budgets are solved at once, and the fastest schedule whose replay fits is returned: rounding sizes up to slots
-    loses nothing that the replay does not give back, and a larger budget never gives a slower schedule.
+    All budgets are solved at once, and the fastest schedule whose replay fits is returned. The replay corrects for
+    rounding sizes up to slots, and a larger budget never gives a slower schedule.
 
-    Source: Beaumont et al. 2020 (Optimal checkpointing for heterogeneous chains: how to train deep neural networks
-    with limited memory), sections 3 and 4. Optimal among schedules that hold what they keep until its backward.
+    Source: Beaumont et al. 2020 (Optimal checkpointing for heterogeneous chains: how to train deep neural networks with
+    limited memory), sections 3 and 4. Optimal among schedules that hold each kept value until its backward.
     """
 
     name: ClassVar[str] = "chain"
@@ -48,12 +49,12 @@ class Chain(Planner):
     summary: ClassVar[str] = "cuts the step into stages and solves what each keeps by dynamic programming"
 
     def search(self, task: ScheduleRequest) -> ScheduleResult:
-        """Looks for the fastest schedule within the budget."""
+        """Searches for the fastest schedule within the budget."""
         graph = task.graph
         recorded = as_recorded(graph)
         least = replay(graph, recorded).peak_bytes
         if least <= task.budget_bytes:
-            return ScheduleResult("optimal", "The step fits as it was recorded.", recorded)
+            return ScheduleResult("optimal", "The step fits as recorded.", recorded)
         best_us, best = np.inf, None
         for runs in _schedules(graph, task.is_late):
             done = replay(graph, runs)
@@ -66,17 +67,17 @@ class Chain(Planner):
             return ScheduleResult("time limit" if is_late else "found", reason, best, least_bytes=least)
         needed = needed_bytes(graph)
         if needed > task.budget_bytes:
-            reason = f"One operator with all it reads and makes comes to {needed} bytes."
+            reason = f"A single operator with its inputs and outputs needs {format_bytes(needed)}."
             return ScheduleResult("infeasible", reason, least_bytes=least)
         if is_late:
-            return ScheduleResult("time limit", "Time ran out before any schedule fitted.", least_bytes=least)
+            return ScheduleResult("time limit", "The time limit passed before any schedule fitted.", least_bytes=least)
         return ScheduleResult("nothing found", "No schedule of its stages fits.", least_bytes=least)
 
 
 def _schedules(graph: Graph, is_late: Callable[[], bool]) -> Iterator[Ints]:
-    """Yields the best schedules of a step cut into stages, from the largest budget to the least, until time is up.
+    """Yields the best schedules of a step cut into stages, largest budget first, until the deadline.
 
-    They do not depend on the budget asked for. Rounds of forward and backward are solved one by one.
+    They do not depend on the requested budget. Rounds of forward and backward are solved one by one.
     """
     peak_bytes = replay(graph, as_recorded(graph)).peak_bytes
     seen: set[tuple[int, ...]] = set()
@@ -109,7 +110,7 @@ def _tables(graph: Graph, lines: list[Line], peak_bytes: int, is_late: Callable[
 
 
 def _steps(tables: list[Table]) -> list[int]:
-    """Returns the budgets at which a faster schedule becomes possible, the largest first and not too many."""
+    """Returns the budgets at which a faster schedule becomes possible, largest first, limited in number."""
     steps = np.unique(np.concatenate([table.steps() for table in tables]))[::-1]
     chosen = np.linspace(0, len(steps) - 1, min(len(steps), _MOST_SCHEDULES), dtype=np.int64)
     return [int(steps[row]) for row in np.unique(chosen)]

@@ -1,4 +1,4 @@
-"""Plays one stage of a chain alone: what is made again in which order, how long it takes, and how much is alive."""
+"""Replays one stage of a chain alone: recompute order, time and live bytes."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from memprof.planners.graph.graph import Graph
 from memprof.planners.graph.stages import Line, Stage
 from memprof.trace.schema import NONE
 
-#: Operators in the order in which they run, each with the bytes that are busy beside the stage's values while it does;
-#: NONE stands for others, which neither make nor read any of these.
+#: Operators in run order, each with the bytes live during it besides the stage's values; NONE stands for others, which
+#: neither make nor read any of these.
 Items = list[tuple[int, int]]
 
 
 def backward_items(graph: Graph, line: Line, stage: Stage, reads: list[list[int]]) -> Items:
-    """Lists a stage's backward: operators that read its values, and between them the highest of what else is alive."""
+    """Lists a stage's backward: the operators that read its values, and the peak of other live bytes between."""
     start, tracked = line.bytes_before(stage.backward_op), set(stage.values)
     items: Items = []
     busy = line.base_bytes + graph.workspace_bytes
@@ -30,11 +30,11 @@ def backward_items(graph: Graph, line: Line, stage: Stage, reads: list[list[int]
 
 
 class Rehearsal:
-    """Plays one stage alone.
+    """Replays one stage alone.
 
     Attributes:
         first: Its first forward.
-        late: Its values that its backward reads, in rising order.
+        late: Its values that its backward reads, in ascending order.
     """
 
     def __init__(
@@ -46,13 +46,13 @@ class Rehearsal:
         reads: list[list[int]],
         made: list[list[int]],
     ) -> None:
-        """Reads off the step what the stage does.
+        """Extracts the stage's operators and values from the step.
 
         Args:
             graph: The step.
             line: The chain.
-            stage: A stage of it.
-            times: How long each operator of its forward takes, in microseconds.
+            stage: One of its stages.
+            times: Time of each operator of its forward, in microseconds.
             reads: Values that each operator of the step reads.
             made: Values that each operator of the step makes.
         """
@@ -74,7 +74,7 @@ class Rehearsal:
         return sum(self._size[value] for value in values)
 
     def backward(self, held: set[int]) -> tuple[Items, float]:
-        """Lists the stage's backward and what is made again within it; and returns the time of the latter.
+        """Lists the stage's backward with its recompute; also returns the recompute time.
 
         Args:
             held: Values kept for it.
@@ -93,7 +93,7 @@ class Rehearsal:
         return items, spent
 
     def making(self, wanted: set[int], alive: set[int]) -> Items:
-        """Lists the operators that make values, with their workspace; adds to ``alive`` what they leave."""
+        """Lists the operators that make values, with their workspace; adds the values they leave to ``alive``."""
         items: Items = []
         for value in sorted(wanted):
             stack = [] if value in alive else [self._maker[value]]
@@ -112,20 +112,20 @@ class Rehearsal:
         return items
 
     def time_of(self, items: Items) -> float:
-        """Returns how long operators of its forward take, in microseconds."""
+        """Returns the time of operators of its forward, in microseconds."""
         return sum(self._times[op_id - self._stage.first_op] for op_id, _ in items)
 
     def peak(self, items: Items, start: set[int], end: set[int], *, with_inputs: bool = False) -> int:
-        """Replays operators: values live from their making to their last read, or to the end.
+        """Replays operators: values live from creation to their last read, or to the end.
 
         Args:
             items: The operators.
-            start: Values that are alive when they begin.
-            end: Values that are alive when they have run.
-            with_inputs: Count the stage's inputs beside its values.
+            start: Values live at the start.
+            end: Values live at the end.
+            with_inputs: Count the stage's inputs too.
 
         Returns:
-            The most bytes.
+            The peak in bytes.
         """
         tracked = self._tracked.union(self._stage.inputs) if with_inputs else self._tracked
         count = len(items)

@@ -1,4 +1,4 @@
-"""The dynamic programme over a chain of stages, for every budget at once."""
+"""Dynamic programme over a chain of stages, for every budget at once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from memprof.planners.graph.walk import Walk
 from memprof.planners.published.chain.options import StageCosts
 from memprof.trace.schema import NONE, Floats, Ints
 
-#: Slots of memory that the budget is divided into: as many as keep stages cubed times slots below the work, within
+#: Slots of memory that the budget is divided into: as many as keep stages cubed times slots below the work, clamped to
 #: the other two.
 _WORK, _FEWEST_SLOTS, _MOST_SLOTS = 20_000_000, 300, 4000
 
@@ -26,10 +26,10 @@ class Grid:
         slot_bytes: Bytes of a slot.
         origin_bytes: Bytes alive before the first slot.
         slots: Number of slots.
-        beside: Slots alive beside the stages when the backward of each begins; 0 for the last, whose windows begin in
-            forward.
-        first: Slots alive beside the stages when the first forward of each begins.
-        turn: Slots alive beside the stages when backward begins.
+        beside: Slots of other live memory when the backward of each stage begins; 0 for the last, whose windows begin
+            in forward.
+        first: Slots of other live memory when the first forward of each stage begins.
+        turn: Slots of other live memory when backward begins.
     """
 
     slot_bytes: int
@@ -44,12 +44,12 @@ class Grid:
         return -(-size // self.slot_bytes)
 
     def bytes_of(self, slots: int) -> int:
-        """Returns the bytes alive when so many slots are taken."""
+        """Returns the live bytes for a number of slots taken."""
         return self.origin_bytes + slots * self.slot_bytes
 
 
 def grid_of(line: Line, costs: list[StageCosts], peak_bytes: int) -> Grid:
-    """Divides the bytes up to a peak into slots: exactly where the sizes allow it."""
+    """Divides the bytes up to a peak into slots, exactly where the sizes allow it."""
     first = [line.bytes_before(stage.first_op) for stage in line.stages]
     beside = [line.bytes_before(stage.backward_op) for stage in line.stages]
     origin = min(*first, *beside)
@@ -74,26 +74,26 @@ def grid_of(line: Line, costs: list[StageCosts], peak_bytes: int) -> Grid:
 
 
 class Table:
-    """Least times of every window of a chain: stages *a* to *b*, whose input is there and whose backward is next.
+    """Least times of every window of a chain: stages *a* to *b*, with the input live and the backward next.
 
-    A window is solved with its memory counted from what is alive beside the stages when it begins, so windows of
-    identical layers are one and are solved once.
+    A window's memory is counted from the other live memory when it begins, so windows of identical layers are equal and
+    solved once.
 
-    Source: Beaumont et al. 2020 (Optimal checkpointing for heterogeneous chains), theorem 1 and algorithm 2. What we
-    changed: time counts what is added to the step as recorded, so the first forward is free; and the memory beside
-    the stages (gradients that appear in backward) moves the budget of a window along.
+    Source: Beaumont et al. 2020 (Optimal checkpointing for heterogeneous chains), theorem 1 and algorithm 2. Our
+    changes: time counts what is added to the recorded step, so the first forward is free; and memory outside the stages
+    (gradients that appear in backward) shifts the budget of a window.
     """
 
     def __init__(self, line: Line, costs: list[StageCosts], grid: Grid, is_late: Callable[[], bool]) -> None:
-        """Solves all windows, unless time runs out before.
+        """Solves all windows.
 
         Raises:
-            TimeoutError: It did.
+            TimeoutError: The deadline passed first.
         """
         self._line, self._costs, self._grid = line, costs, grid
         self._last = len(costs) - 1
         self._sizes = np.arange(grid.slots + 1)
-        # Rows are windows, those that are the same share one; the column after the last stands for "does not fit".
+        # Rows are windows, shared by equal ones; the column after the last stands for "does not fit".
         self._tables: list[Floats] = []
         self._row = np.full((len(costs), len(costs)), NONE)
         self._output = np.array([grid.slots_of(cost.output_bytes) for cost in costs])
@@ -101,18 +101,18 @@ class Table:
 
     @property
     def least_us(self) -> Floats:
-        """Least time added to the step for each number of slots, shape ``(slots + 1,)``; infinite where none fits."""
+        """Least added time for each number of slots, shape ``(slots + 1,)``; infinite where none fits."""
         least: Floats = self._tables[self._row[0, self._last]][:-1]
         return least
 
     @property
     def windows(self) -> int:
-        """Number of windows that were solved."""
+        """Number of windows solved."""
         return len(self._tables)
 
     @property
     def least_bytes(self) -> int:
-        """Smallest budget for which there is a schedule; the largest of all where there is none."""
+        """Smallest budget that has a schedule; the largest of all where none has."""
         fits = np.flatnonzero(np.isfinite(self.least_us))
         return self._grid.bytes_of(int(fits[0]) if len(fits) else self._grid.slots)
 
@@ -123,7 +123,7 @@ class Table:
         return found * self._grid.slot_bytes + self._grid.origin_bytes
 
     def walk(self, walk: Walk, budget_bytes: int) -> None:
-        """Carries out the schedule of least time within a budget; nothing, where none fits."""
+        """Applies the fastest schedule within a budget; does nothing where none fits."""
         slots = min((budget_bytes - self._grid.origin_bytes) // self._grid.slot_bytes, self._grid.slots)
         if np.isfinite(self.least_us[slots]):
             self._walk_window(walk, 0, self._last, slots)
@@ -164,18 +164,18 @@ class Table:
         return best
 
     def _moved(self, slots: Ints) -> Ints:
-        """Returns the columns of budgets that are larger by some slots, a row for each number of slots."""
+        """Returns the columns of budgets that are larger by some slots, one row per number of slots."""
         moved = self._sizes + slots[..., None]
         columns: Ints = np.where(moved < 0, self._grid.slots + 1, np.minimum(moved, self._grid.slots))
         return columns
 
     def _shift(self, rows: Ints, b: int) -> Ints:
-        """Returns by how much the budget of a window that ends with a stage differs from that of one that ends at b."""
+        """Returns the budget difference between windows that end at given stages and one that ends at b."""
         shift: Ints = self._grid.beside[b] - self._grid.beside[rows]
         return shift
 
     def _above(self, a: int, b: int) -> int:
-        """Returns the slots that appear beside the stages between the start of a window and the backward of a."""
+        """Returns the slots of other memory that appear between the start of a window and the backward of a."""
         beside = self._grid.turn if a == self._last else int(self._grid.beside[a])
         return beside - int(self._grid.beside[b])
 
@@ -185,7 +185,7 @@ class Table:
         return self._grid.slots_of(forward_peak)
 
     def _alone(self, a: int) -> list[tuple[float, int, int]]:
-        """Lists for a window of one stage: time, slots, and the option to keep from forward, NONE for no forward."""
+        """Lists for a one-stage window: time, slots, and the option to keep from forward, NONE for no forward."""
         is_first, found = a == self._last, []
         for number, option in enumerate(self._costs[a].options):
             backward = self._grid.slots_of(option.backward_peak) + self._above(a, a)
@@ -207,7 +207,7 @@ class Table:
         return [one for one in found if one[3] <= self._grid.slots]
 
     def _passing(self, a: int, b: int) -> tuple[Ints, Floats, Ints]:
-        """Lists where the forward of a window can keep a stage's input next: stages, times, slots needed on the way."""
+        """Lists where a window's forward can keep a stage's input next: stages, times, slots needed until then."""
         is_first = b == self._last
         needed = []
         for row in range(a, b):

@@ -1,4 +1,4 @@
-"""A step as few nodes, values and events as say the same: what an exact model is made of."""
+"""A step reduced to the fewest equivalent nodes, values and events: the input of an exact model."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from memprof.trace.schema import NONE
 
 @dataclass(frozen=True, eq=False)
 class Event:
-    """A moment of the step at which values are read or made, or at which much else is alive.
+    """A point of the step at which values are read or made, or at which other memory peaks.
 
     Attributes:
-        first_op: The operator before which others run again for it.
-        last_op: The operator that ends it; not the same where a node has several, or where views follow.
-        node: The node that runs for the first time, NONE for an operator that makes no value.
+        first_op: The operator before which recompute for this event runs.
+        last_op: The operator that ends it; differs where a node has several operators, or where views follow.
+        node: The node that runs for the first time; NONE for an operator that makes no value.
         reads: The values that are read.
-        busy_bytes: What is alive during it beside values, workspace included.
-        before_bytes: What is alive before it beside values, when operators run again for it.
+        busy_bytes: Other live bytes during it, workspace included.
+        before_bytes: Other live bytes before it, during its recompute.
     """
 
     first_op: int
@@ -35,20 +35,20 @@ class Event:
 
 @dataclass(frozen=True, eq=False)
 class Blocks:
-    """The reduced step. Values of one node that have the same readers are one.
+    """The reduced step. Values of one node with the same readers are merged.
 
     Attributes:
         members: Operators of each node, in order.
         reads: Values each node reads from others.
         makes: Values each node makes.
-        cost_us: Time of running each node again.
-        extra_bytes: What each node holds while it runs, beyond what it reads and makes.
+        cost_us: Time to rerun each node.
+        extra_bytes: What each node holds while it runs, beyond its inputs and outputs.
         size: Bytes of each value.
         maker: Node of each value.
-        taken: The value whose memory each takes over, NONE where it brings its own.
-        originals: The graph's values that each stands for.
+        taken: The value whose memory each reuses in place; NONE where it allocates its own.
+        originals: The graph's values that each represents.
         events: In order.
-        is_exact: Whether nothing was joined that a schedule could have treated differently.
+        is_exact: Whether only values and operators that no schedule can treat differently were merged.
     """
 
     members: tuple[tuple[int, ...], ...]
@@ -64,7 +64,7 @@ class Blocks:
     is_exact: bool
 
     def last_use(self) -> list[int]:
-        """Returns for each value the last event that needs it, directly or to make another again; NONE for none."""
+        """Returns for each value the last event that needs it, directly or for recompute; NONE for none."""
         last = [NONE] * len(self.size)
         for number, event in enumerate(self.events):
             for value in event.reads:
@@ -79,16 +79,16 @@ class Blocks:
 def blocks_of(graph: Graph, most_nodes: int | None = None) -> Blocks:
     """Joins operators into nodes and finds the events.
 
-    Operators that change in place what only they read are joined with its maker: nothing is lost by that. Only if
-    there are too many nodes are more joined: neighbours of which the second reads what the first makes, the cheapest
-    first. They run again together; what each makes is still kept or dropped on its own. What a node reads then counts
-    as alive until the whole node has run, so a schedule never holds more than the model believes.
+    Operators that change in place a value only they read are joined with its maker, without loss. More are joined only
+    if there are too many nodes: neighbours of which the second reads what the first makes, cheapest first. They run
+    again together; each value they make is still kept or dropped individually. A node's inputs then count as live until
+    the whole node has run, so a schedule never holds more than the model assumes.
 
     Source: Jain et al. 2020 (Checkmate), section 4, for the model that this feeds; the joining is ours.
 
     Args:
         graph: The step.
-        most_nodes: Join until there are no more than these; None to lose nothing.
+        most_nodes: Join until there are at most this many; None for a lossless reduction.
     """
     joined = _Joining(graph)
     joined.join_in_place()
@@ -99,7 +99,7 @@ def blocks_of(graph: Graph, most_nodes: int | None = None) -> Blocks:
 
 
 class _Joining:
-    """Groups of operators while they are joined."""
+    """Groups of operators being joined."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
@@ -113,9 +113,9 @@ class _Joining:
                 self._readers[value].append(op_id)
         self._active = [op_id for op_id in range(graph.ops) if self._reads[op_id] or self._made[op_id]]
         self._place = {op_id: place for place, op_id in enumerate(self._active)}
-        # Operators that only look at a value (views) make none: nobody needs to run them again.
+        # Operators that only return views make no value, so they need not run again.
         self._looks = {op_id for op_id in self._active if not self._made[op_id] and graph.can_repeat[op_id]}
-        # Groups by their last operator; what lies between the members of one does nothing but look.
+        # Groups by their last operator; only views lie between the members of a group.
         self._groups = {op_id: [op_id] for op_id in self._active if self._made[op_id]}
 
     @property
@@ -124,14 +124,14 @@ class _Joining:
         return len(self._groups)
 
     def join_in_place(self) -> None:
-        """Joins each operator that only changes values in place with their maker, if nobody else reads those."""
+        """Joins each operator that only changes values in place with their maker, if nothing else reads them."""
         for op_id in sorted(self._groups):
             sources = {self._taken[value] for value in self._made[op_id]}
             if NONE not in sources and set(self._reads[op_id]) == sources:
                 self._join(op_id)
 
     def join_cheapest(self, most: int) -> None:
-        """Joins groups with the neighbour before them that makes what they read, until there are few enough."""
+        """Joins groups with the preceding neighbour that makes their inputs, until there are few enough."""
         while self.count > most:
             lost: dict[int, float] = {}
             for op_id, members in self._groups.items():
@@ -146,11 +146,11 @@ class _Joining:
         return float(self._graph.cost_us[members].sum())
 
     def _source(self, op_id: int, *, is_shared: bool = False) -> int:
-        """Returns the neighbouring group before one that makes what it reads; NONE where there is none.
+        """Returns the adjacent group before one that makes its inputs; NONE for none.
 
         Args:
             op_id: The last operator of the group.
-            is_shared: Whether others may read what that makes.
+            is_shared: Whether others may read what that group makes.
         """
         members = self._groups[op_id]
         place = self._place[members[0]] - 1
@@ -172,7 +172,7 @@ class _Joining:
             self._groups[op_id] = self._groups.pop(source) + self._groups[op_id]
 
     def blocks(self, *, is_exact: bool) -> Blocks:
-        """Reads nodes, values and events off the groups."""
+        """Builds nodes, values and events from the groups."""
         groups = [self._groups[last] for last in sorted(self._groups)]
         node_of = {member: node for node, group in enumerate(groups) for member in group}
         alike: dict[tuple[int, ...], list[int]] = {}
@@ -208,9 +208,9 @@ class _Joining:
         )
 
     def _has_low_gap(self, groups: list[list[int]]) -> bool:
-        """Tells whether less is alive somewhere between two events than right before the second.
+        """Returns whether less is live somewhere between two events than right before the second.
 
-        Operators would rather run again there, and the model has them run right before the event.
+        Recompute would be better placed there, but the model places it right before the event.
         """
         _, after = beside_values(self._graph)
         busy = [*self._active, self._graph.ops]
@@ -222,20 +222,20 @@ class _Joining:
         )
 
     def _named_source(self, value: int, name: dict[int, int]) -> int:
-        """Returns the named value whose memory one takes over, across versions inside its node."""
+        """Returns the named value whose memory a value reuses, across versions inside its node."""
         source = self._taken[value]
         while source != NONE and source not in name:
             source = self._taken[source]
         return name.get(source, NONE)
 
     def _extra(self, group: list[int], inside: set[int], name: dict[int, int]) -> int:
-        """Returns the most that a group holds beyond what it reads and makes; what it makes counts throughout."""
+        """Returns the most a group holds beyond its inputs and outputs; outputs count throughout."""
         alive = [int(self._graph.workspace_bytes[member]) for member in group]
         for value in inside:
             end = value
             while end in self._heir and end not in name:
                 end = self._heir[end]
-            if end in name:  # its memory is that of a value that counts anyway
+            if end in name:  # its memory belongs to a value that is counted anyway
                 continue
             born = group.index(self._maker[value])
             last = max((group.index(reader) for reader in self._readers[value] if reader in group), default=born)
@@ -259,7 +259,7 @@ class _Joining:
             if op_id in inner:
                 continue
             if first > at:
-                # Between two: a moment of its own only where more is alive than at the event before.
+                # An event between two only where more is live than at the event before.
                 most = at + int(np.argmax(busy[at:first]))
                 if not events or busy[most] > events[-1].busy_bytes:
                     events.append(Event(most, most, NONE, (), int(busy[most]), int(floor_after[max(most - 1, 0)])))
@@ -274,7 +274,7 @@ class _Joining:
                 reads = {name[v] for member in groups[node] for v in self._reads[member] if v not in made}
             before = int(floor_after[first - 1]) if first else int(floor[0])
             if events and node == NONE and level <= (left := int(floor_after[events[-1].last_op])):
-                # Like a view, it takes no memory: whatever runs again before it can run as well after it.
+                # Like a view, it takes no memory: anything recomputed before it can be recomputed after it.
                 last = events[-1]
                 is_read = reads <= {*last.reads, *(makes[last.node] if last.node != NONE else ())}
                 if is_read and floor_after[op_id] <= left:

@@ -15,19 +15,19 @@ from memprof.planners.graph.solver import solve
 from memprof.planners.published.checkmate.condensed import Blocks
 from memprof.trace.schema import NONE, Floats
 
-#: The solver ends when it is so close to its bound.
+#: Relative gap to the bound at which the solver stops.
 _GAP = 1e-6
 
 
 @dataclass(frozen=True, eq=False)
 class Solution:
-    """What the solver says.
+    """The solver's result.
 
     Attributes:
-        is_proved: Whether it came to an end: with the optimum, or with nothing because there is nothing.
-        objective: Of the best it has; infinite where it has nothing.
-        bound: No solution has a smaller objective; minus infinity where it does not know.
-        values: The best it has, shape ``(columns,)``; None where it has nothing.
+        is_proved: Whether the solver finished: with the optimum, or with a proof of infeasibility.
+        objective: Objective of the best solution; infinity without one.
+        bound: Lower bound on the objective; minus infinity where unknown.
+        values: The best solution, shape ``(columns,)``; None without one.
     """
 
     is_proved: bool
@@ -37,16 +37,16 @@ class Solution:
 
 
 class Model:
-    """Which nodes run again before which events, and which values are alive in between.
+    """Which nodes run again before which events, and which values are live in between.
 
-    With e an event, k a node and v a value, R[e, k] tells whether k runs again right before e, S[e, v] whether v is
-    alive after the event before e. Inside of an event's stage the nodes that run again do so in the step's order, and
-    a value's aliveness is carried along from one that makes or reads it to the next, so it is freed where it falls:
-    this is what Free[t, i, k] says in the paper, and it need not be whole. Only R is; the rest follows from it.
+    With e an event, k a node and v a value, R[e, k] is whether k runs again right before e, S[e, v] whether v is live
+    after the event before e. Within an event's stage the nodes that run again do so in the step's order, and a value's
+    liveness is carried along from one maker or reader to the next, so it is freed where it drops: this is Free[t, i, k]
+    in the paper, and need not be an integer. Only R is; the rest follows from it.
 
     Source: Jain et al. 2020 (Checkmate: breaking the memory wall with optimal tensor rematerialization), section 4,
-    equations 1 to 9. What we changed: aliveness is carried along instead of freed by products, a node may make
-    several values or take over memory, events where nothing is read or made are left out.
+    equations 1 to 9. Our changes: liveness is carried along instead of freed by products, a node may make several
+    values or reuse memory in place, events where nothing is read or made are left out.
     """
 
     def __init__(
@@ -60,18 +60,18 @@ class Model:
         only: Set[tuple[int, int]] | None = None,
         least_peak: bool = False,
     ) -> None:
-        """Writes the programme down.
+        """Builds the programme.
 
         Args:
             blocks: The reduced step.
-            budget_bytes: Most bytes alive at once.
-            in_forward: Whether anything may run again before backward begins.
-            in_stage: Whether memory counts while nodes run again, too. Without it, this is a relaxation of every
-                schedule there is, in whatever order and however often nodes run again.
-            rounds: How often the nodes' order is gone through before an event: with one, the paper's form; with two,
-                a node can run again twice for one event, or after those behind it.
-            only: Events and the nodes that may run again before them, for a smaller programme; None for no limit.
-            least_peak: Look for the smallest budget instead of the least time.
+            budget_bytes: Peak live bytes allowed.
+            in_forward: Whether nodes may run again before backward begins.
+            in_stage: Whether memory also counts while nodes run again. Without it, this is a relaxation of every
+                schedule, in whatever order and however often nodes run again.
+            rounds: Passes over the nodes' order before an event: with one, the paper's form; with two, a node can run
+                again twice for one event, or after nodes that follow it.
+            only: Pairs of event and node that may run again before it, for a smaller programme; None for no limit.
+            least_peak: Minimize the peak instead of the time.
         """
         self._blocks, self._in_stage, self._rounds, self._only = blocks, in_stage, rounds, only
         self._rows: list[int] = []
@@ -91,11 +91,11 @@ class Model:
         self._write(in_forward)
 
     def solve(self, deadline: float, *, is_relaxed: bool = False) -> Solution:
-        """Solves the programme, or gets as far as time allows.
+        """Solves the programme, as far as time allows.
 
         Args:
-            deadline: Moment of ``time.monotonic`` at which the solver stops.
-            is_relaxed: Nothing has to be whole: the linear relaxation, whose objective is a bound.
+            deadline: ``time.monotonic`` value at which the solver stops.
+            is_relaxed: Solve the linear relaxation, whose objective is a bound.
         """
         if not self.is_possible:
             return Solution(is_proved=True, objective=math.inf, bound=math.inf, values=None)
@@ -111,16 +111,16 @@ class Model:
             return Solution(is_proved=True, objective=math.inf, bound=math.inf, values=None)
         if done.x is None or (is_relaxed and done.status != 0):
             return Solution(is_proved=False, objective=math.inf, bound=-math.inf, values=None)
-        # A programme without whole numbers has no bound beside its optimum.
+        # A linear programme has no bound besides its optimum.
         bound = done.fun if is_relaxed or done.mip_dual_bound is None else done.mip_dual_bound
         return Solution(done.status == 0, float(done.fun) * unit, float(bound) * unit, np.asarray(done.x))
 
     def runs_again(self, values: Floats, least: float = 0.5) -> list[list[int]]:
-        """Returns the nodes that run again before each event to more than some degree, in their order."""
+        """Returns the nodes whose rerun variable exceeds a threshold before each event, in their order."""
         return [[node for node, column in row if values[column] > least] for row in self.again]
 
     def kept(self, values: Floats, event: int, least: float) -> set[int]:
-        """Returns the values that are alive before an event to at least some degree."""
+        """Returns the values whose liveness before an event reaches a threshold."""
         return {value for value, column in self.alive[event].items() if values[column] >= least}
 
     def _matrix(self) -> csr_array:
@@ -134,7 +134,7 @@ class Model:
         return len(self._cost) - 1
 
     def _at_most(self, terms: Iterable[tuple[int, float]], most: float) -> None:
-        """Adds a row: the sum of columns times factors is at most a number."""
+        """Adds a row: a weighted sum of columns is at most a number."""
         kept = [(column, factor) for column, factor in terms if factor]
         if not kept:
             self.is_possible = self.is_possible and most >= -1e-12
@@ -146,7 +146,7 @@ class Model:
         self._most.append(most)
 
     def _fits(self, terms: list[tuple[int, float]], beside_bytes: float) -> None:
-        """Adds the row that what is alive stays within the budget, or within the peak that is looked for."""
+        """Adds the row that live bytes stay within the budget, or within the minimized peak."""
         scaled = [(column, factor / self._scale) for column, factor in terms]
         if self._least_peak:
             self._at_most([*scaled, (self._peak, -1.0)], -beside_bytes / self._scale)
@@ -170,7 +170,7 @@ class Model:
                 has_run.append(event.node)
 
     def _stage(self, at: int, has_run: list[int], alive: dict[int, int], last: list[int]) -> dict[int, int]:
-        """Adds the nodes that may run again before an event; returns the columns of what is alive after them."""
+        """Adds the nodes that may run again before an event; returns the liveness columns after them."""
         blocks, now = self._blocks, dict(alive)
         beside = blocks.events[at].before_bytes
         for node in has_run * self._rounds:
@@ -216,7 +216,7 @@ class Model:
         self._fits(terms, beside)
 
     def _event(self, at: int, now: dict[int, int], last: list[int]) -> dict[int, int]:
-        """Adds an event; returns the columns of what is alive after it."""
+        """Adds an event; returns the liveness columns after it."""
         blocks, event = self._blocks, self._blocks.events[at]
         made = blocks.makes[event.node] if event.node != NONE else ()
         taken = {blocks.taken[value] for value in made} - {NONE}

@@ -1,4 +1,4 @@
-"""Exact schedules by mixed-integer programming, with a bound and a rounded schedule where there is no time for them."""
+"""Exact schedules by mixed-integer programming; a bound and a rounded schedule where time runs out."""
 
 from __future__ import annotations
 
@@ -18,38 +18,38 @@ from memprof.planners.graph.walk import Walk
 from memprof.planners.published.checkmate.condensed import Blocks, blocks_of
 from memprof.planners.published.checkmate.model import Model, Solution
 from memprof.trace.schema import Floats, Ints
+from memprof.units import format_bytes
 
-#: Up to so many nodes, the programme also weighs running operators again before backward begins.
+#: Up to this many nodes, the programme also considers recompute before backward begins.
 _MOST_NODES_IN_FORWARD = 24
 
-#: Up to so many nodes, it lets a node run again twice before one event.
+#: Up to this many nodes, a node may run again twice before one event.
 _MOST_NODES_TWICE = 10
 
-#: Nodes are joined until there are so many, if there are no more than the second to begin with. For more than the
-#: third, the programme is left alone, and for more than the fourth its relaxation as well: writing them down alone
-#: would take too long.
+#: Nodes are joined down to the first number if the step has at most the second. Above the third the programme is not
+#: solved, and above the fourth neither is its relaxation: building them alone would take too long.
 _MOST_NODES = 70
 _MOST_NODES_TO_JOIN = 600
 _MOST_NODES_TO_SOLVE = 140
 _MOST_NODES_FOR_BOUND = 250
 
-#: Two times are one within this share.
+#: Relative tolerance within which two times are equal.
 _TOLERANCE = 1e-6
 
-#: Shares of the time left that the bound and the search for the smallest budget may take.
+#: Shares of the time left for the bound and for the search for the smallest budget.
 _BOUND_SHARE = 0.4
 _LEAST_SHARE = 0.25
 
-#: The relaxation is rounded at the budget and at these shares of it: what is rounded needs room.
+#: The relaxation is rounded at the budget and at these shares of it, since rounding needs headroom.
 _SHARES = (1.0, 0.96, 0.92, 0.88, 0.84, 0.8, 0.75)
 
-#: Share of the time left that a first programme may take: it weighs only what the relaxations run again.
+#: Share of the time left for a first programme, restricted to what the relaxations run again.
 _FIRST_SHARE = 0.6
 
-#: What a relaxation runs again to less of a degree than this, it does not run again.
+#: Below this value, a relaxed rerun variable counts as zero.
 _LEAST_DEGREE = 1e-6
 
-#: A relaxed value that is alive to so much of a degree is kept.
+#: Thresholds from which a value that is live in the relaxation is kept.
 _DEGREES = tuple(np.round(np.arange(0.05, 1.0, 0.05), 2).tolist())
 
 
@@ -64,7 +64,7 @@ class _Best:
     least_bytes: int = 2**62
 
     def offer(self, runs: Ints) -> int:
-        """Replays a schedule, takes it if it is better, and returns its peak."""
+        """Replays a schedule, keeps it if it is better, and returns its peak."""
         done = replay(self.graph, runs)
         self.least_bytes = min(self.least_bytes, done.peak_bytes)
         if done.peak_bytes <= self.budget_bytes and done.extra_us < self.extra_us:
@@ -73,30 +73,30 @@ class _Best:
 
 
 class Checkmate(Planner):
-    """Solves the mixed-integer programme of a step, or as much of it as time allows.
+    """Solves the mixed-integer programme of a step, as far as time allows.
 
-    First the linear relaxation: a bound that holds for every schedule, and a schedule by rounding it. Then the
-    programme itself, on a step with so few nodes that the solver has a chance.
+    First the linear relaxation: a bound for every schedule, and a schedule by rounding. Then the programme itself, on
+    steps with few enough nodes for the solver.
 
     Source: Jain et al. 2020 (Checkmate: breaking the memory wall with optimal tensor rematerialization), sections 4
     (programme) and 5 (two-phase rounding: what is kept is rounded, what must run again follows). We round at several
-    thresholds, the paper at one half. Its optimality is the paper's: before each operator of the step, others run
-    again in the step's order and once each; twice each on steps of few nodes, which is all that we have seen matter.
+    thresholds, the paper at one half. Optimal in the paper's sense: before each operator of the step, others run again
+    in the step's order, once each; twice each on steps of few nodes, the only case where we saw it matter.
     """
 
     name: ClassVar[str] = "checkmate"
     source: ClassVar[str] = "Jain et al. 2020 (Checkmate), sections 4 and 5; solved with HiGHS"
-    summary: ClassVar[str] = "solves what is kept and what runs again as a mixed-integer programme"
+    summary: ClassVar[str] = "solves for what is kept and what is recomputed as a mixed-integer programme"
 
     def search(self, task: ScheduleRequest) -> ScheduleResult:
-        """Looks for the fastest schedule within the budget, and for a bound below which no schedule comes."""
+        """Searches for the fastest schedule within the budget, and for a lower bound on every schedule."""
         graph = task.graph
         best = _Best(graph, task.budget_bytes)
         if best.offer(as_recorded(graph)) <= task.budget_bytes:
-            return ScheduleResult("optimal", "The step fits as it was recorded.", best.runs)
+            return ScheduleResult("optimal", "The step fits as recorded.", best.runs)
         needed = needed_bytes(graph)
         if needed > task.budget_bytes:
-            reason = f"One operator with all it reads and makes comes to {needed} bytes."
+            reason = f"A single operator with its inputs and outputs needs {format_bytes(needed)}."
             return ScheduleResult("infeasible", reason, least_bytes=_least_bytes(task, best))
 
         blocks = blocks_of(graph)
@@ -105,7 +105,7 @@ class Checkmate(Planner):
         if len(blocks.members) <= _MOST_NODES_FOR_BOUND:
             bound_us, likely = _relaxed(task, blocks, best)
             if math.isinf(bound_us):
-                reason = "No schedule holds what each operator reads and makes within the budget."
+                reason = "No schedule keeps the inputs and outputs of every operator within the budget."
                 return ScheduleResult("infeasible", reason, least_bytes=_least_bytes(task, best))
         if _MOST_NODES < len(blocks.members) <= _MOST_NODES_TO_JOIN:
             blocks = blocks_of(graph, _MOST_NODES)
@@ -123,11 +123,11 @@ class Checkmate(Planner):
 
 
 def _relaxed(task: ScheduleRequest, blocks: Blocks, best: _Best) -> tuple[float, set[tuple[int, int]]]:
-    """Solves the linear relaxation and rounds it, and those for somewhat smaller budgets.
+    """Solves and rounds the linear relaxation, at the budget and at somewhat smaller ones.
 
     Returns:
-        A time below which no schedule comes, infinite if none fits; and the events and the nodes that the relaxations
-        run again before them.
+        A lower bound on the time, infinity if nothing fits; and the pairs of event and node that the relaxations run
+        again.
     """
     now = time.monotonic()
     deadline = now + _BOUND_SHARE * (task.deadline - now)
@@ -149,7 +149,7 @@ def _relaxed(task: ScheduleRequest, blocks: Blocks, best: _Best) -> tuple[float,
 
 
 def _rounded(graph: Graph, blocks: Blocks, model: Model, values: Floats, degree: float) -> Ints:
-    """Keeps what is alive to some degree, and runs again what that asks for."""
+    """Keeps values whose liveness reaches a threshold, and runs again what that requires."""
     walk = Walk(graph)
     for at, event in enumerate(blocks.events):
         kept = model.kept(values, at, degree)
@@ -170,7 +170,7 @@ def _solved(
     only: Set[tuple[int, int]] | None = None,
     least_peak: bool = False,
 ) -> Solution:
-    """Solves one programme; where the solver's tolerance lets it step over the budget, once more with that less."""
+    """Solves one programme; if the solver's tolerance exceeds the budget, again with a budget smaller by that much."""
     budget = task.budget_bytes
     while True:
         model = Model(
@@ -192,7 +192,7 @@ def _solved(
 
 
 def _written(graph: Graph, blocks: Blocks, again: list[list[int]]) -> Ints:
-    """Writes down the operators that run again before each event, and the step's own."""
+    """Builds the schedule from the operators that run again before each event and the step's own."""
     runs: list[int] = []
     at = 0
     for event, nodes in zip(blocks.events, again, strict=True):
@@ -205,7 +205,7 @@ def _written(graph: Graph, blocks: Blocks, again: list[list[int]]) -> Ints:
 
 
 def _least_bytes(task: ScheduleRequest, best: _Best) -> int:
-    """Looks for the smallest budget with a schedule; returns that of the best it has when time runs out."""
+    """Searches for the smallest budget with a schedule; returns the best one found before the deadline."""
     blocks = blocks_of(task.graph)
     if _MOST_NODES < len(blocks.members) <= _MOST_NODES_TO_JOIN:
         blocks = blocks_of(task.graph, _MOST_NODES)
@@ -218,25 +218,25 @@ def _least_bytes(task: ScheduleRequest, best: _Best) -> int:
 
 
 def _found(task: ScheduleRequest, best: _Best, answer: Solution, bound_us: float, *, is_whole: bool) -> ScheduleResult:
-    """Says how the search ended."""
+    """Builds the result with its status and reason."""
     if best.runs is not None:
         if best.extra_us <= bound_us * (1 + _TOLERANCE):
-            return ScheduleResult("optimal", "Proved: no schedule whatever is faster.", best.runs, best.extra_us)
+            return ScheduleResult("optimal", "Proved optimal among all schedules.", best.runs, best.extra_us)
         if is_whole:
-            reason = "Proved: no schedule that runs operators again in the order of the step is faster."
+            reason = "Proved optimal among schedules that recompute in the order of the step."
             return ScheduleResult("optimal", reason, best.runs, best.extra_us)
         if answer.is_proved:
-            reason = "The fastest that runs nothing again in forward and treats joined operators as one."
+            reason = "Optimal without recompute in forward, with joined operators treated as one."
             return ScheduleResult("found", reason, best.runs, bound_us)
         if task.is_late():
-            return ScheduleResult("time limit", "The best when time ran out.", best.runs, bound_us)
+            return ScheduleResult("time limit", "Best schedule at the time limit.", best.runs, bound_us)
         return ScheduleResult("found", "Rounded from the relaxation: too many nodes to solve.", best.runs, bound_us)
     least = _least_bytes(task, best)
     if answer.is_proved:
-        reason = "No schedule fits that runs its operators again in the order of the step."
+        reason = "No schedule that recomputes in the order of the step fits."
         return ScheduleResult("nothing found", reason, bound_us=bound_us, least_bytes=least)
     if task.is_late():
         return ScheduleResult(
-            "time limit", "Time ran out before any schedule fitted.", bound_us=bound_us, least_bytes=least
+            "time limit", "The time limit passed before any schedule fitted.", bound_us=bound_us, least_bytes=least
         )
     return ScheduleResult("nothing found", "Too many nodes to solve.", bound_us=bound_us, least_bytes=least)

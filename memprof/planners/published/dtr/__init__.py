@@ -1,4 +1,4 @@
-"""Dynamic Tensor Rematerialization: run the step at a hard budget and, when it is full, evict what is worth least."""
+"""Dynamic Tensor Rematerialization: run the step under a hard memory cap and evict the cheapest values when full."""
 
 from memprof.planners.published.dtr.planner import Dtr
 

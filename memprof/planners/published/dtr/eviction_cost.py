@@ -1,26 +1,26 @@
-"""What evicting a value costs: its own time, and that of the evicted values around it."""
+"""The cost of evicting a value: its own recompute time, and that of the evicted values around it."""
 
 from __future__ import annotations
 
 from memprof.planners.graph.graph import Graph
 
-#: The heuristics of Kirisame 2021; see Worth.
+#: The heuristics of Kirisame 2021; see EvictionCost.
 HEURISTICS = ("eq-class", "msps", "local", "full")
 
 
 class EvictionCost:
-    """Keeps track of evicted values, and of what each would add to the time of making another one again.
+    """Tracks evicted values, and how much recompute time evicting each value in memory would add.
 
     Source: Kirisame 2021, section 4.1 and appendix C. With c the time of a value's operator:
 
-    - ``full``: c, and c of all evicted values it would need or that would need it
+    - ``full``: c, and c of all evicted values it depends on or that depend on it
     - ``eq-class``: c, and the sums of the classes of evicted neighbours; classes are joined on eviction, a value's time
-      is subtracted when it is made again, and classes are never split
+      is subtracted on recompute, and classes are never split
     - ``local``: c alone
-    - ``msps``: c, and c of the evicted values it would need (after Peng 2020, Capuchin)
+    - ``msps``: c, and c of the evicted values it depends on (after Peng 2020, Capuchin)
 
     Attributes:
-        outdated: Values whose neighbourhood changed since they were last asked about.
+        outdated: Values whose neighbourhood changed since their cost was last read.
     """
 
     def __init__(self, graph: Graph, heuristic: str) -> None:
@@ -35,15 +35,15 @@ class EvictionCost:
             for source in sources:
                 self._heirs[source].append(value)
         self._is_evicted = [False] * graph.values
-        # Classes get a new number at every eviction, so that a value that comes and goes leaves its old class whole.
+        # Classes get a new number at every eviction, so a value that is evicted again leaves its old class unchanged.
         self._class_number = [0] * graph.values
         self._joined_to: list[int] = []
         self._class_us: list[float] = []
-        # Values in memory next to a class, by its number: what their eviction costs changes with the class.
+        # Values in memory next to a class, by class number: their eviction cost changes with the class.
         self._beside: list[set[int]] = []
 
     def cost_us(self, value: int) -> float:
-        """Returns the time that stands for a value in memory."""
+        """Returns the eviction cost of a value in memory, in microseconds."""
         own = self._cost_us[value]
         if self._heuristic == "local":
             return own
@@ -56,7 +56,7 @@ class EvictionCost:
         return own + sum(self._cost_us[other] for other in sorted(around))
 
     def evicted(self, value: int) -> None:
-        """Notes that a value is gone."""
+        """Records that a value was evicted."""
         if self._is_evicted[value]:
             return
         self._is_evicted[value] = True
@@ -66,7 +66,7 @@ class EvictionCost:
             self._outdate_around(value)
 
     def remade(self, value: int) -> None:
-        """Notes that a value is in memory again."""
+        """Records that a value was recomputed."""
         if not self._is_evicted[value]:
             return
         if self._heuristic == "eq-class":
@@ -85,7 +85,7 @@ class EvictionCost:
         return self._sources[value] + self._heirs[value]
 
     def _reached(self, value: int, along: list[list[int]]) -> set[int]:
-        """Returns the evicted values that are reached one way through evicted values."""
+        """Returns the evicted values reachable in one direction through evicted values."""
         reached: set[int] = set()
         stack = [value]
         while stack:
@@ -96,7 +96,7 @@ class EvictionCost:
         return reached
 
     def _outdate_around(self, value: int) -> None:
-        """Marks everything beside the evicted values that hang together with this one."""
+        """Marks all neighbours of the connected evicted values around this one."""
         ways = [self._heirs] if self._heuristic == "msps" else [self._heirs, self._sources]
         for along in ways:
             for other in (value, *self._reached(value, along)):
@@ -109,7 +109,7 @@ class EvictionCost:
         return number
 
     def _join(self, value: int) -> None:
-        """Puts a value into a class of its own and joins it with the classes beside it."""
+        """Puts a value into a new class and joins it with the neighbouring classes."""
         number = len(self._joined_to)
         self._class_number[value] = number
         self._joined_to.append(number)

@@ -1,4 +1,4 @@
-"""Dynamic Tensor Rematerialization as a planner: every heuristic of the paper, judged by replay."""
+"""Dynamic Tensor Rematerialization as a planner: every heuristic of the paper, compared by replay."""
 
 from __future__ import annotations
 
@@ -10,26 +10,27 @@ from memprof.planners.graph.schedule import as_recorded, replay
 from memprof.planners.published.dtr.eviction_cost import HEURISTICS
 from memprof.planners.published.dtr.simulation import Simulation
 from memprof.trace.schema import Ints
+from memprof.units import format_bytes
 
 
 class Dtr(Planner):
-    """Kirisame 2021: every heuristic of the paper is simulated, and the fastest schedule by replay is kept."""
+    """Kirisame 2021: simulates every heuristic of the paper and keeps the fastest schedule by replay."""
 
     name: ClassVar[str] = "dtr"
     source: ClassVar[str] = "Kirisame 2021, Dynamic Tensor Rematerialization, sections 2 and 4.1"
-    summary: ClassVar[str] = "runs the step within the budget and evicts what is stale, large and cheap to make again"
-    #: The heuristics that are tried.
+    summary: ClassVar[str] = "runs the step within the budget and evicts what is stale, large and cheap to recompute"
+    #: The heuristics to try.
     heuristics: ClassVar[tuple[str, ...]] = HEURISTICS
 
     def search(self, task: ScheduleRequest) -> ScheduleResult:
-        """Looks for the schedule with the least time whose peak is within the budget."""
+        """Searches for the fastest schedule whose peak is within the budget."""
         graph, budget = task.graph, task.budget_bytes
         recorded = replay(graph, as_recorded(graph))
         if recorded.peak_bytes <= budget:
-            return ScheduleResult("optimal", "The step as recorded is within the budget.", recorded.runs, 0.0, budget)
+            return ScheduleResult("optimal", "The step fits as recorded.", recorded.runs, 0.0, budget)
         needed = needed_bytes(graph)
         if needed > budget:
-            reason = f"One operator alone holds {needed} bytes with what it reads and makes."
+            reason = f"A single operator with its inputs and outputs needs {format_bytes(needed)}."
             return ScheduleResult(
                 "infeasible", reason, least_bytes=self._least_bytes(task, needed, recorded.peak_bytes)
             )
@@ -44,7 +45,7 @@ class Dtr(Planner):
         return ScheduleResult(status, f"The {chosen} heuristic was the fastest.", best, least_bytes=budget)
 
     def _best(self, task: ScheduleRequest, budget_bytes: int) -> tuple[Ints | None, str]:
-        """Tries every heuristic; returns the fastest schedule and whose it is."""
+        """Tries every heuristic; returns the fastest schedule and its heuristic."""
         best: Ints | None = None
         chosen, least_us = "", float("inf")
         for heuristic in self.heuristics:
@@ -54,7 +55,7 @@ class Dtr(Planner):
         return best, chosen
 
     def _least_bytes(self, task: ScheduleRequest, low: int, high: int) -> int:
-        """Narrows down the smallest budget that its quickest heuristic can do with; 0 where the clock stops it."""
+        """Bisects the smallest budget that its fastest heuristic can meet; 0 where the deadline passes first."""
         while high - low > high // 200 and not task.is_late():
             middle = (low + high) // 2
             runs = Simulation(task, middle, self.heuristics[0]).runs()

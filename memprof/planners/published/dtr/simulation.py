@@ -1,4 +1,4 @@
-"""A step run operator by operator within a hard budget, as DTR's runtime does."""
+"""A step run operator by operator under a hard memory cap, as in DTR's runtime."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from memprof.trace.schema import NONE, Bools, Floats, Ints
 
 
 class Simulation:
-    """Runs a step, and evicts when it is full.
+    """Runs a step and evicts when memory is full.
 
-    Source: Kirisame 2021, section 2. An operator first has its inputs made again if they were evicted, and locks them;
-    what does not fit makes room by evicting, of what is not locked, the value of least h = cost / (bytes x staleness),
-    with the cost of ``Worth`` and staleness on a clock of summed operator time (``msps`` leaves staleness out). What
-    the step will not ask for any more is evicted eagerly.
+    Source: Kirisame 2021, section 2. An operator's evicted inputs are recomputed first, then all inputs are locked. To
+    make room, the unlocked value of least h = cost / (bytes x staleness) is evicted, with the cost of ``EvictionCost``
+    and staleness on a clock of summed operator time (``msps`` leaves staleness out). Values that the step no longer
+    reads are evicted eagerly.
     """
 
     def __init__(self, task: ScheduleRequest, budget_bytes: int, heuristic: str) -> None:
         """Prepares a run.
 
         Args:
-            task: Whose graph is run and whose deadline is honoured.
-            budget_bytes: Bytes that are never exceeded.
+            task: The request, for its graph and deadline.
+            budget_bytes: Hard memory cap, in bytes.
             heuristic: One of ``HEURISTICS``.
         """
         graph = task.graph
@@ -42,7 +42,7 @@ class Simulation:
         self._accessed: Floats = np.zeros(graph.values)
         self._clock = 0.0
         self._live = 0
-        # After its last read a value is dead; what the recording holds longer cannot be evicted then.
+        # After its last read a value is dead; if the recording holds it longer, it cannot be evicted then.
         self._last_read: Ints = graph.value_op.copy()
         np.maximum.at(self._last_read, graph.read_value, graph.read_op)
         held = np.where(graph.value_freed_op == NONE, graph.ops, graph.value_freed_op)
@@ -53,7 +53,7 @@ class Simulation:
         self._is_dead: Bools = np.zeros(graph.values, dtype=np.bool_)
 
     def runs(self) -> Ints | None:
-        """Returns the schedule; None where it runs out of memory with nothing to evict, or of time."""
+        """Returns the schedule; None if memory runs out with nothing to evict, or the deadline passes."""
         graph = self._graph
         order: list[int] = []
         between = int(graph.floor_bytes[0]) if graph.ops else 0
@@ -72,7 +72,7 @@ class Simulation:
         return np.array(order, dtype=np.int64)
 
     def _remake_inputs(self, op_id: int, floor: int, order: list[int]) -> bool:
-        """Locks an operator's inputs and makes again those that are gone; False where there is no room."""
+        """Locks an operator's inputs and recomputes missing ones; returns False where they do not fit."""
         self._lock(op_id, 1)
         stack = [op_id]
         while stack:
@@ -110,10 +110,10 @@ class Simulation:
             self._accessed[value] = self._clock
 
     def _make_room(self, op_id: int, stage: int, floor: int) -> bool:
-        """Evicts until an operator fits; False where nothing is left to evict."""
+        """Evicts until an operator fits; returns False where nothing is left to evict."""
         needed = floor + self._workspace[op_id]
         for value in self._made[op_id]:
-            # An output that is still there is made beside itself, and the old one goes then.
+            # An output that is still live is remade next to the old copy, which is freed then.
             needed += self._size[value] - (self._size[self._taken[value]] if self._taken[value] != NONE else 0)
         while self._live + needed > self._budget:
             cheapest = None if self._task.is_late() else self._cheapest(stage)
@@ -123,7 +123,7 @@ class Simulation:
         return True
 
     def _cheapest(self, stage: int) -> int | None:
-        """Returns the value of least h among those that may go."""
+        """Returns the evictable value of least h."""
         for value in self._worth.outdated:
             if self._is_alive[value]:
                 self._cost_around[value] = self._worth.cost_us(value)
