@@ -1,14 +1,14 @@
-"""Every table of a trace: its columns, their types, units and meaning, in one place.
+"""Every table of a trace: its columns, with their types, units and meaning, defined in one place.
 
-A table is a frozen dataclass of equally long numpy columns, so a column is named once, here, and every
-other file reaches it as an attribute (``step.ops.phase``) that the type checker knows.
+A table is a frozen dataclass of equally long numpy columns, so a column is named only here, and other
+files access it as a type-checked attribute (``step.ops.phase``).
 
 Rules that hold for all tables:
 
-* ``*_id`` columns are ids; an id that points nowhere ("not freed", "no module") is ``NONE`` (-1) in
+* ``*_id`` columns are ids; a missing id ("not freed", "no module") is ``NONE`` (-1) in
   memory and null in the file.
 * Order is ``op_id``, never time: clocks tie.
-* The unit is in the name: ``_bytes`` are int64, ``_us`` are float64 microseconds (Unix time for moments).
+* The unit is in the name: ``_bytes`` are int64, ``_us`` are float64 microseconds (Unix time for points in time).
 * Enumerations are stored as strings; a missing text is ``""`` in memory and null in the file.
 
 ``docs/trace-format.md`` is generated from this file (``python -m memprof.trace.schema``).
@@ -27,17 +27,17 @@ from memprof.phases import PHASES, TRAINING
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-#: Version of the tables below. A reader opens every version up to its own.
+#: Version of the tables below. A reader accepts every version up to its own.
 #:
 #: ==  ===========================================
 #: 1   first release
 #: ==  ===========================================
 SCHEMA_VERSION = 1
 
-#: An id that points nowhere.
+#: A missing id.
 NONE = -1
 
-# As numpy.typing.NDArray has it, which the recorder does not import into the job.
+# Equivalent to numpy.typing.NDArray, which the recorder does not import into the job.
 Ints = np.ndarray[tuple[Any, ...], np.dtype[np.int64]]
 Floats = np.ndarray[tuple[Any, ...], np.dtype[np.float64]]
 Bools = np.ndarray[tuple[Any, ...], np.dtype[np.bool_]]
@@ -73,20 +73,20 @@ ACTIONS = (
 )
 
 
-#: Name of the two rows of operators that stand for a gap: all alive is freed by the first, and what is alive made anew.
+#: Name of the two operator rows that represent a gap: the first frees everything alive, the second recreates it.
 NOT_RECORDED = "(not recorded)"
 
 
 @dataclass(frozen=True)
 class Column:
-    """What one column holds.
+    """The definition of one column.
 
     Attributes:
         name: The column's name.
         kind: ``id``, ``int``, ``float``, ``bool`` or ``text``.
         meaning: One sentence for the format reference.
-        values: The allowed strings where the column is an enumeration, else empty.
-        is_open: Beside these, the job's own names of phases are allowed.
+        values: The allowed strings of an enumeration, else empty.
+        is_open: Phase names defined by the job are also allowed.
     """
 
     name: str
@@ -102,7 +102,7 @@ class Column:
 
     @property
     def missing(self) -> Any:
-        """The value that stands for null in memory, or None where the column has none."""
+        """The in-memory value that represents null, or None where the column has none."""
         return {"id": NONE, "text": "", "float": np.nan}.get(self.kind)
 
 
@@ -207,7 +207,7 @@ class Modules(Table):
 
 @dataclass(frozen=True, eq=False)
 class ModuleCalls(Table):
-    """One row per call of a module."""
+    """One row per module call."""
 
     table_name: ClassVar[str] = "module_calls"
 
@@ -243,7 +243,7 @@ class Steps(Table):
 
 @dataclass(frozen=True, eq=False)
 class Ops(Table):
-    """One row per operator run, in order. Memory taken between two gets a row of its own (kind allocation)."""
+    """One row per operator run, in order. Memory allocated between two gets a row of its own (kind allocation)."""
 
     table_name: ClassVar[str] = "ops"
 
@@ -273,7 +273,7 @@ class Ops(Table):
 
 @dataclass(frozen=True, eq=False)
 class Storages(Table):
-    """One row per life of a storage. Temporaries inside one operator are in ops.workspace_bytes instead."""
+    """One row per storage lifetime. Temporaries inside one operator are in ops.workspace_bytes instead."""
 
     table_name: ClassVar[str] = "storages"
 
@@ -292,7 +292,7 @@ class Storages(Table):
 
 @dataclass(frozen=True, eq=False)
 class Uses(Table):
-    """One row per operator and storage it touches."""
+    """One row per operator and storage it uses."""
 
     table_name: ClassVar[str] = "uses"
 
@@ -303,7 +303,7 @@ class Uses(Table):
 
 @dataclass(frozen=True, eq=False)
 class Saved(Table):
-    """One row per storage kept for backward by a forward operator."""
+    """One row per storage saved for backward by a forward operator."""
 
     table_name: ClassVar[str] = "saved"
 
@@ -343,7 +343,7 @@ class HostMemory(Table):
 
 @dataclass(frozen=True, eq=False)
 class AllocatorEvents(Table):
-    """One row per action of the allocator, in order."""
+    """One row per allocator action, in order."""
 
     table_name: ClassVar[str] = "allocator_events"
 
@@ -379,7 +379,7 @@ class Segments(Table):
 
 @dataclass(frozen=True, eq=False)
 class DeviceMemory(Table):
-    """One row per sample of a whole device: what its driver says, beside what torch's allocators hold of it."""
+    """One row per sample of a whole device: the driver's figures, and what torch's allocators hold of it."""
 
     table_name: ClassVar[str] = "device_memory"
 
@@ -394,7 +394,7 @@ class DeviceMemory(Table):
 
 @dataclass(frozen=True, eq=False)
 class StepPeaks(Table):
-    """One row per step and device of a light recording, which follows the whole run: the highest count of the step."""
+    """One row per step and device of a light recording, which covers the whole run: the peak of the step."""
 
     table_name: ClassVar[str] = "step_peaks"
 
@@ -413,7 +413,7 @@ class StepPeaks(Table):
 
 @dataclass(frozen=True, eq=False)
 class ModulePeaks(Table):
-    """One row per phase and module of a light recording: the highest count of the whole run while the job was there."""
+    """One row per phase and module of a light recording: the peak over the whole run while the job was in it."""
 
     table_name: ClassVar[str] = "module_peaks"
 
@@ -426,7 +426,7 @@ class ModulePeaks(Table):
 
 @dataclass(frozen=True, eq=False)
 class OutOfMemory(Table):
-    """One row per request for memory that failed."""
+    """One row per failed memory request."""
 
     table_name: ClassVar[str] = "out_of_memory"
 
@@ -450,7 +450,7 @@ class OutOfMemory(Table):
 
 @dataclass(frozen=True, eq=False)
 class Optimizers(Table):
-    """One row per optimizer of the job, as it was when last seen."""
+    """One row per optimizer of the job, in its last recorded state."""
 
     table_name: ClassVar[str] = "optimizers"
 
@@ -477,7 +477,7 @@ class Stacks(Table):
 
 @dataclass(frozen=True, eq=False)
 class Ranks(Table):
-    """One row per rank of the file: what tells ranks apart without their tables. Figures are of its fullest step."""
+    """One row per rank of the file: a summary for comparing ranks. Values are of the rank's fullest step."""
 
     table_name: ClassVar[str] = "ranks"
 
@@ -498,7 +498,7 @@ class Ranks(Table):
 
 @dataclass(frozen=True, eq=False)
 class RankMoments(Table):
-    """One row per rank and phase: the fullest moment of the phase in the fullest step."""
+    """One row per rank and phase: the peak of the phase in the fullest step."""
 
     table_name: ClassVar[str] = "rank_moments"
 
@@ -513,7 +513,7 @@ class RankMoments(Table):
 
 @dataclass(frozen=True, eq=False)
 class RankParts(Table):
-    """One row per rank and part of what is alive at the peak of its fullest step; of a kind they sum to the peak."""
+    """One row per rank and part of the live bytes at its fullest step's peak; the parts of a kind sum to the peak."""
 
     table_name: ClassVar[str] = "rank_parts"
 
@@ -525,7 +525,7 @@ class RankParts(Table):
 
 @dataclass(frozen=True, eq=False)
 class RankCollectives(Table):
-    """One row per rank and collective it ran in a recorded step."""
+    """One row per rank and collective that it ran in a recorded step."""
 
     table_name: ClassVar[str] = "rank_collectives"
 
@@ -541,7 +541,7 @@ class RankCollectives(Table):
 
 @dataclass(frozen=True, eq=False)
 class RankCurve(Table):
-    """One row per rank and stretch of its fullest step, cut into equally many operators."""
+    """One row per rank and stretch of its fullest step; stretches have about equally many operators."""
 
     table_name: ClassVar[str] = "rank_curve"
 
@@ -570,12 +570,12 @@ TABLES: tuple[type[Table], ...] = (
     Stacks,
 )
 
-#: Tables of a whole file, beside the folders of its ranks. Files of one process alone have none.
+#: Tables of a whole file, outside its rank folders. Files of a single process have none.
 RANK_TABLES: tuple[type[Table], ...] = (Ranks, RankMoments, RankParts, RankCollectives, RankCurve)
 
 
 def is_beside(phase: Texts) -> Bools:
-    """Returns which operators are beside training, by their phase: neither forward, backward nor an update."""
+    """Returns which operators are outside training, by phase: not forward, backward or an update."""
     beside: Bools = ~np.isin(phase, TRAINING)
     return beside
 
