@@ -244,7 +244,7 @@ def _typed(value: Any, kind: Any, name: str) -> Any:
         return container.from_json(value)
     if container is float and isinstance(value, int | float) and not isinstance(value, bool):
         if not abs(value) < _MOST:  # also rejects NaN
-            raise TypeError(f"{name!r} holds a number that is none, or far too large")
+            raise TypeError(f"{name!r} must be a finite number of less than 63 bits")
         return float(value)
     if container is int and type(value) is int and abs(value) >= _MOST:
         raise TypeError(f"{name!r} holds a number of more than 62 bits")

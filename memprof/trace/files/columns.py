@@ -221,7 +221,7 @@ def _read_columns(
     metadata = pq.read_metadata(pa.BufferReader(owned))
     rows = metadata.num_rows
     if expected is not None and rows != expected:
-        raise ValueError("it does not have the rows its manifest tells")
+        raise ValueError("its row count differs from the manifest")
     _check_claims(
         metadata, data, len(columns), SLACK_BYTES + GROWTH * len(data) if limit_bytes is None else limit_bytes
     )

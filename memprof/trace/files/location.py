@@ -70,4 +70,4 @@ def _remote_path(text: str) -> Path:
     except ImportError as error:
         raise UsageError(f"{text} cannot be opened: {str(error).rstrip('.')}.") from error
     except ValueError as error:
-        raise UsageError(f"{text} is no address that fsspec knows: {error}") from error
+        raise UsageError(f"{text} is not an address supported by fsspec: {error}") from error

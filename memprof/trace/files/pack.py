@@ -334,9 +334,9 @@ def _read_json(path: Path) -> dict[str, Any] | None:
     except OSError as error:
         raise BadInputError(f"{path} cannot be read: {error.strerror or error}.") from error
     except ValueError as error:
-        raise BadInputError(f"{path} is damaged: it is no JSON.") from error
+        raise BadInputError(f"{path} is damaged: it is not JSON.") from error
     if not isinstance(record, dict):
-        raise BadInputError(f"{path} is damaged: it is no JSON object.")
+        raise BadInputError(f"{path} is damaged: it is not a JSON object.")
     return record
 
 

@@ -47,7 +47,7 @@ def _column_bytes(view: memoryview, position: int, end: int) -> int:
         fields = reader.struct()
         unpacked, packed = fields.get(_UNPACKED), fields.get(_PACKED)
         if unpacked is None or packed is None or unpacked < 0 or packed < 0:
-            raise PageError("a page tells no size")
+            raise PageError("a page header has no size")
         total += unpacked
         position = reader.position + packed
         if position > end:
@@ -92,7 +92,7 @@ class _Reader:
             self.struct(depth + 1)
         else:
             # A page header holds no lists, sets or maps.
-            raise PageError("a page header holds what none does")
+            raise PageError("a page header has an invalid field type")
 
     def _byte(self) -> int:
         self._move(1)

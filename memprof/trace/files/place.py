@@ -161,7 +161,7 @@ def _follow(path: Path) -> tuple[int, Path]:
             current = folder / current.readlink()
         except OSError:  # not a link: the end
             return -1, current
-    raise OutputError(f"{path} is a link that leads back to itself.")
+    raise OutputError(f"{path} is a circular link.")
 
 
 def _mode(target: Path) -> int | None:

@@ -92,9 +92,9 @@ def read_text(path: Path, limit_bytes: int = TEXT_LIMIT_BYTES) -> str:
     try:
         text = read_bytes(path, limit_bytes).decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise BadInputError(f"{path} is no text in UTF-8: byte {error.start} is not.") from None
+        raise BadInputError(f"{path} is not UTF-8 text: invalid byte {error.start}.") from None
     if "\0" in text:
-        raise BadInputError(f"{path} holds null characters and so is not text.")
+        raise BadInputError(f"{path} is not text: it contains null characters.")
     return text
 
 
@@ -124,7 +124,7 @@ def parse_json(text: str | bytes, *, strict: bool = True, constants: bool = Fals
         raise ValueError(f"byte {error.start} is not UTF-8") from None
     except ValueError as error:
         if "integer string conversion" in str(error):
-            raise ValueError("it holds a whole number of thousands of digits") from None
+            raise ValueError("it contains an integer of thousands of digits") from None
         raise
 
 
@@ -141,7 +141,7 @@ def parse_toml(text: str) -> dict[str, Any]:
     except tomllib.TOMLDecodeError:
         raise
     except ValueError:  # from Python's own limit
-        raise ValueError("it holds a whole number of thousands of digits") from None
+        raise ValueError("it contains an integer of thousands of digits") from None
     left: list[Any] = [tables]
     while left:
         value = left.pop()
@@ -150,7 +150,7 @@ def parse_toml(text: str) -> dict[str, Any]:
         elif isinstance(value, list):
             left.extend(value)
         elif isinstance(value, int) and not -(2**63) <= value < 2**63:
-            raise ValueError("it holds a whole number of more than 64 bits")
+            raise ValueError("it contains an integer of more than 64 bits")
     return tables
 
 
@@ -163,13 +163,13 @@ def _next(path: Path, descriptor: int, *, has_begun: bool) -> bytes:
             chunk = os.read(descriptor, _CHUNK_BYTES)
         except BlockingIOError:  # a writer has it open, and has written nothing
             if waited > _SILENT_S:
-                raise BadInputError(f"{path} is a pipe that nothing came from for {_SILENT_S:.0f} s.") from None
+                raise BadInputError(f"{path} is a pipe that sent no data for {_SILENT_S:.0f} s.") from None
             select.select([descriptor], [], [], 0.5)
             continue
         if chunk or has_begun:
             return chunk
         if waited > _NOBODY_S:  # end of file, but no writer ever opened the pipe
-            raise BadInputError(f"{path} is a pipe that nobody writes to.")
+            raise BadInputError(f"{path} is a pipe without a writer.")
         time.sleep(0.02)
 
 
@@ -180,7 +180,7 @@ def _refuse_size(path: Path, size: int, limit_bytes: int) -> NoReturn:
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"it holds {name}, which is no number in JSON")
+    raise ValueError(f"it holds {name}, which is not a valid JSON number")
 
 
 def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -188,5 +188,5 @@ def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(record) != len(pairs):
         names = [name for name, _ in pairs]
         double = next(name for place, name in enumerate(names) if name in names[:place])
-        raise ValueError(f"the key {double[:60]!r} stands twice in one object")
+        raise ValueError(f"the key {double[:60]!r} is duplicated in one object")
     return record

@@ -50,7 +50,7 @@ def whole_file(path: Path, *, is_private: bool = False) -> Iterator[BinaryIO]:
             os.fsync(file.fileno())
         with translated(path):
             if find_place(place.target).is_stream:  # nor is a file created there in the meantime replaced
-                raise OutputError(f"{path} was made a device or a pipe meanwhile, and stays.")
+                raise OutputError(f"{path} became a device or a pipe in the meantime, and was not replaced.")
             temporary.replace(place.target)
             _sync_folder(place.target.parent)
     except BaseException:

@@ -95,15 +95,15 @@ def parse_kineto(path: Path, data: bytes) -> KinetoTrace:
     containers = data.count(b"{") + data.count(b"[")
     if containers > len(data) / _BYTES_PER_CONTAINER + _FEW_CONTAINERS:
         raise BadInputError(
-            f"{path} is no JSON, or is cut short: {containers:,} objects in {len(data):,} bytes are too many."
+            f"{path} is not JSON, or is cut short: {containers:,} objects in {len(data):,} bytes are too many."
         )
     try:
         loaded = parse_json(data, strict=False)
     except ValueError as error:
-        raise BadInputError(f"{path} is no JSON, or is cut short: {error}.") from None
+        raise BadInputError(f"{path} is not JSON, or is cut short: {error}.") from None
     events = loaded.get("traceEvents") if isinstance(loaded, dict) else loaded
     if not isinstance(events, list):
-        raise BadInputError(f"{path} is JSON, but no profiler's trace: it has no traceEvents.")
+        raise BadInputError(f"{path} is JSON, but not a profiler trace: it has no traceEvents.")
     memory = [event for event in events if isinstance(event, dict) and event.get("name") == "[memory]"]
     if not memory:
         raise BadInputError(
@@ -128,7 +128,7 @@ def _memory_event(path: Path, event: dict[str, Any]) -> MemoryEvent:
     size: Any = args.get("Bytes")
     kind, number = args.get("Device Type", 0), args.get("Device Id", -1)
     if not (_is_whole(size) and _is_whole(kind) and _is_whole(number)):
-        raise BadInputError(f"{path} is damaged: a [memory] event tells no whole number of bytes, or no device.")
+        raise BadInputError(f"{path} is damaged: a [memory] event has no integer byte count, or no device.")
     number = max(number, 0)
     name = _DEVICE_TYPES.get(kind, f"device{kind}")
     return MemoryEvent(

@@ -184,7 +184,7 @@ class _Machine:
     def _refuse(self, opcode: int, position: int) -> None:
         name = _NAMES.get(opcode)
         if name is None:
-            raise RefusedError(f"it holds byte {opcode:#04x}, which is no opcode", position)
+            raise RefusedError(f"it holds byte {opcode:#04x}, which is not a pickle opcode", position)
         raise RefusedError(
             f"it holds the opcode {name}, which no snapshot has", position, is_name_asked=name in _ASKING
         )

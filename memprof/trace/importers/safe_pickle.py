@@ -52,10 +52,10 @@ def _load(data: bytes) -> Any:
     try:
         return _PlainUnpickler(_Bytes(data)).load()
     except MemoryError:
-        raise RefusedError("loading it takes more memory than there is") from None
+        raise RefusedError("not enough memory to load it") from None
     except _NONSENSE as error:
         detail = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
-        raise RefusedError(f"its opcodes make no sense ({detail})") from error
+        raise RefusedError(f"its opcodes are in an invalid order ({detail})") from error
 
 
 class _Bytes(io.BytesIO):

@@ -54,7 +54,7 @@ def read_snapshot(path: Path, on_progress: Progress = lambda what, share: None) 
     """
     kind, data = read_input(path)
     if kind != SNAPSHOT:
-        raise BadInputError(f"{path} is no memory snapshot but JSON, such as a profiler's trace.")
+        raise BadInputError(f"{path} is JSON, such as a profiler trace, not a memory snapshot.")
     return parse_snapshot(path, data, on_progress)
 
 
@@ -104,11 +104,11 @@ def _from_plain(loaded: Any, on_progress: Progress) -> Snapshot:
     if isinstance(loaded, list):
         loaded = {"segments": loaded}  # the result of torch.cuda.memory_snapshot(), saved as it is
     if not isinstance(loaded, dict) or not ("segments" in loaded or "device_traces" in loaded):
-        raise BadInputError("it is a pickle, but holds no segments and no device_traces: it is no memory snapshot.")
+        raise BadInputError("it is a pickle, but has no segments and no device_traces: it is not a memory snapshot.")
     segments, traces = loaded.get("segments", []), loaded.get("device_traces", [])
     check_dicts(segments, "the segments")
     if not isinstance(traces, list) or len(traces) > _MOST_DEVICES:
-        raise BadInputError("Its device_traces are no list with one history for each device.")
+        raise BadInputError("Its device_traces are not a list with one history per device.")
     by_device: dict[int, list[Any]] = {}
     for segment in segments:
         number = segment.get("device", 0)

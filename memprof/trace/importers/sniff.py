@@ -123,4 +123,4 @@ def _pickle_in_page(path: Path, data: bytes) -> bytes:
         # Padded with zeros to a multiple of three bytes, so that no = is needed.
         return base64.b64decode(text, validate=True).rstrip(b"\0")
     except (ValueError, binascii.Error) as error:
-        raise BadInputError(f"{path} is damaged: the snapshot in its page is no base64.") from error
+        raise BadInputError(f"{path} is damaged: the snapshot in its page is not base64.") from error
