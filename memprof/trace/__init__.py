@@ -1,1 +1,1 @@
-"""What a trace is: its tables, its file, and the step cut out of it."""
+"""The trace format: its tables, its file, and single steps cut from it."""

@@ -1,7 +1,7 @@
-"""What the tables of a recording promise one another, checked once, where a table is read from a file.
+"""Invariants of a recording's tables, checked once, when a table is read from a file.
 
-Ids are dense, so whether one resolves needs only the number of rows of the table it points into, which the file's
-manifest tells: every table is checked by itself, whichever is read first.
+Ids are dense, so checking a reference needs only the row count of the table it points into, which the file's
+manifest gives: every table is checked on its own, in whatever order tables are read.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ _TARGETS: dict[str, type[Table]] = {
     "storage_id": Storages,
 }
 _POINTING = (Modules, ModuleCalls, Steps, Ops, Storages, Uses, Saved, Memory, StepPeaks, ModulePeaks)
-#: Of a request that failed, operators and stacks may be those of a part that was not kept.
+#: The operators and stacks of a failed request may lie in a part that was not kept.
 _ALSO_POINTING = ((OutOfMemory, "module_id"),)
 
-#: Ids that may not be missing.
+#: Ids that must not be missing.
 _NEEDED: dict[type[Table], tuple[str, ...]] = {
     ModuleCalls: ("module_id",),
     Uses: ("op_id", "storage_id"),
@@ -70,7 +70,7 @@ _NEEDED: dict[type[Table], tuple[str, ...]] = {
     Memory: ("op_id",),
 }
 
-#: Enumerations that may not be missing.
+#: Enumerations that must not be missing.
 _TOLD: dict[type[Table], tuple[str, ...]] = {
     Steps: ("kind",),
     Ops: ("phase", "kind"),
@@ -79,13 +79,13 @@ _TOLD: dict[type[Table], tuple[str, ...]] = {
     AllocatorEvents: ("action",),
 }
 
-#: Ids whose row must come before their own.
+#: Ids that must point to an earlier row.
 _EARLIER: dict[type[Table], tuple[str, str]] = {
     Ops: ("forward_op_id", "is of a forward operator that comes after it"),
     ModuleCalls: ("parent_call_id", "is inside a call that comes after it"),
 }
 
-#: Pairs of columns of which the first is not above the second, where both are told.
+#: Pairs of columns where the first must not exceed the second, if both are present.
 _ORDERED: dict[type[Table], tuple[tuple[str, str, str], ...]] = {
     Steps: (("first_op_id", "last_op_id", "ends with an operator before its first"),),
     ModuleCalls: (("first_op_id", "last_op_id", "ends with an operator before its first"),),
@@ -93,22 +93,22 @@ _ORDERED: dict[type[Table], tuple[tuple[str, str, str], ...]] = {
     Saved: (("forward_op_id", "released_op_id", "is released before it is saved"),),
 }
 
-#: Counts of columns that index or are summed: none is negative. Signed are what a kernel holds, and with it the
-#: counters of a step (table memory); streams and addresses.
+#: Columns used as indices or summed: none may be negative. Workspace bytes may be, and with them the
+#: counters of a step (table memory), as may streams and addresses.
 _SIGNED = ("workspace_bytes", "stream", "address")
-#: Sums have to fit 63 bits, with room for what is added to them.
+#: Limit on values, so that their sums fit in 63 bits with room to spare.
 _MOST_BYTES = 2.0**60
-#: No number of a step, a micro-batch or an operation is above this.
+#: Limit on the number of a step, a micro-batch or an operation.
 _MOST_COUNT = 2**53
-#: No moment is later (Unix time of the year 33,000), no duration longer.
+#: Latest time (Unix time of the year 33,000), and longest duration.
 _MOST_US = 1e18
-#: No text of a recording is longer: the longest are Python stacks.
+#: Limit on the length of a text: the longest are Python stacks.
 _MOST_TEXT = 1 << 20
 
 
 @dataclass(frozen=True)
 class BrokenPromiseError(Exception):
-    """A row of a table that contradicts what every recording promises.
+    """A row of a table violates an invariant of recordings.
 
     Attributes:
         detail: A clause, such as "table storages, row 17: module_id 912 does not exist".
@@ -126,22 +126,22 @@ class Checker:
     """Checks the tables of one process.
 
     Attributes:
-        rows: Rows of each of its tables, as the file tells; a table it does not hold has none.
-        step_numbers: Reads the numbers of its steps.
+        rows: Row count of each of the process's tables, from the file; a missing table has none.
+        step_numbers: Reads the numbers of the process's steps.
     """
 
     rows: Callable[[type[Table]], int]
     step_numbers: Callable[[], Any]
 
     def check(self, kind: type[Table], columns: Mapping[str, Any]) -> None:
-        """Checks what was read of a table.
+        """Checks columns read from a table.
 
         Args:
             kind: The table.
-            columns: Its columns that were read, by name: numpy arrays, of texts ``Coded``.
+            columns: The columns that were read, by name: numpy arrays, or ``Coded`` for texts.
 
         Raises:
-            BrokenPromiseError: Names the first row that breaks a promise.
+            BrokenPromiseError: Names the first row that violates an invariant.
         """
         for column in kind.columns():
             if column.name in columns:
@@ -149,7 +149,7 @@ class Checker:
         self._check_rows(kind, columns)
 
     def _check_rows(self, kind: type[Table], columns: Mapping[str, Any]) -> None:
-        """Checks what columns promise together, and by their order."""
+        """Checks invariants across columns, and the order of rows."""
         dense = _DENSE.get(kind, "")
         if dense in columns:
             ids = columns[dense]
@@ -196,10 +196,10 @@ class Checker:
 
 
 def check_tables(tables: Mapping[type[Table], Table]) -> None:
-    """Checks the tables of one process that were made in memory; their texts are the maker's own.
+    """Checks the tables of one process that were built in memory, except their texts.
 
     Raises:
-        BrokenPromiseError: Names the first row that breaks a promise.
+        BrokenPromiseError: Names the first row that violates an invariant.
     """
     steps = tables.get(Steps)
     checker = Checker(
@@ -213,8 +213,8 @@ def check_tables(tables: Mapping[type[Table], Table]) -> None:
 
 
 def _has_root(parents: Any) -> Any:
-    """Returns which rows lead to one without a parent, by going up twice as far each time."""
-    up = np.append(parents, NONE)  # NONE, -1, is the last place, and leads to itself
+    """Returns which rows lead to one without a parent; each pass doubles the distance climbed."""
+    up = np.append(parents, NONE)  # NONE, -1, indexes the last entry, which points to itself
     for _ in range(len(parents).bit_length()):
         up = up[up]
     return up[:-1] == NONE
@@ -224,7 +224,7 @@ def _check_texts(kind: type[Table], column: Column, texts: Coded) -> None:
     distinct = texts.distinct
     allowed = {*column.values, *(() if column.name in _TOLD.get(kind, ()) else ("",))}
     own = {text for text in distinct.tolist() if text and text not in allowed} if column.is_open else set()
-    if len(own) > MOST_NAMES and kind not in RANK_TABLES:  # of many ranks, each has its own
+    if len(own) > MOST_NAMES and kind not in RANK_TABLES:  # in summaries of many ranks, each has its own
         raise BrokenPromiseError(f"table {kind.table_name}: {column.name} has {len(own):,} names of the job's own")
     allowed |= {text for text in own if is_own_name(text)}
     wrong = [
@@ -249,7 +249,7 @@ def _what_is_wrong(name: str, text: str) -> str:
 
 
 def _require_sum(kind: type[Table], name: str, values: Any) -> None:
-    """All bytes together have to fit: totals are sums."""
+    """Checks that all bytes together fit, since totals are sums."""
     if len(values) and float(np.abs(values, dtype=np.float64).sum()) > _MOST_BYTES:
         raise BrokenPromiseError(f"table {kind.table_name}: {name} sums to more than 2**60")
 

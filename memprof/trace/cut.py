@@ -28,7 +28,7 @@ T = TypeVar("T", bound=Table)
 
 
 class TableSource(Protocol):
-    """Whatever hands out a trace's tables."""
+    """A source of a trace's tables."""
 
     def table(self, kind: type[T], /) -> T:
         """Returns the table of the given kind."""
@@ -46,7 +46,7 @@ def cut_step(trace: TableSource, number: int) -> Step:
         The step, with ids as ``Step`` describes.
 
     Raises:
-        UsageError: The trace has no operators of that step; the sentence lists the steps it has.
+        UsageError: The trace has no operators of that step; the message lists the steps it has.
     """
     steps = trace.table(Steps)
     row = _find_step(steps, number)
@@ -120,7 +120,7 @@ def _find_step(steps: Steps, number: int) -> int:
 
 
 def _duration_us(steps: Steps, row: int) -> float:
-    """Returns the duration of the untouched steps (their median), or of the recorded one where there are none."""
+    """Returns the median duration of the uninstrumented steps, or that of the recorded step where there are none."""
     plain = steps.duration_us[(steps.kind == "plain") & steps.is_complete & ~np.isnan(steps.duration_us)]
     return float(np.median(plain)) if len(plain) else float(steps.duration_us[row])
 
@@ -130,12 +130,12 @@ def _within(ids: Ints, first: int, last: int) -> Bools:
 
 
 def _rebase(ids: Ints, first: int, last: int) -> Ints:
-    """Counts ids from ``first`` on; those outside the range become NONE."""
+    """Renumbers ids from ``first`` on; those outside the range become NONE."""
     return np.where(_within(ids, first, last), ids - first, NONE)
 
 
 def _rows_of(ids: Ints, kept_ids: Ints) -> Ints:
-    """Returns the row of each id in ``kept_ids`` (unique, any order), or NONE where it is not there."""
+    """Returns the row of each id in ``kept_ids`` (unique, any order), or NONE where it is missing."""
     if not len(kept_ids):
         return np.full(len(ids), NONE, dtype=np.int64)
     order = np.argsort(kept_ids, kind="stable")

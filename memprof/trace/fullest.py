@@ -1,4 +1,4 @@
-"""Finds the step that needs the most memory of all that were recorded."""
+"""Finds the recorded step with the highest peak."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from memprof.trace.step import sum_at
 
 
 def peak_bytes_by_step(steps: Steps, ops: Ops, storages: Storages) -> dict[int, int]:
-    """Returns the most bytes allocated at once in each step that can be cut out, by its number, in their order.
+    """Returns the peak allocated bytes of each step that can be cut out, by step number, in step order.
 
-    The figures are those of ``replay.live.live_bytes`` on each step, without cutting it out.
+    The values equal those of ``replay.live.live_bytes`` on each step, without cutting it out.
 
     Args:
         steps: Every step seen.
@@ -35,16 +35,16 @@ def peak_bytes_by_step(steps: Steps, ops: Ops, storages: Storages) -> dict[int, 
 
 
 def find_fullest_step(steps: Steps, ops: Ops, storages: Storages, *, is_whole: bool = False) -> int | None:
-    """Finds the step with the highest peak; among equals the steady one where it is among them, else the last.
+    """Finds the step with the highest peak; on a tie the steady step if it is among them, else the last.
 
-    Recorded steps go before the warm-up, and those that were seen to their end before those in which the recording
-    ends; of the latter those count that ran neither backward nor an update, such as an evaluation after the last one.
+    Recorded steps take precedence over the warm-up, and complete steps over those in which the recording ends; of the
+    latter, only those without backward or update count, such as an evaluation after the last step.
 
     Args:
         steps: Every step seen.
         ops: The operators recorded.
         storages: The storages recorded.
-        is_whole: Of those seen to their end only, if there are any.
+        is_whole: Only complete steps, if there are any.
 
     Returns:
         The step's number in the job; None where no step has operators.
@@ -63,9 +63,9 @@ def find_fullest_step(steps: Steps, ops: Ops, storages: Storages, *, is_whole: b
 
 
 def comparable_steps(steps: Steps, ops: Ops, steady: int) -> list[int]:
-    """Returns the numbers of the steps whose peaks count like that of the steady one, in their order.
+    """Returns the numbers of the steps whose peaks are comparable with the steady step's, in order.
 
-    Of a job that evaluated before a step was recorded whole, and then ended, they are those of its warm-up too.
+    If the job evaluated before a step was completely recorded and then ended, they include its warm-up steps.
 
     Args:
         steps: Every step seen.
@@ -92,5 +92,5 @@ def _runs(steps: Steps, ops: Ops, phases: tuple[str, ...]) -> Bools:
 
 
 def _within(ids: Ints, first: int, last: int) -> Ints:
-    """Counts ids from ``first`` on; those outside the step become NONE."""
+    """Renumbers ids from ``first`` on; those outside the step become NONE."""
     return np.where((ids >= first) & (ids <= last), ids - first, NONE)

@@ -1,11 +1,11 @@
-"""What launchers tell each process of a distributed job by its environment."""
+"""Rank and world size that launchers put in the environment of each process of a distributed job."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 #: Rank and number of processes: torchrun, accelerate and deepspeed, Open MPI, MVAPICH, MPICH and Intel MPI, PALS, IBM's
-#: jsrun, SLURM's srun (the size of the step: a batch script itself is no task), Flux.
+#: jsrun, SLURM's srun (the size of the step: a batch script itself is not a task), Flux.
 _NAMES = (
     ("RANK", "WORLD_SIZE"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
@@ -19,7 +19,7 @@ _NAMES = (
 
 
 def rank_in(environment: Mapping[str, str]) -> tuple[int, int]:
-    """Returns the rank and the number of processes that an environment tells; 0 of 1 where it tells none.
+    """Returns the rank and the number of processes given by an environment; 0 of 1 where it has none.
 
     Args:
         environment: The environment of a process.
@@ -29,5 +29,5 @@ def rank_in(environment: Mapping[str, str]) -> tuple[int, int]:
         if rank.isdecimal() and size.isdecimal() and int(rank) < int(size):
             return int(rank), int(size)
     rank = environment.get("RANK", "")
-    # Without a number of processes there are at least as many as the rank says.
+    # Without a number of processes, assume the smallest that contains the rank.
     return (int(rank), int(rank) + 1) if rank.isdecimal() else (0, 1)

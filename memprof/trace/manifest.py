@@ -1,4 +1,4 @@
-"""What a trace says about itself: who was recorded where, by what, and how much of it."""
+"""The manifest of a trace: who was recorded, where, by which version, and how completely."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from memprof.trace.schema import SCHEMA_VERSION
 #: Name of the backend of a trace that was predicted, not recorded.
 PREDICTED = "predicted"
 
-#: Numbers are below this: sums of them have to fit 63 bits.
+#: Numbers must be below this, so that their sums fit in 63 bits.
 _MOST = 2**62
 
 _HINTS: dict[type, dict[str, Any]] = {}
 
 
 class _Json:
-    """To and from JSON for the dataclasses below: unknown keys are ignored, missing ones take their default."""
+    """To and from JSON for the dataclasses below: unknown keys are ignored, missing ones get their default."""
 
     def to_json(self) -> dict[str, Any]:
         """Returns the object as JSON containers, ready for ``json.dump``."""
@@ -29,12 +29,12 @@ class _Json:
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> Self:
-        """Builds the object from what ``to_json`` wrote, by this version or another.
+        """Builds the object from the output of ``to_json``, of this or another version.
 
         Raises:
-            TypeError: A key holds something of another type.
+            TypeError: A value has the wrong type.
         """
-        # Working them out takes longer than reading a manifest.
+        # Resolving the type hints takes longer than reading a manifest.
         hints = _HINTS.get(cls) or _HINTS.setdefault(cls, typing.get_type_hints(cls))
         known = {name: _typed(record[name], hints[name], name) for name in _names(cls) if name in record}
         return cls(**known)
@@ -42,16 +42,16 @@ class _Json:
 
 @dataclass(frozen=True)
 class Speed(_Json):
-    """How fast the machine is, measured when the job was over; 0 where it was not.
+    """Speed of the machine, measured after the job ended; 0 where not measured.
 
     Attributes:
         memory_bytes_per_us: Bytes that copies within the device's memory read and write.
-        to_host_bytes_per_us: Bytes copied from the device to the host; on CPU from memory to memory.
-        from_host_bytes_per_us: The same the other way.
-        fp32_flops_per_us: Operations of matrix products in fp32.
-        bf16_flops_per_us: Operations of matrix products in bf16.
-        threads: Threads that measured it, on CPU.
-        how: How it was measured, or why not, a clause.
+        to_host_bytes_per_us: Bytes copied from the device to the host; on CPU, within memory.
+        from_host_bytes_per_us: The same in the other direction.
+        fp32_flops_per_us: FLOPs of matrix products in fp32.
+        bf16_flops_per_us: FLOPs of matrix products in bf16.
+        threads: Threads used to measure it, on CPU.
+        how: How it was measured, or why it was not, as a clause.
     """
 
     memory_bytes_per_us: float = 0.0
@@ -68,18 +68,18 @@ class Machine(_Json):
     """Where the job ran.
 
     Attributes:
-        device_name: Such as ``AMD EPYC 7B13`` or ``NVIDIA H100``.
+        device_name: For example ``AMD EPYC 7B13`` or ``NVIDIA H100``.
         device_kind: ``cpu`` or ``cuda``.
-        cores: Processor cores the job could use.
+        cores: CPU cores available to the job.
         memory_bytes: Main memory of the machine.
-        capacity_bytes: Memory of the device that is recorded.
+        capacity_bytes: Memory of the recorded device.
         driver: Version of the device's driver; empty on CPU.
         cuda: Version of CUDA; empty on CPU.
         allocator_settings: ``PYTORCH_ALLOC_CONF`` as the job saw it.
-        os: Such as ``Linux 6.8``.
-        speed: How fast it is; unknown in recordings of older versions, and in those made inside a ``with`` statement.
-        short_types: Types shorter than float32 that oneDNN computes in on its processor, as torch calls them; in
-            recordings of older versions, those of a processor with AVX-512.
+        os: For example ``Linux 6.8``.
+        speed: Its speed; unknown in recordings of older versions, and in those made inside a ``with`` statement.
+        short_types: Types shorter than float32 that oneDNN computes in on its CPU, by their torch names; in
+            recordings of older versions, those of a CPU with AVX-512.
     """
 
     device_name: str = ""
@@ -100,7 +100,7 @@ class Backend(_Json):
     """The recorder's source of memory events.
 
     Attributes:
-        name: Such as ``cpu-native``.
+        name: For example ``cpu-native``.
         sees: What it records, in words.
         blind_spots: What it cannot see, in words.
     """
@@ -115,9 +115,9 @@ class Capture(_Json):
     """How much of the job was recorded.
 
     Attributes:
-        is_complete: The window asked for was recorded whole.
-        ends_at: Where the recording ends otherwise, such as ``step 3, backward of layers.31.mlp``.
-        reason: Why it ends there.
+        is_complete: The requested window was recorded completely.
+        ends_at: Where an incomplete recording ends, such as ``step 3, backward of layers.31.mlp``.
+        reason: Why an incomplete recording ends there.
         exit_status: The job's exit status, negative for a signal; None while unknown.
     """
 
@@ -129,12 +129,12 @@ class Capture(_Json):
 
 @dataclass(frozen=True)
 class Window(_Json):
-    """The steps asked for.
+    """The requested steps.
 
     Attributes:
-        skip: Steps left alone (warm-up) before it.
+        skip: Warm-up steps before the window.
         steps: Steps recorded.
-        stop: The job was ended after it.
+        stop: The job was stopped after the window.
     """
 
     skip: int = 0
@@ -147,26 +147,26 @@ class Manifest(_Json):
     """The manifest of one recorded process.
 
     Attributes:
-        schema_version: Version of the tables beside it.
-        memprof_version: Version that wrote them.
+        schema_version: Version of the tables.
+        memprof_version: Version of memprof that wrote them.
         torch_version: Version of torch in the job.
         python_version: Version of Python in the job.
-        created_us: When the recording began, Unix time in microseconds.
+        created_us: Start of the recording, Unix time in microseconds.
         command: The job's command line.
         target: What was recorded, such as ``train.py``.
         machine: Where it ran.
-        rank: The process's rank in the job, 0 for a job of one.
+        rank: The process's rank in the job; 0 for a single-process job.
         world_size: Processes in the job.
         pid: The process's id.
         node: Name of the machine it ran on; "" in recordings of older versions.
-        clock: Whose clock its times are of: processes of one running system share it; "" where unknown.
-        plan: The plan in force, or None.
+        clock: Identifies the clock of its times, shared by all processes of one running system; "" where unknown.
+        plan: The plan in effect, or None.
         backend: Source of the memory events, and its blind spots.
-        capture: How much was recorded.
-        window: The steps asked for.
-        op_times: Where operator durations come from, such as ``timed step 5``.
+        capture: How completely the job was recorded.
+        window: The requested steps.
+        op_times: Source of the operator durations, such as ``timed step 5``.
         undivided: Why the batches of its DataLoaders cannot be split into micro-batches, a clause; "" where they can
-            be, or that is not known.
+            be, or where that is unknown.
         notes: Sentences for the reader of a report.
     """
 
@@ -193,13 +193,13 @@ class Manifest(_Json):
 
 
 def number_ranks(manifests: Sequence[Manifest]) -> list[Manifest]:
-    """Makes the ranks of processes that are read together unique.
+    """Makes the ranks of processes unique when they are read together.
 
-    Ranks stay as they are when no two are equal. Otherwise the processes are numbered in the order given, and
-    each one that changes says so in its notes.
+    Ranks stay as they are if they are unique. Otherwise the processes are numbered in the order given, and the
+    notes of each one that changes say so.
 
     Args:
-        manifests: One for each process.
+        manifests: One per process.
 
     Returns:
         The manifests in the order given.
@@ -232,7 +232,7 @@ def _names(kind: Any) -> list[str]:
 
 
 def _typed(value: Any, kind: Any, name: str) -> Any:
-    """Returns a JSON value as its field's type; JSON has lists for tuples and may drop the ``.0`` of a float."""
+    """Returns a JSON value as its field's type; JSON has lists for tuples and may drop a float's ``.0``."""
     if isinstance(kind, types.UnionType):
         return None if value is None else _typed(value, typing.get_args(kind)[0], name)
     container = typing.get_origin(kind) or kind
@@ -243,8 +243,8 @@ def _typed(value: Any, kind: Any, name: str) -> Any:
     if issubclass(container, _Json) and isinstance(value, dict):
         return container.from_json(value)
     if container is float and isinstance(value, int | float) and not isinstance(value, bool):
-        if not abs(value) < _MOST:  # NaN is not, either
-            raise TypeError(f"{name!r} holds a number that is none, or far too large")
+        if not abs(value) < _MOST:  # also rejects NaN
+            raise TypeError(f"{name!r} must be a finite number of less than 63 bits")
         return float(value)
     if container is int and type(value) is int and abs(value) >= _MOST:
         raise TypeError(f"{name!r} holds a number of more than 62 bits")

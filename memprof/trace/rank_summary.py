@@ -1,4 +1,4 @@
-"""Sums one rank up in a few small tables, from which many ranks are told apart without reading their own."""
+"""Summarises a rank in a few small tables, so that many ranks can be compared without reading their own tables."""
 
 from __future__ import annotations
 
@@ -32,28 +32,28 @@ from memprof.trace.step import Step
 T = TypeVar("T", bound=Table)
 Tables = Mapping[type[Table], Table]
 
-#: Stretches that the fullest step of a rank is cut into.
+#: Number of stretches that a rank's fullest step is cut into.
 STRETCHES = 256
-#: Reads a value of the device back to Python: it waits for all that the device was given.
+#: Reads a device value back to Python: it waits for all work queued on the device.
 _READS_BACK = "aten._local_scalar_dense.default"
-#: Waits for one collective that was started before.
+#: Waits for a collective that was started earlier.
 _WAITS = "_c10d_functional.wait_tensor.default"
 
 
 class RankSource(Protocol):
-    """Whatever reads the tables of one rank."""
+    """A reader of one rank's tables."""
 
     def read(self, kind: type[T], /) -> T:
-        """Reads one table; one that is not there has no rows."""
+        """Reads one table; a missing table has no rows."""
         ...
 
 
 def summarise_rank(manifest: Manifest, rank: RankSource) -> dict[type[Table], Table]:
-    """Sums a rank up.
+    """Summarises a rank.
 
     Args:
-        manifest: What its recording says about itself.
-        rank: Where its tables are read.
+        manifest: The rank's manifest.
+        rank: The source of its tables.
 
     Returns:
         Its rows of every table of ``RANK_TABLES``.
@@ -73,7 +73,7 @@ def summarise_rank(manifest: Manifest, rank: RankSource) -> dict[type[Table], Ta
 
 
 class _Kept:
-    """The tables as ``cut_step`` asks for them, each read once."""
+    """The tables as ``cut_step`` requests them, each read once."""
 
     def __init__(self, manifest: Manifest, rank: RankSource) -> None:
         self.manifest = manifest
@@ -87,7 +87,7 @@ class _Kept:
 
 
 def join_tables(kind: type[T], parts: Sequence[Table]) -> T:
-    """Puts the rows of several tables of one kind behind one another."""
+    """Concatenates the rows of several tables of one kind."""
     if len(parts) == 1:
         return cast(T, parts[0])
     return kind.of(
@@ -100,13 +100,13 @@ def join_tables(kind: type[T], parts: Sequence[Table]) -> T:
 
 
 def join_summaries(summaries: Iterable[Tables]) -> dict[type[Table], Table]:
-    """Puts the summaries of several ranks together, in the order given."""
+    """Joins the summaries of several ranks, in the order given."""
     kept = list(summaries)
     return {kind: join_tables(kind, [summary[kind] for summary in kept if kind in summary]) for kind in RANK_TABLES}
 
 
 def _highest(step: Step) -> Ints:
-    """Returns the allocator's highest count during each operator, by replaying births and deaths."""
+    """Returns the allocator's peak during each operator, by replaying allocations and frees."""
     born, freed = np.cumsum(step.born_bytes()), np.cumsum(step.freed_bytes())
     before_freed = freed - step.freed_bytes()
     highest: Ints = step.bytes_at_start() + born - before_freed + step.ops.workspace_bytes
@@ -181,7 +181,7 @@ def _parts(rank: int, step: Step, op_id: int) -> RankParts:
 
 
 def _module_names(step: Step, module_ids: Ints) -> Any:
-    """Returns the qualified name of each module; of a model itself, which has none, the type."""
+    """Returns the qualified name of each module; the type for a model itself, which has no name."""
     titles = np.where(step.modules.name == "", step.modules.type, step.modules.name)
     return np.append(titles, "")[module_ids].astype(object)
 
@@ -206,11 +206,11 @@ def _collectives(manifest: Manifest, steps: Steps, ops: Ops) -> RankCollectives:
 
 
 def _over_us(manifest: Manifest, ops: Ops, rows: Ints) -> Floats:
-    """Returns a moment by which each collective was over for certain; NaN where nothing tells.
+    """Returns a time by which each collective had certainly finished; NaN where unknown.
 
-    The operator that launches a collective tells nothing of its end: it may be started to be waited for later. On CPU
-    the first operator of the update needs all that was communicated before it. A device runs behind Python, which
-    meets it again where a value is read back; the operator after that started when the device was done.
+    The operator that launches a collective does not show its end: it may run asynchronously and be waited for later. On
+    CPU, the first operator of the update needs all earlier communication. A device runs asynchronously and synchronizes
+    with Python where a value is read back; the operator after that started once the device was done.
     """
     if manifest.machine.device_kind == "cpu":
         after = np.flatnonzero(_starts_of(ops.phase == "optimizer"))

@@ -1,14 +1,14 @@
-"""Every table of a trace: its columns, their types, units and meaning, in one place.
+"""Every table of a trace: its columns, with their types, units and meaning, defined in one place.
 
-A table is a frozen dataclass of equally long numpy columns, so a column is named once, here, and every
-other file reaches it as an attribute (``step.ops.phase``) that the type checker knows.
+A table is a frozen dataclass of equally long numpy columns, so a column is named only here, and other
+files access it as a type-checked attribute (``step.ops.phase``).
 
 Rules that hold for all tables:
 
-* ``*_id`` columns are ids; an id that points nowhere ("not freed", "no module") is ``NONE`` (-1) in
+* ``*_id`` columns are ids; a missing id ("not freed", "no module") is ``NONE`` (-1) in
   memory and null in the file.
 * Order is ``op_id``, never time: clocks tie.
-* The unit is in the name: ``_bytes`` are int64, ``_us`` are float64 microseconds (Unix time for moments).
+* The unit is in the name: ``_bytes`` are int64, ``_us`` are float64 microseconds (Unix time for points in time).
 * Enumerations are stored as strings; a missing text is ``""`` in memory and null in the file.
 
 ``docs/trace-format.md`` is generated from this file (``python -m memprof.trace.schema``).
@@ -27,17 +27,17 @@ from memprof.phases import PHASES, TRAINING
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-#: Version of the tables below. A reader opens every version up to its own.
+#: Version of the tables below. A reader accepts every version up to its own.
 #:
 #: ==  ===========================================
 #: 1   first release
 #: ==  ===========================================
 SCHEMA_VERSION = 1
 
-#: An id that points nowhere.
+#: A missing id.
 NONE = -1
 
-# As numpy.typing.NDArray has it, which the recorder does not import into the job.
+# Equivalent to numpy.typing.NDArray, which the recorder does not import into the job.
 Ints = np.ndarray[tuple[Any, ...], np.dtype[np.int64]]
 Floats = np.ndarray[tuple[Any, ...], np.dtype[np.float64]]
 Bools = np.ndarray[tuple[Any, ...], np.dtype[np.bool_]]
@@ -73,20 +73,20 @@ ACTIONS = (
 )
 
 
-#: Name of the two rows of operators that stand for a gap: all alive is freed by the first, and what is alive made anew.
+#: Name of the two operator rows that represent a gap: the first frees everything alive, the second recreates it.
 NOT_RECORDED = "(not recorded)"
 
 
 @dataclass(frozen=True)
 class Column:
-    """What one column holds.
+    """The definition of one column.
 
     Attributes:
         name: The column's name.
         kind: ``id``, ``int``, ``float``, ``bool`` or ``text``.
         meaning: One sentence for the format reference.
-        values: The allowed strings where the column is an enumeration, else empty.
-        is_open: Beside these, the job's own names of phases are allowed.
+        values: The allowed strings of an enumeration, else empty.
+        is_open: Phase names defined by the job are also allowed.
     """
 
     name: str
@@ -102,7 +102,7 @@ class Column:
 
     @property
     def missing(self) -> Any:
-        """The value that stands for null in memory, or None where the column has none."""
+        """The in-memory value that represents null, or None where the column has none."""
         return {"id": NONE, "text": "", "float": np.nan}.get(self.kind)
 
 
@@ -201,22 +201,22 @@ class Modules(Table):
         "qualified name below its root, as in named_modules(); with several models, the root's type first"
     )
     type: Texts = _text("class name")
-    parent_id: Ints = _id("the module that holds it; null for a root")
-    parameter_bytes: Ints = _int("bytes of the parameters it holds itself, without its children's")
+    parent_id: Ints = _id("parent module; null for a root")
+    parameter_bytes: Ints = _int("bytes of its own parameters, excluding its children's")
 
 
 @dataclass(frozen=True, eq=False)
 class ModuleCalls(Table):
-    """One row per call of a module."""
+    """One row per module call."""
 
     table_name: ClassVar[str] = "module_calls"
 
     module_call_id: Ints = _id("dense id in order of entry")
     module_id: Ints = _id("the module called")
-    parent_call_id: Ints = _id("the call around it; null at the outermost")
+    parent_call_id: Ints = _id("enclosing call; null for the outermost")
     step: Ints = _int("step it ran in")
-    first_op_id: Ints = _id("first operator run inside; null when none was")
-    last_op_id: Ints = _id("last operator run inside; null when none was")
+    first_op_id: Ints = _id("first operator run inside; null without operators")
+    last_op_id: Ints = _id("last operator run inside; null without operators")
     is_recompute: Bools = _bool("the call repeats a forward inside backward (activation checkpointing)")
 
 
@@ -229,11 +229,11 @@ class Steps(Table):
     step: Ints = _int("number of the step in the job, 0 first")
     kind: Texts = _text(
         "recorded: operators and memory; warm_up: the same, before the window; timed: operator times only; "
-        "plain: nothing installed, step time only; skipped: memory only, before the window or where it pauses",
+        "plain: uninstrumented, step time only; skipped: memory only, before the window or while it pauses",
         STEP_KINDS,
     )
-    start_us: Floats = _float("when it began")
-    duration_us: Floats = _float("how long it took, the recorder's own pauses between steps left out")
+    start_us: Floats = _float("start time")
+    duration_us: Floats = _float("duration, excluding the recorder's own pauses between steps")
     micro_batches: Ints = _int("forward+backward rounds in it; 0 where not observed")
     optimizer_updates: Ints = _int("optimizer updates in it; more than one where a job trains several models in turn")
     first_op_id: Ints = _id("its first operator; null where none were recorded")
@@ -243,7 +243,7 @@ class Steps(Table):
 
 @dataclass(frozen=True, eq=False)
 class Ops(Table):
-    """One row per operator run, in order. Memory taken between two gets a row of its own (kind allocation)."""
+    """One row per operator run, in order. Memory allocated between two gets a row of its own (kind allocation)."""
 
     table_name: ClassVar[str] = "ops"
 
@@ -251,40 +251,40 @@ class Ops(Table):
     step: Ints = _int("step it ran in")
     micro_batch: Ints = _int("forward+backward round inside the step, 0 first")
     phase: Texts = _phase("part of the step")
-    module_id: Ints = _id("innermost module whose forward ran it, or whose forward it is the backward of; null outside")
+    module_id: Ints = _id("innermost module whose forward or backward ran it; null outside")
     name: Texts = _text("operator and overload, such as aten.addmm.default")
     kind: Texts = _text("compute, copy between devices, collective, or allocation (not an operator)", KINDS)
-    start_us: Floats = _float("when it started in the recorded step")
-    duration_us: Floats = _float("how long it runs without the recorder; null where unknown")
+    start_us: Floats = _float("start time in the recorded step")
+    duration_us: Floats = _float("duration without the recorder; null where unknown")
     stream: Ints = _int("device stream; 0 on CPU")
     flops: Ints = _int("floating point operations of matrix products, convolutions and attention; 0 for others")
-    read_bytes: Ints = _int("bytes of the tensors it takes")
-    written_bytes: Ints = _int("bytes of the tensors it returns or changes, views left out")
+    read_bytes: Ints = _int("bytes of its input tensors")
+    written_bytes: Ints = _int("bytes of the tensors it returns or mutates, excluding views")
     is_recompute: Bools = _bool("repeats a forward operator inside backward")
     forward_op_id: Ints = _id("the forward operator this backward operator belongs to; null elsewhere")
     stack_id: Ints = _id("Python stack that called it; for backward operators that of the forward operator")
     uses_rng: Bools = _bool("draws random numbers")
     mutates: Bools = _bool("writes into one of its inputs")
     workspace_bytes: Ints = _int(
-        "most bytes held inside it beyond what was alive before and its own outputs: temporaries of the kernel; "
-        "negative only when it freed older memory before taking new"
+        "peak bytes inside it beyond what was alive before and its own outputs: temporaries of the kernel; "
+        "negative only when it freed older memory before allocating"
     )
 
 
 @dataclass(frozen=True, eq=False)
 class Storages(Table):
-    """One row per life of a storage. Temporaries inside one operator are in ops.workspace_bytes instead."""
+    """One row per storage lifetime. Temporaries inside one operator are in ops.workspace_bytes instead."""
 
     table_name: ClassVar[str] = "storages"
 
-    storage_id: Ints = _id("dense id in order of birth")
-    category: Texts = _text("what it is for", CATEGORIES)
+    storage_id: Ints = _id("dense id in order of allocation")
+    category: Texts = _text("category", CATEGORIES)
     name: Texts = _text("qualified parameter or buffer name, with the state's key for optimizer state; null elsewhere")
-    module_id: Ints = _id("module that owns (parameter, buffer, gradient, state) or made it; null outside")
+    module_id: Ints = _id("module that owns (parameter, buffer, gradient, state) or created it; null outside")
     device: Texts = _text("such as cpu or cuda:0")
-    requested_bytes: Ints = _int("bytes asked for")
-    allocated_bytes: Ints = _int("bytes after the allocator's rounding; 0 for memory the allocator does not own")
-    created_op_id: Ints = _id("operator that made it; null when alive before the recording")
+    requested_bytes: Ints = _int("requested bytes")
+    allocated_bytes: Ints = _int("bytes after the allocator's rounding; 0 for memory it does not own")
+    created_op_id: Ints = _id("operator that created it; null when alive before the recording")
     freed_op_id: Ints = _id("last operator run before it was freed; null when alive at the end")
     shape: Texts = _text("sizes of the first tensor seen on it, such as 8x128x256; null when none was")
     dtype: Texts = _text("element type of that tensor, such as float32; null when none was")
@@ -292,7 +292,7 @@ class Storages(Table):
 
 @dataclass(frozen=True, eq=False)
 class Uses(Table):
-    """One row per operator and storage it touches."""
+    """One row per operator and storage it uses."""
 
     table_name: ClassVar[str] = "uses"
 
@@ -303,11 +303,11 @@ class Uses(Table):
 
 @dataclass(frozen=True, eq=False)
 class Saved(Table):
-    """One row per storage kept for backward by a forward operator."""
+    """One row per storage saved for backward by a forward operator."""
 
     table_name: ClassVar[str] = "saved"
 
-    storage_id: Ints = _id("the storage kept")
+    storage_id: Ints = _id("the saved storage")
     forward_op_id: Ints = _id("the forward operator whose backward reads it")
     module_id: Ints = _id("module of that operator; null outside")
     released_op_id: Ints = _id("last backward operator of it that reads the storage")
@@ -322,8 +322,8 @@ class Memory(Table):
     op_id: Ints = _id("the operator")
     time_us: Floats = _float("when the sample was taken")
     device: Texts = _text("such as cpu or cuda:0")
-    allocated_bytes: Ints = _int("highest value of the counter while the operator ran")
-    active_bytes: Ints = _int("the same, with memory awaiting another stream; equal to allocated on CPU")
+    allocated_bytes: Ints = _int("peak of the counter while the operator ran")
+    active_bytes: Ints = _int("the same, plus bytes pending free (in use by another stream); equal to allocated on CPU")
     reserved_bytes: Ints = _id("segments held by the allocator; null where it has none, as on CPU")
     host_rss_bytes: Ints = _id("resident memory of the process; null where not sampled")
 
@@ -338,12 +338,12 @@ class HostMemory(Table):
     pid: Ints = _id("process id")
     role: Texts = _text("trainer, worker (a DataLoader worker) or child")
     rss_bytes: Ints = _int("resident memory")
-    private_bytes: Ints = _id("resident memory not shared with another process; null where the system does not tell")
+    private_bytes: Ints = _id("resident memory not shared with another process; null where not reported")
 
 
 @dataclass(frozen=True, eq=False)
 class AllocatorEvents(Table):
-    """One row per action of the allocator, in order."""
+    """One row per allocator action, in order."""
 
     table_name: ClassVar[str] = "allocator_events"
 
@@ -351,8 +351,8 @@ class AllocatorEvents(Table):
     time_us: Floats = _float("when it happened")
     device: Texts = _text("such as cpu or cuda:0")
     action: Texts = _text("what the allocator did", ACTIONS)
-    address: Ints = _int("address of the memory; addresses are used again")
-    size_bytes: Ints = _int("bytes asked for; positive for frees too")
+    address: Ints = _int("address of the memory; addresses are reused")
+    size_bytes: Ints = _int("requested bytes; positive for frees too")
     stream: Ints = _int("device stream; 0 on CPU")
     pool: Texts = _text("allocator pool; null for the default")
     op_id: Ints = _id("operator running, or the last one before")
@@ -369,8 +369,8 @@ class Segments(Table):
     address: Ints = _int("first byte")
     total_size_bytes: Ints = _int("size of the segment")
     allocated_size_bytes: Ints = _int("bytes in use")
-    active_size_bytes: Ints = _int("bytes in use or awaiting another stream")
-    requested_size_bytes: Ints = _int("bytes asked for by those in use")
+    active_size_bytes: Ints = _int("bytes in use or pending free (in use by another stream)")
+    requested_size_bytes: Ints = _int("requested bytes of the blocks in use")
     stream: Ints = _int("device stream")
     segment_type: Texts = _text("small or large", ("small", "large"))
     segment_pool: Texts = _text("pool it belongs to; null for the default")
@@ -379,7 +379,7 @@ class Segments(Table):
 
 @dataclass(frozen=True, eq=False)
 class DeviceMemory(Table):
-    """One row per sample of a whole device: what its driver says, beside what torch's allocators hold of it."""
+    """One row per sample of a whole device: the driver's figures, and what torch's allocators hold of it."""
 
     table_name: ClassVar[str] = "device_memory"
 
@@ -387,70 +387,70 @@ class DeviceMemory(Table):
     device: Texts = _text("such as cuda:0")
     total_bytes: Ints = _int("memory of the device")
     used_bytes: Ints = _int("in use by all processes together, as nvidia-smi shows it")
-    process_bytes: Ints = _id("in use by this process, as the driver counts it; null where it does not tell")
+    process_bytes: Ints = _id("in use by this process, as the driver counts it; null where not reported")
     reserved_bytes: Ints = _int("of it, segments held by torch's caching allocator in this process")
-    pinned_bytes: Ints = _id("host memory that torch holds pinned for copies; null where torch does not tell")
+    pinned_bytes: Ints = _id("pinned host memory held by torch; null where torch does not report it")
 
 
 @dataclass(frozen=True, eq=False)
 class StepPeaks(Table):
-    """One row per step and device of a light recording, which follows the whole run: the highest count of the step."""
+    """One row per step and device of a light recording, which covers the whole run: the peak of the step."""
 
     table_name: ClassVar[str] = "step_peaks"
 
     step: Ints = _int("number of the step in the job, 0 first")
     device: Texts = _text("such as cpu or cuda:0")
-    phase: Texts = _phase("where that was: part of the step")
-    module_id: Ints = _id("and the innermost module; null outside")
-    allocated_bytes: Ints = _int("highest count seen")
+    phase: Texts = _phase("part of the step at the peak")
+    module_id: Ints = _id("innermost module at the peak; null outside")
+    allocated_bytes: Ints = _int("peak seen")
     reserved_bytes: Ints = _id("segments held by the allocator then; null where it has none, as on CPU")
     how: Texts = _text(
-        "heard: of every allocation; told: the allocator's own highest count; counted: at the beginning and end of "
-        "module calls and updates, so that what came and went in between is not in it",
+        "heard: from every allocation; told: the allocator's own peak; counted: sampled at the start and end of "
+        "module calls and updates, so it misses memory allocated and freed in between",
         PEAK_SOURCES,
     )
 
 
 @dataclass(frozen=True, eq=False)
 class ModulePeaks(Table):
-    """One row per phase and module of a light recording: the highest count of the whole run while the job was there."""
+    """One row per phase and module of a light recording: the peak over the whole run while the job was in it."""
 
     table_name: ClassVar[str] = "module_peaks"
 
     module_id: Ints = _id("innermost module; null outside")
     phase: Texts = _phase("part of the step")
-    step: Ints = _int("step it was reached in first")
+    step: Ints = _int("first step that reached it")
     device: Texts = _text("such as cpu or cuda:0")
-    allocated_bytes: Ints = _int("highest count seen there, of all that was allocated")
+    allocated_bytes: Ints = _int("peak allocated bytes there")
 
 
 @dataclass(frozen=True, eq=False)
 class OutOfMemory(Table):
-    """One row per request for memory that failed."""
+    """One row per failed memory request."""
 
     table_name: ClassVar[str] = "out_of_memory"
 
     time_us: Floats = _float("when it failed")
-    device: Texts = _text("device that was asked, such as cpu or cuda:0")
-    step: Ints = _id("step it happened in; null where steps were not told")
-    op_id: Ints = _id("operator that asked, or the last one before it; null where none was recorded before")
-    name: Texts = _text("operator that asked, such as aten.addmm.default; null outside operators")
+    device: Texts = _text("device of the request, such as cpu or cuda:0")
+    step: Ints = _id("step it happened in; null where steps were not recorded")
+    op_id: Ints = _id("operator that made the request, or the last one before it; null without one")
+    name: Texts = _text("operator that made the request, such as aten.addmm.default; null outside operators")
     phase: Texts = _phase("part of the step; null where unknown")
-    module_id: Ints = _id("innermost module whose forward, or its backward, asked; null outside")
+    module_id: Ints = _id("innermost module whose forward or backward made the request; null outside")
     stack_id: Ints = _id("Python stack of the request; null where not taken")
-    requested_bytes: Ints = _id("bytes asked for; null where the error does not tell")
-    allocated_bytes: Ints = _id("bytes the allocator had given out; null where it keeps no count")
+    requested_bytes: Ints = _id("requested bytes; null where the error does not state them")
+    allocated_bytes: Ints = _id("allocated bytes at the time; null where the allocator keeps no count")
     reserved_bytes: Ints = _id("segments the allocator held; null where it has none, as on CPU")
     largest_free_bytes: Ints = _id("largest free block in those segments; null where unknown")
-    free_bytes: Ints = _id("bytes of the device that nobody had taken; null where the system does not tell")
+    free_bytes: Ints = _id("free bytes of the device; null where the system does not report them")
     total_bytes: Ints = _id("memory of the device, or the limit it has; null where unknown")
-    is_caught: Bools = _bool("the job went on after it")
+    is_caught: Bools = _bool("the job continued after it")
     message: Texts = _text("first line of the error")
 
 
 @dataclass(frozen=True, eq=False)
 class Optimizers(Table):
-    """One row per optimizer of the job, as it was when last seen."""
+    """One row per optimizer of the job, in its last recorded state."""
 
     table_name: ClassVar[str] = "optimizers"
 
@@ -477,28 +477,28 @@ class Stacks(Table):
 
 @dataclass(frozen=True, eq=False)
 class Ranks(Table):
-    """One row per rank of the file: what tells ranks apart without their tables. Figures are of its fullest step."""
+    """One row per rank of the file: a summary for comparing ranks. Values are of the rank's fullest step."""
 
     table_name: ClassVar[str] = "ranks"
 
     rank: Ints = _id("the rank")
     node: Texts = _text("machine it ran on; null where unknown")
-    clock: Texts = _text("whose clock its times are of: ranks of one clock need no alignment; null where unknown")
+    clock: Texts = _text("clock of its times: ranks that share a clock need no alignment; null where unknown")
     device: Texts = _text("device that holds most of its bytes, such as cuda:0")
     step: Ints = _id("the fullest step; null where no operator was recorded")
     ops: Ints = _int("operators of that step")
-    step_time_us: Floats = _float("how long it takes without the recorder; null where unknown")
-    peak_bytes: Ints = _id("highest allocated bytes of that step; null where there is none")
-    reserved_bytes: Ints = _id("highest reserved bytes of that step; null where the allocator has none, as on CPU")
-    is_complete: Bools = _bool("the window asked for was recorded whole")
-    ends_at: Texts = _text("where the recording ends otherwise, and why")
+    step_time_us: Floats = _float("duration without the recorder; null where unknown")
+    peak_bytes: Ints = _id("peak allocated bytes of that step; null without one")
+    reserved_bytes: Ints = _id("peak reserved bytes of that step; null where the allocator has none, as on CPU")
+    is_complete: Bools = _bool("the requested window was recorded completely")
+    ends_at: Texts = _text("where an incomplete recording ends, and why")
     last_step: Ints = _id("last step seen; null where none was")
     last_us: Floats = _float("end of the last operator or step seen; null where there is none")
 
 
 @dataclass(frozen=True, eq=False)
 class RankMoments(Table):
-    """One row per rank and phase: the fullest moment of the phase in the fullest step."""
+    """One row per rank and phase: the peak of the phase in the fullest step."""
 
     table_name: ClassVar[str] = "rank_moments"
 
@@ -508,46 +508,46 @@ class RankMoments(Table):
     name: Texts = _text("its name")
     module: Texts = _text("qualified name of its module; null outside, and for a model itself")
     in_phase: Texts = _phase("part of the step it is in")
-    allocated_bytes: Ints = _int("bytes alive while it ran")
+    allocated_bytes: Ints = _int("live bytes while it ran")
 
 
 @dataclass(frozen=True, eq=False)
 class RankParts(Table):
-    """One row per rank and part of what is alive at the peak of its fullest step; of a kind they sum to the peak."""
+    """One row per rank and part of the live bytes at its fullest step's peak; the parts of a kind sum to the peak."""
 
     table_name: ClassVar[str] = "rank_parts"
 
     rank: Ints = _id("the rank")
     kind: Texts = _text("what the peak is split by", ("category", "module"))
-    name: Texts = _text("the category, or the qualified name of the module that owns or made it; null outside any")
-    allocated_bytes: Ints = _int("bytes of it")
+    name: Texts = _text("the category, or the qualified name of the module that owns or created it; null outside")
+    allocated_bytes: Ints = _int("live bytes of the part")
 
 
 @dataclass(frozen=True, eq=False)
 class RankCollectives(Table):
-    """One row per rank and collective it ran in a recorded step."""
+    """One row per rank and collective that it ran in a recorded step."""
 
     table_name: ClassVar[str] = "rank_collectives"
 
     rank: Ints = _id("the rank")
     step: Ints = _int("step it ran in")
-    place: Ints = _int("its place among the collectives of the rank in that step, 0 first")
+    place: Ints = _int("index among the rank's collectives in that step, 0 first")
     name: Texts = _text("operator and overload, such as c10d.allreduce_.default")
     phase: Texts = _phase("part of the step")
-    read_bytes: Ints = _int("bytes of the tensors it takes")
-    start_us: Floats = _float("when the rank came to it, by its own clock")
-    over_us: Floats = _float("when it was over for certain, by the rank's own clock; null where nothing tells")
+    read_bytes: Ints = _int("bytes of its input tensors")
+    start_us: Floats = _float("when the rank reached it, by its own clock")
+    over_us: Floats = _float("time by which it had certainly finished, by the rank's own clock; null where unknown")
 
 
 @dataclass(frozen=True, eq=False)
 class RankCurve(Table):
-    """One row per rank and stretch of its fullest step, cut into equally many operators."""
+    """One row per rank and stretch of its fullest step; stretches have about equally many operators."""
 
     table_name: ClassVar[str] = "rank_curve"
 
     rank: Ints = _id("the rank")
-    place: Ints = _int("place of the stretch in the step, 0 first")
-    allocated_bytes: Ints = _int("most bytes alive in it")
+    place: Ints = _int("index of the stretch in the step, 0 first")
+    allocated_bytes: Ints = _int("peak live bytes in it")
 
 
 TABLES: tuple[type[Table], ...] = (
@@ -570,12 +570,12 @@ TABLES: tuple[type[Table], ...] = (
     Stacks,
 )
 
-#: Tables of a whole file, beside the folders of its ranks. Files of one process alone have none.
+#: Tables of a whole file, outside its rank folders. Files of a single process have none.
 RANK_TABLES: tuple[type[Table], ...] = (Ranks, RankMoments, RankParts, RankCollectives, RankCurve)
 
 
 def is_beside(phase: Texts) -> Bools:
-    """Returns which operators are beside training, by their phase: neither forward, backward nor an update."""
+    """Returns which operators are outside training, by phase: not forward, backward or an update."""
     beside: Bools = ~np.isin(phase, TRAINING)
     return beside
 
@@ -587,10 +587,10 @@ def reference() -> str:
         "",
         f"Schema version {SCHEMA_VERSION}. Generated by `python -m memprof.trace.schema > docs/trace-format.md`.",
         "",
-        "A `.memprof` file is an uncompressed zip of `manifest.json` and one Parquet file a table, in a folder",
-        "for each rank (`rank0/ops.parquet`, …). Ids that point nowhere and missing texts are null. Bytes are 64-bit",
-        "integers, moments are Unix time in microseconds, order is `op_id`. The tables whose names begin with rank lie",
-        "beside those folders: they sum up the ranks of the file.",
+        "A `.memprof` file is an uncompressed zip of `manifest.json` and one Parquet file per table, in a folder",
+        "for each rank (`rank0/ops.parquet`, …). Missing ids and missing texts are null. Bytes are 64-bit",
+        "integers, times are Unix time in microseconds, order is `op_id`. The tables whose names begin with rank lie",
+        "outside those folders: they summarise the ranks of the file.",
     ]
     for table in (*TABLES, *RANK_TABLES):
         lines += [
@@ -603,7 +603,7 @@ def reference() -> str:
             "|---|---|---|",
         ]
         for column in table.columns():
-            more = ", or a name of the job's own" if column.is_open else ""
+            more = ", or a name defined by the job" if column.is_open else ""
             values = f" ({', '.join(column.values)}{more})" if column.values else ""
             lines.append(f"| `{column.name}` | {column.kind} | {column.meaning}{values} |")
     return "\n".join(lines) + "\n"

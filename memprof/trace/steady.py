@@ -1,4 +1,4 @@
-"""Chooses the step that stands for all others of a recording."""
+"""Chooses the representative (steady) step of a recording."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from memprof.trace.schema import NOT_RECORDED, Ints, Ops, Steps
 
 
 def find_steady_step(steps: Steps, ops: Ops) -> int | None:
-    """Finds the last of the steps that run the operators most recorded steps run.
+    """Finds the last of the steps with the most common operator sequence.
 
-    Complete steps go before those the recording ends in, recorded ones before the warm-up, and those of the window
-    before later ones, whose inputs are larger.
+    Complete steps take precedence over those in which the recording ends, recorded steps over the warm-up, and steps of
+    the window over later ones, whose inputs are larger.
 
     Args:
         steps: Every step seen.
@@ -33,14 +33,14 @@ def find_steady_step(steps: Steps, ops: Ops) -> int | None:
 
 
 def _of_window(steps: Steps, rows: Ints, ops: Ops) -> Ints:
-    """Returns the rows before the first gap, or all where none is."""
+    """Returns the rows before the first gap, or all of them if there are none."""
     gaps = ops.op_id[ops.name == NOT_RECORDED]
     before = rows[steps.first_op_id[rows] < gaps.min(initial=np.iinfo(np.int64).max)]
     return before if len(before) else rows
 
 
 def _last_of_most(steps: Steps, rows: Ints, ops: Ops) -> int:
-    """Returns the last of the rows whose operators' names are the most frequent sequence; the later on a tie."""
+    """Returns the last of the rows with the most frequent sequence of operator names; the later on a tie."""
     codes: dict[str, int] = {}
     names = np.array([codes.setdefault(name, len(codes)) for name in ops.name.tolist()], dtype=np.int64)
     sequences = {

@@ -1,4 +1,4 @@
-"""One training iteration, and what it promises."""
+"""One training iteration, and its invariants."""
 
 from __future__ import annotations
 
@@ -26,29 +26,29 @@ from memprof.trace.schema import (
 class Step:
     """The tables of one step. Ids are row numbers of this step's own tables.
 
-    Only ``module_id`` and ``stack_id`` are the trace's, whose ``modules`` and ``stacks`` a step holds whole. An id
-    that points out of the step (a storage alive before it, an operator of another step) is ``NONE``.
+    Only ``module_id`` and ``stack_id`` are the trace's; a step holds the trace's full ``modules`` and ``stacks``. An id
+    that points outside the step (a storage alive before it, an operator of another step) is ``NONE``.
 
     Attributes:
         number: The step's number in the job.
-        duration_us: How long it takes without the recorder where the trace has an untouched step, else as recorded.
+        duration_us: Duration without the recorder if the trace has an uninstrumented step, else as recorded.
         modules: Every module of the job.
         module_calls: Calls within the step.
         stacks: Every Python stack of the trace.
         ops: Operators of the step; ``op_id`` is the row.
         storages: Storages alive in any part of the step, in order of birth; ``storage_id`` is the row.
             ``created_op_id`` is ``NONE`` for those alive when it starts, ``freed_op_id`` for those that outlive it.
-        uses: Which operator touches which storage.
-        saved: What forward keeps for backward.
-        memory: The allocator's counters as recorded; without rows in a step that was predicted.
+        uses: Which operator uses which storage.
+        saved: What forward saves for backward.
+        memory: The allocator's counters as recorded; without rows in a predicted step.
         first_op_id: The trace's id of the step's first operator.
         storage_ids: The trace's storage id of each row of ``storages``.
-        to_host_bytes_per_us: How fast the device it ran on copies to host memory; 0 where that was not measured.
-        from_host_bytes_per_us: The same the other way.
-        short_types: Types shorter than float32 that oneDNN computes in on the processor it ran on.
-        size_errors: By what share of what the step makes its peak may be below and above what it says, where it was
-            scaled to a size that was not recorded.
-        undivided: Why the job's batches cannot be split into micro-batches, a clause; "" where that is not known.
+        to_host_bytes_per_us: Copy speed from its device to host memory; 0 where not measured.
+        from_host_bytes_per_us: The same in the other direction.
+        short_types: Types shorter than float32 that oneDNN computes in on the CPU it ran on.
+        size_errors: Error of the predicted peak, below and above, as a share of what the step allocates, where the step
+            was scaled to a size that was not recorded.
+        undivided: Why the job's batches cannot be split into micro-batches, a clause; "" where that is unknown.
     """
 
     number: int
@@ -74,11 +74,11 @@ class Step:
         return int(self.storages.allocated_bytes[self.storages.created_op_id == NONE].sum())
 
     def is_on_device(self) -> bool:
-        """Tells whether it ran on a device with memory of its own."""
+        """Returns whether it ran on a device with memory of its own."""
         return bool(np.any(~np.isin(self.storages.device, ("cpu", ""))))
 
     def born_bytes(self) -> Ints:
-        """Returns the allocated bytes of the storages each operator makes, shape ``(ops,)``."""
+        """Returns the allocated bytes of the storages each operator creates, shape ``(ops,)``."""
         return sum_at(self.storages.created_op_id, self.storages.allocated_bytes, len(self.ops))
 
     def freed_bytes(self) -> Ints:
@@ -86,22 +86,22 @@ class Step:
         return sum_at(self.storages.freed_op_id, self.storages.allocated_bytes, len(self.ops))
 
     def check(self) -> None:
-        """Verifies what every step promises.
+        """Verifies the invariants of every step.
 
-        Ids are dense and resolvable, storages are in order of birth, freed no earlier than made and used only while
-        alive, and replaying births and deaths gives the recorded counters at every operator that has one.
+        Ids are dense and resolvable, storages are in order of birth, freed no earlier than created and used only while
+        alive, and replaying allocations and frees gives the recorded counters at every operator that has one.
 
         Raises:
-            InvariantError: Names the first promise that is broken.
+            InvariantError: Names the first invariant that is violated.
         """
         self.check_lives()
         self._check_counters()
 
     def check_lives(self) -> None:
-        """Verifies what a step of any recording promises, whatever its counters say: ``check`` without these.
+        """Verifies the invariants of a step of any recording, except its counters: ``check`` without these.
 
         Raises:
-            InvariantError: Names the first promise that is broken.
+            InvariantError: Names the first invariant that is violated.
         """
         self._check_ids()
         self._check_order()
@@ -161,7 +161,7 @@ class Step:
         born = self.born_bytes()
         highest = self.bytes_at_start() + np.cumsum(born) - _before(np.cumsum(self.freed_bytes()))
         highest += self.ops.workspace_bytes
-        # An operator has one sample for each device; its storages are summed over devices here too.
+        # An operator has one sample per device; here its storages are summed over devices too.
         counted = sum_at(self.memory.op_id, self.memory.allocated_bytes, len(self.ops))
         sampled = np.zeros(len(self.ops), dtype=np.bool_)
         sampled[self.memory.op_id] = True
@@ -178,7 +178,7 @@ class Step:
         self._require((created <= op_ids) & ((freed == NONE) | (freed >= op_ids)), f"{what} that is not alive then")
 
     def _require(self, holds: Bools, broken: str) -> None:
-        """Raises the sentence about the first row that does not hold."""
+        """Raises the message for the first row that violates the condition."""
         if not holds.all():
             raise InvariantError(
                 f"Step {self.number} contradicts itself: {broken.format(row=int(np.flatnonzero(~holds)[0]))}."
@@ -186,11 +186,11 @@ class Step:
 
 
 def sum_at(op_ids: Ints, values: Ints, ops: int) -> Ints:
-    """Sums whole numbers by operator, exactly.
+    """Sums integers by operator, exactly.
 
     Args:
-        op_ids: The operator of each value; those that are ``NONE`` are left out.
-        values: What to sum, as long as ``op_ids``.
+        op_ids: The operator of each value; ``NONE`` entries are skipped.
+        values: The values to sum, as long as ``op_ids``.
         ops: Number of operators.
 
     Returns:
@@ -204,7 +204,7 @@ def sum_at(op_ids: Ints, values: Ints, ops: int) -> Ints:
 
 
 def rows_of(column: Ints, ids: Ints) -> tuple[Ints, Ints]:
-    """Finds the rows of a sorted column that hold each of some ids, one id after the other.
+    """Finds the rows of a sorted column that hold each of some ids, grouped by id.
 
     Returns:
         The rows, and how many there are of each id, shape ``(ids,)``.
@@ -217,5 +217,5 @@ def rows_of(column: Ints, ids: Ints) -> tuple[Ints, Ints]:
 
 
 def _before(sums: Ints) -> Ints:
-    """Returns the running sum as it stands before each operator."""
+    """Returns the running sum before each operator."""
     return np.concatenate(([0], sums[:-1])) if len(sums) else sums

@@ -1,4 +1,4 @@
-"""A trace, opened: tables that are read when they are asked for, and the steps in them."""
+"""An open trace: tables that are read on demand, and its steps."""
 
 from __future__ import annotations
 
@@ -38,26 +38,26 @@ class RecordedRank(Protocol):
 
     @property
     def manifest(self) -> Manifest:
-        """What the process's recording says about itself."""
+        """The manifest of the process's recording."""
         ...
 
     def read(self, kind: type[T], /) -> T:
-        """Reads one table; one that is not there has no rows."""
+        """Reads one table; a missing table has no rows."""
         ...
 
     def read_columns(self, kind: type[Table], names: Sequence[str], /) -> dict[str, Any]:
-        """Reads some columns of one table; texts are coded."""
+        """Reads some columns of one table; texts as ``Coded``."""
         ...
 
 
 class Trace:
-    """One rank of a recording, and the way to its others.
+    """One rank of a recording, with access to the others.
 
     Attributes:
-        path: What was opened.
-        rank: The rank whose tables these are.
+        path: The path that was opened.
+        rank: The rank that the tables belong to.
         ranks: Every rank of the recording, lowest first.
-        manifest: What the rank's recording says about itself.
+        manifest: The manifest of the rank.
     """
 
     def __init__(
@@ -67,13 +67,13 @@ class Trace:
         rank: int | None = None,
         summarise: Callable[[], Mapping[type[Table], Table]] | None = None,
     ) -> None:
-        """Takes the processes by rank; ``rank`` is the lowest where left out.
+        """Opens one rank of the processes; the lowest where ``rank`` is left out.
 
         Args:
-            path: What was opened.
+            path: The path that was opened.
             processes: The processes by rank.
-            rank: The rank whose tables these are.
-            summarise: Reads the tables of ``RANK_TABLES``; where left out they are made of the ranks' own.
+            rank: The rank that the tables belong to.
+            summarise: Reads the tables of ``RANK_TABLES``; where left out they are built from the ranks' own tables.
 
         Raises:
             UsageError: There is no such rank.
@@ -90,17 +90,17 @@ class Trace:
 
     @staticmethod
     def open(path: str | Path, rank: int | None = None) -> Trace:
-        """Opens a .memprof file, several (see ``files.find_files``), or the spool folder of a recording.
+        """Opens a .memprof file, several (see ``files.recording_files``), or the spool folder of a recording.
 
-        Tables are read when they are asked for. Nothing in the file is ever run.
+        Tables are read on demand. File content is never executed.
 
         Args:
-            path: What to open; an address such as ``s3://bucket/run.memprof`` where what opens it is installed.
-            rank: The rank to look at, the lowest where left out.
+            path: What to open; also an address such as ``s3://bucket/run.memprof`` if its package is installed.
+            rank: The rank to open, the lowest where left out.
 
         Raises:
-            BadInputError: There is nothing there, or it is empty, cut short, damaged, foreign or of a newer memprof.
-            UsageError: There is no such rank, or what opens the address is missing.
+            BadInputError: It is missing, empty, cut short, damaged, foreign or from a newer memprof.
+            UsageError: There is no such rank, or the package that opens the address is missing.
         """
         place = located(path)
         refuse_special(place)
@@ -113,12 +113,12 @@ class Trace:
     def of(
         ranks: Sequence[tuple[Manifest, Mapping[type[Table], Table]]], path: str | Path, rank: int | None = None
     ) -> Trace:
-        """Makes a trace of tables in memory, such as those of a spool folder.
+        """Builds a trace from tables in memory, such as those of a spool folder.
 
         Args:
             ranks: Manifest and tables of each rank; no two the same rank.
-            path: What the trace is called.
-            rank: The rank to look at, the lowest where left out.
+            path: Name of the trace.
+            rank: The rank to open, the lowest where left out.
         """
         return Trace(Path(path), {manifest.rank: MemoryRank(manifest, tables) for manifest, tables in ranks}, rank)
 
@@ -131,18 +131,18 @@ class Trace:
         return self if rank == self.rank else Trace(self.path, self._processes, rank, self._summarise)
 
     def origin(self, rank: int) -> tuple[Path, int]:
-        """Returns the file that holds a rank, and the rank's number there; of a spool folder, the folder."""
+        """Returns the file that holds a rank, and the rank's number there; for a spool folder, the folder."""
         process = self._processes[rank]
         if isinstance(process, FileRank):
             return process.path, process.number
         return self.path, rank
 
     def fresh(self, rank: int) -> Trace:
-        """Returns the trace of a rank with none of its tables read yet, to be forgotten as a whole."""
+        """Returns the trace of a rank with none of its tables read yet, to be discarded as a whole."""
         return Trace(self.path, self._processes, rank, self._summarise)
 
     def summary(self, kind: type[T], /) -> T:
-        """Returns one of ``RANK_TABLES``, of all ranks: what tells them apart without their own tables.
+        """Returns one of ``RANK_TABLES`` over all ranks, to compare them without reading their own tables.
 
         Raises:
             BadInputError: A table is damaged.
@@ -150,11 +150,11 @@ class Trace:
         return cast(T, self._summarise()[kind])
 
     def manifest_of(self, rank: int) -> Manifest:
-        """Returns what a rank's recording says about itself."""
+        """Returns the manifest of a rank."""
         return self._processes[rank].manifest
 
     def table(self, kind: type[T], /) -> T:
-        """Returns a table, read from the file the first time.
+        """Returns a table, read from the file on first use.
 
         Raises:
             BadInputError: The table is damaged.
@@ -164,14 +164,14 @@ class Trace:
         return cast(T, self._tables[kind])
 
     def columns(self, kind: type[Table], *names: str) -> dict[str, Any]:
-        """Reads some columns of a table, and keeps none: for recordings whose tables are too large to hold whole.
+        """Reads some columns of a table without caching them, for tables too large to hold in memory.
 
         Args:
             kind: The table.
             names: Its columns.
 
         Returns:
-            The columns by name: numbers as numpy arrays, texts as ``trace.columns.Coded``.
+            The columns by name: numbers as numpy arrays, texts as ``trace.files.columns.Coded``.
 
         Raises:
             BadInputError: The table is damaged.
@@ -180,14 +180,14 @@ class Trace:
 
     def frame(self, kind: type[Table]) -> pd.DataFrame:
         """Returns a table as a pandas DataFrame, with the same column names and values."""
-        import pandas as pd  # slow to import, and nothing else here needs it
+        import pandas as pd  # slow to import, and needed only here
 
         table = self.table(kind)
         return pd.DataFrame({column.name: getattr(table, column.name) for column in kind.columns()})
 
     @property
     def recorded_steps(self) -> tuple[int, ...]:
-        """Numbers of the recorded steps that have operators; of the warm-up's where there are none."""
+        """Numbers of the recorded steps that have operators; of the warm-up steps if there are none."""
         steps = self.table(Steps)
         for kind in ("recorded", "warm_up"):
             numbers = steps.step[cuttable_steps(steps) & (steps.kind == kind)]
@@ -203,7 +203,7 @@ class Trace:
 
         Raises:
             BadInputError: Its tables contradict one another.
-            UsageError: The trace has no operators of it; the sentence lists the steps it has.
+            UsageError: The trace has no operators of it; the message lists the steps it has.
         """
         machine = self.manifest.machine
         step = replace(cut_step(self, number), undivided=self.manifest.undivided)
@@ -213,7 +213,7 @@ class Trace:
             raise BadInputError(
                 f"{self.path} is damaged: {str(error).removesuffix('.').replace('Step', 'step', 1)}."
             ) from error
-        if machine.device_kind == "cpu":  # what was measured there are copies within its memory
+        if machine.device_kind == "cpu":  # copies measured there are within its own memory
             return replace(step, short_types=machine.short_types)
         return replace(
             step,
@@ -222,9 +222,9 @@ class Trace:
         )
 
     def steady_step(self) -> Step:
-        """Cuts out the step that stands for all: the last one that runs the operators most recorded steps run.
+        """Cuts out the representative step: the last one with the most common operator sequence.
 
-        Complete steps go before those the recording ends in, and recorded ones before the warm-up.
+        Complete steps take precedence over those in which the recording ends, and recorded steps over the warm-up.
 
         Raises:
             BadInputError: The trace has no operators at all.
@@ -235,10 +235,10 @@ class Trace:
         return self.step(number)
 
     def fullest_step(self, *, is_whole: bool = False) -> Step:
-        """Cuts out the step with the highest peak of all that were recorded; see ``fullest.find_fullest_step``.
+        """Cuts out the recorded step with the highest peak; see ``fullest.find_fullest_step``.
 
         Args:
-            is_whole: Of those seen to their end only, if there are any.
+            is_whole: Only complete steps, if there are any.
 
         Raises:
             BadInputError: The trace has no operators at all.
@@ -249,10 +249,10 @@ class Trace:
         return self.step(number)
 
     def step_peaks(self) -> dict[int, int]:
-        """Returns the peak in bytes of each step that counts for the peak of the run, by its number, in their order.
+        """Returns the peak in bytes of each step that counts towards the run's peak, by step number, in order.
 
-        These are the recorded steps, and what was recorded after the last of them; those of the warm-up where no
-        other step was recorded. Empty where the trace has no operators.
+        These are the recorded steps, and what was recorded after the last of them; the warm-up steps if no
+        other step was recorded. Empty if the trace has no operators.
         """
         steps, ops = self.table(Steps), self.table(Ops)
         steady = find_steady_step(steps, ops)
@@ -262,13 +262,13 @@ class Trace:
         return {number: peaks[number] for number in comparable_steps(steps, ops, steady)}
 
     def earlier_stacks(self, step: Step) -> Ints:
-        """Returns where storages that a step found alive were made, if that was in an earlier recorded step.
+        """Returns the allocation stacks of storages alive at a step's start, if allocated in an earlier recorded step.
 
         Args:
-            step: A step as it was cut out of this trace.
+            step: A step cut out of this trace.
 
         Returns:
-            The stack of the operator that made each storage, NONE where it is not known. Shape (storages,).
+            The stack of the operator that created each storage; NONE where unknown. Shape (storages,).
         """
         storages, ops = self.table(Storages), self.table(Ops)
         made_by = storages.created_op_id[np.searchsorted(storages.storage_id, step.storage_ids)]

@@ -277,7 +277,7 @@ def test_a_recording_goes_to_an_address(folder: Path) -> None:
     pytest.importorskip("upath")
     address = f"file://{folder}/there/run.memprof"
     refused = run(memprof("record", "-o", "nosuch://x/run.memprof", "alone.py"))
-    assert (refused.returncode, "is no address that fsspec knows" in refused.stderr) == (125, True)
+    assert (refused.returncode, "is not an address supported by fsspec" in refused.stderr) == (125, True)
     stays = run(memprof("record", "-o", address, "alone.py"))
     assert (stays.returncode, "the recording stays in run.memprof" in stays.stderr) == (0, True)
     (folder / "run.memprof").unlink()

@@ -132,7 +132,7 @@ def test_mistakes_are_named(tmp_path: Path, text: str, sentence: str) -> None:
         (None, "There is no plan"),
         (b"[checkpoint", "is not TOML: "),
         (b"a = 1\na = 2", "is not TOML: "),
-        (b"\xff\xfe", "no text in UTF-8"),
+        (b"\xff\xfe", "not UTF-8 text"),
         (b"x = " + b"[" * 5000, "is not TOML: "),
     ],
 )

@@ -110,7 +110,7 @@ def test_rows_that_the_manifest_does_not_tell_are_not_read(tmp_path: Path) -> No
     """A manifest of one row over a table of a million is refused before the table is decoded."""
     data = parquet({"op_id": pa.nulls(1_000_000, pa.int64())})
     trace = Trace.open(recording(tmp_path / "run.memprof", {Memory: (1, data)}))
-    with pytest.raises(BadInputError, match="does not have the rows its manifest tells"):
+    with pytest.raises(BadInputError, match="its row count differs from the manifest"):
         trace.table(Memory)
 
 
@@ -188,7 +188,7 @@ def test_a_pipe_that_is_held_open_and_silent_is_given_up(tmp_path: Path, monkeyp
     os.mkfifo(tmp_path / "pipe")
     held = os.open(tmp_path / "pipe", os.O_RDWR)
     try:
-        with pytest.raises(BadInputError, match="nothing came from"):
+        with pytest.raises(BadInputError, match="sent no data for"):
             read_bytes(tmp_path / "pipe")
     finally:
         os.close(held)
@@ -199,7 +199,7 @@ def test_texts_that_are_none_are_told(tmp_path: Path) -> None:
     path = tmp_path / "plan.toml"
     path.write_bytes(b"\xef\xbb\xbfa = 1\r\n")
     assert read_text(path) == "a = 1\r\n"
-    for content, words in ((b"\xff\xfea\0", "no text in UTF-8"), (b"a\0b", "null characters")):
+    for content, words in ((b"\xff\xfea\0", "not UTF-8 text"), (b"a\0b", "null characters")):
         path.write_bytes(content)
         with pytest.raises(BadInputError, match=words):
             read_text(path)
@@ -212,7 +212,7 @@ def test_texts_that_are_none_are_told(tmp_path: Path) -> None:
         ("1" * 5_000, "thousands of digits"),
         ('{"a": NaN}', "NaN"),
         ('{"a": -Infinity}', "-Infinity"),
-        ('{"a": 1, "b": 2, "a": 3}', "'a' stands twice"),
+        ('{"a": 1, "b": 2, "a": 3}', "'a' is duplicated"),
         ('{"a": "\x1b"}', "Invalid control character"),
         ("{", "line 1"),
     ],

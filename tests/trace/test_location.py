@@ -59,7 +59,7 @@ def test_a_folder_at_an_address_opens_as_one(tmp_path: Path, small_tables: Table
 def test_addresses_that_cannot_be_opened_are_told() -> None:
     """A protocol that nobody knows, one whose package is missing and a file that is missing get one sentence each."""
     pytest.importorskip("upath")
-    with pytest.raises(UsageError, match="is no address that fsspec knows"):
+    with pytest.raises(UsageError, match="is not an address supported by fsspec"):
         Trace.open("nosuch://bucket/run.memprof")
     with pytest.raises(BadInputError, match=r"There is no file memory://.*missing\.memprof"):
         Trace.open("memory://memprof-tests/missing.memprof")

@@ -106,7 +106,7 @@ def test_a_spool_without_a_recording_says_what_became_of_the_job(
 def test_a_damaged_spool_is_refused(tmp_path: Path) -> None:
     """A spool whose own files are damaged is an error of ours."""
     (tmp_path / "launch.json").write_text("{")
-    with pytest.raises(BadInputError, match=r"launch\.json is damaged: it is no JSON\.$"):
+    with pytest.raises(BadInputError, match=r"launch\.json is damaged: it is not JSON\.$"):
         Trace.open(tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""Works out what a raw recording means: raw rows of one process become the tables of a trace."""
+"""Turns the raw recording of one process into the tables of a trace."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ __all__ = ["assemble_devices", "assemble_process"]
 def assemble_process(
     folder: Path, launch: Mapping[str, Any], exit_record: Mapping[str, Any] | None
 ) -> tuple[Manifest, dict[type[Table], Table]] | None:
-    """Assembles one process's recording of the device it used most; None when it recorded no operator.
+    """Assembles one process's recording for the device it used most; None when no operator was recorded.
 
     Args:
         folder: The process's folder in the spool.
-        launch: What the parent wrote when it started the job.
-        exit_record: What the parent wrote when the job had ended; None while it runs.
+        launch: The launch record that the parent process wrote when it started the job.
+        exit_record: The exit record that the parent wrote when the job ended; None while it runs.
 
     Raises:
         OSError: The recording cannot be read.
@@ -34,14 +34,14 @@ def assemble_process(
 def assemble_devices(
     folder: Path, launch: Mapping[str, Any], exit_record: Mapping[str, Any] | None
 ) -> list[tuple[Manifest, dict[type[Table], Table]]]:
-    """Assembles one process's recording: once for each device whose memory it used, that with most bytes first.
+    """Assembles one process's recording once for each device whose memory it used, the most bytes first.
 
-    Every device has all the operators, and the storages in its own memory; those elsewhere have 0 allocated bytes.
+    Each result has all operators and the storages in its own device's memory; other storages have 0 allocated bytes.
 
     Args:
         folder: The process's folder in the spool.
-        launch: What the parent wrote when it started the job.
-        exit_record: What the parent wrote when the job had ended; None while it runs.
+        launch: The launch record that the parent process wrote when it started the job.
+        exit_record: The exit record that the parent wrote when the job ended; None while it runs.
 
     Raises:
         OSError: The recording cannot be read.

@@ -1,4 +1,4 @@
-"""Writes the manifest of an assembled process: who was recorded where, and how much of it."""
+"""Builds the manifest of an assembled process: who was recorded, where, and how completely."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def build_manifest(
 
     Args:
         recording: The raw recording.
-        launch: What the parent wrote when it started the job.
-        exit_record: What the parent wrote at its end; None while it runs.
+        launch: The launch record that the parent process wrote when it started the job.
+        exit_record: The exit record that the parent wrote at the end; None while the job runs.
         steps: Steps seen.
         ops: Operators.
         modules: Modules.
         op_times: Where operator durations come from.
-        notes: Sentences for the reader.
-        speed: How fast the machine is.
+        notes: Sentences for the reader of a report.
+        speed: Measured speed of the machine.
     """
     spool = recording.spool
     start = spool.records["start"][0]
@@ -90,20 +90,20 @@ def _machine(recording: Recording, speed: Speed) -> Machine:
 
 
 def read_speed(folder: Path, exit_record: Mapping[str, Any] | None) -> Speed:
-    """Returns how fast the machine is: its device, where the process measured one, or else what the parent measured.
+    """Returns the machine's speed: measured on the device by the process if it did, else by the parent.
 
     Args:
         folder: The process's folder in the spool.
-        exit_record: What the parent wrote at the job's end; None while it runs.
+        exit_record: The exit record that the parent wrote at the end of the job; None while it runs.
     """
     told = (exit_record or {}).get("speed", {})
-    # There is no such file where no device was used, and one cut short tells nothing.
+    # The file is absent where no device was used, and useless when cut short.
     with contextlib.suppress(OSError, ValueError):
         told = json.loads((folder / "speed.json").read_text(encoding="utf-8"))
     try:
         return Speed.from_json(told if isinstance(told, dict) else {})
     except TypeError:
-        return Speed()  # written by a version that measures other things
+        return Speed()  # written by a version that measures other quantities
 
 
 def _step_notes(spool: Spool, steps: Steps) -> list[str]:

@@ -1,8 +1,8 @@
-"""Puts what was recorded after the window behind the window: one trace, with a gap between the two.
+"""Appends the part recorded after the window to the window: one trace with a gap between the two parts.
 
-Nothing is known of the gap but what is alive after it. Two rows stand for it, in a step that was not recorded: all that
-was alive at the end of the first part is freed by the first of them, all that is alive at the beginning of the second
-is made by the other. So a storage that lives on is two, and neither is counted in the steps of the other part.
+All that is known about the gap is what is alive after it. Two rows represent it, in a step that was not recorded:
+the first frees everything alive at the end of the first part, the second creates everything alive at the start of
+the second part. A storage that spans the gap thus becomes two, each counted only in the steps of its own part.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ _OF_OPS = ("op_id", "first_op_id", "last_op_id", "forward_op_id", "created_op_id
 
 
 def join(first: Mapping[type[Table], Table], second: Mapping[type[Table], Table]) -> Tables:
-    """Joins the tables of two parts of one process's recording, both of the same device.
+    """Joins the tables of two parts of one process's recording, both for the same device.
 
-    Tables that are of the whole process are those of the first part: models, optimizers, samples of devices.
+    Tables that cover the whole process come from the first part: models, optimizers, device samples.
 
     Args:
         first: The earlier part.
-        second: The later one; at least one step of it is recorded.
+        second: The later one; it has at least one recorded step.
 
     Returns:
-        The tables of both.
+        The joined tables.
     """
     parts = _Parts(first, second)
     ops, later_ops = parts.of(Ops)
@@ -94,7 +94,7 @@ def join(first: Mapping[type[Table], Table], second: Mapping[type[Table], Table]
 
 
 class _Parts:
-    """Two parts, and what of the second is counted on from the first."""
+    """Two parts, with the id offsets of the second."""
 
     def __init__(self, first: Mapping[type[Table], Table], second: Mapping[type[Table], Table]) -> None:
         self._first, self._second = first, second
@@ -116,7 +116,7 @@ class _Parts:
         return _with_stacks(_table(self._first, kind), self._first_stack_rows)
 
     def second(self, kind: type[T]) -> T:
-        """Returns a table of the second part, with its ids as they are."""
+        """Returns a table of the second part, with its ids unchanged."""
         return _table(self._second, kind)
 
     def of(self, kind: type[T]) -> tuple[T, T]:
@@ -124,21 +124,21 @@ class _Parts:
         return self.first(kind), self.second(kind)
 
     def shifted(self, table: T) -> T:
-        """Returns a table of the second part with the ids that its rows have behind the first."""
+        """Returns a table of the second part, with its ids shifted past those of the first."""
         columns = {name: _moved(getattr(table, name), self._ops) for name in _OF_OPS if hasattr(table, name)}
         if hasattr(table, "storage_id"):
             columns["storage_id"] = _moved(table.storage_id, self._storages)
         return _with_stacks(table.replace(**columns), self._second_stack_rows)
 
     def failures(self) -> OutOfMemory:
-        """Returns the requests that failed, each as the part tells it in which its operator ran."""
+        """Returns the failed requests, each from the part in which its operator ran."""
         first, second = self.first(OutOfMemory), self.shifted(self.second(OutOfMemory))
         both = _stack([first, second])
         rows = np.arange(len(first))
         return both.take(np.where((second.op_id != NONE) & (first.op_id == NONE), rows + len(first), rows))
 
     def steps(self) -> Steps:
-        """Returns the steps; both parts list all, each with the operators that it holds."""
+        """Returns the steps; both parts list all steps, each with the operators recorded in that part."""
         first, second = self.first(Steps), self.shifted(self.second(Steps))
         held = dict(zip(second.step.tolist(), range(len(second)), strict=True))
         rows = [
@@ -155,7 +155,7 @@ def _table(part: Mapping[type[Table], Table], kind: type[T]) -> T:
 
 
 def _with_gap(steps: Steps, number: int, gap_us: Floats) -> Steps:
-    """Adds the step that stands for the gap, unless it is there."""
+    """Adds the step that represents the gap, if it is missing."""
     if number in steps.step.tolist():
         return steps
     gap = Steps.of(

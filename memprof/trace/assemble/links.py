@@ -1,4 +1,4 @@
-"""Links backward operators to the forward operators they differentiate, and says what was saved between them."""
+"""Links backward operators to the forward operators they differentiate, and derives what was saved between them."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ import numpy as np
 from memprof.trace.files.spool import OTHER_THREAD
 from memprof.trace.schema import NONE, Bools, Ints, Ops, Saved, Storages, Texts, Uses
 
-#: Raw node sequence of operators outside backward.
+#: Raw node sequence number of operators outside backward.
 OUTSIDE = -1
 
-#: What an operator in place runs to keep what it overwrites.
+#: Operator that an in-place operator runs to keep what it overwrites.
 _CLONE = "aten.clone.default"
 
-#: What the node of a base runs first whose view was changed (torch's CopySlices).
+#: First operator run by the node of a base whose view was changed (torch's CopySlices).
 _BASE_GRADIENT = "aten.new_empty_strided.default"
 
 
 def forward_of(sequence: Ints, node_sequence: Ints, names: Texts, mutates: Bools) -> Ints:
     """Returns the forward operator of each backward operator.
 
-    Autograd numbers its nodes as it makes them, just before a forward operator runs; a backward node knows its
+    Autograd numbers its nodes as it creates them, just before a forward operator runs, and a backward node carries its
     number. So the operator of node k is the first that ran while the counter stood at k + 1. Two kinds of nodes, both
-    of operators that change a tensor in place, are made otherwise:
+    for operators that change a tensor in place, are created differently:
 
-    * An operator whose backward needs what it overwrites clones that first, and the clone makes a node of its own: it
-      runs at k + 2. It stands for the operator, since what the node saved is there from then on.
-    * What changes a view makes a node for the base, too, when it has run at k; that node runs the operator's own.
+    * An operator whose backward needs what it overwrites first clones it, and the clone creates its own node: it
+      runs at k + 2. The clone stands for the operator, since the node's saved tensor exists from then on.
+    * An operator that changes a view, run at k, also creates a node for the base, which runs the operator's own node.
 
     Args:
         sequence: Autograd's counter while each operator ran. Shape (ops,).
@@ -45,30 +45,30 @@ def forward_of(sequence: Ints, node_sequence: Ints, names: Texts, mutates: Bools
         return np.where((node_sequence >= 0) & (numbers[place] == number), operators[place], NONE)
 
     link = at(node_sequence + 1, first)
-    # Around a backward within a device's backward, nodes of both threads run.
+    # During a backward nested in a device's backward, nodes of both threads run.
     own = np.where(node_sequence >= OTHER_THREAD, node_sequence - OTHER_THREAD + 1, NONE)
     link = np.where((link == NONE) & (own != NONE), at(own, first), link)
     after_clone = at(node_sequence + 2, first)
     is_clone = (link == NONE) & (after_clone != NONE) & (names[after_clone] == _CLONE)
     link = np.where(is_clone, after_clone, link)
-    # The base's node begins by making room for the base's gradient.
+    # The base's node begins by allocating the base's gradient.
     nodes, begins, node_of = np.unique(node_sequence, return_index=True, return_inverse=True)
     is_base = (nodes >= 0) & (names[begins] == _BASE_GRADIENT)
     changes = at(node_sequence, last)
     link = np.where(is_base[node_of] & (changes != NONE) & mutates[changes], changes, link)
-    link[link >= np.arange(len(link))] = NONE  # a node made before the recording began
+    link[link >= np.arange(len(link))] = NONE  # the node was created before the recording began
     return link
 
 
 def saved_for_backward(uses: Uses, storages: Storages, ops: Ops) -> Saved:
-    """Says which storages were kept for backward, and by which forward operator.
+    """Returns which storages were saved for backward, and by which forward operator.
 
-    Derived, so that no hook need be installed in the job: a storage was saved by forward operator f when an
-    operator of f's backward node reads it and it was there when f had run. A storage made in forward that is read
-    when forward runs again inside backward was kept by the checkpoint: by the first operator that read it.
+    Derived, so that no hook is needed in the job: a storage was saved by forward operator f when an operator of
+    f's backward node reads it and it existed after f ran. A forward storage that is read when forward runs again
+    inside backward was kept by the checkpoint, and is attributed to the first operator that read it.
 
     Args:
-        uses: Who touches what.
+        uses: Which operator uses which storage.
         storages: The storages.
         ops: The operators.
     """

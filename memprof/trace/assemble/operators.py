@@ -1,4 +1,4 @@
-"""Makes the operator and module-call tables of a recording."""
+"""Builds the operator and module-call tables of a recording."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _COMPILED_TYPE = "OptimizedModule"
 
 @dataclass(frozen=True)
 class Calls:
-    """Module calls, and when they were entered and left (Unix nanoseconds, shape (calls,))."""
+    """Module calls, with their entry and exit times (Unix nanoseconds, shape (calls,))."""
 
     table: ModuleCalls
     enter_ns: Ints
@@ -37,7 +37,7 @@ class Calls:
 
 
 def step_of_rows(recording: Recording) -> Ints:
-    """Returns the step of each row. Memory taken between two steps' operators is the earlier one's until it ended."""
+    """Returns the step of each row. Memory allocated between steps belongs to the earlier one until that step ends."""
     step = recording.raw_step[recording.after]
     earlier = recording.raw_step[recording.before]
     ends = {record["step"]: record["end_ns"] for record in recording.spool.records.get("steps", [])}
@@ -48,7 +48,7 @@ def step_of_rows(recording: Recording) -> Ints:
 
 
 def module_calls(recording: Recording) -> Calls:
-    """Makes the table of module calls; calls that were under way when the recording ended are left out."""
+    """Builds the table of module calls; calls still open when the recording ended are dropped."""
     calls = recording.in_epoch("calls")
     order = np.argsort(calls["call"], kind="stable")
     first = calls["first_op"][order] - recording.epoch.first_op
@@ -72,7 +72,7 @@ def module_calls(recording: Recording) -> Calls:
 
 
 def operator_table(recording: Recording, modules: Modules, calls: Calls, stack_rows: Ints) -> Ops:
-    """Makes the operator table, all but durations and workspace.
+    """Builds the operator table, except for durations and workspace.
 
     Args:
         recording: The raw recording.
@@ -85,7 +85,7 @@ def operator_table(recording: Recording, modules: Modules, calls: Calls, stack_r
     is_recompute = (flags & FLAG_RECOMPUTE) != 0
     names = texts.look_up(recording.names, raw["name"]).astype(np.object_)
     forward = links.forward_of(raw["sequence"], raw["node_sequence"], names, (flags & FLAG_MUTATES) != 0)
-    # Backward belongs where its forward ran: module, and line of the user's code.
+    # Backward belongs where its forward ran: the same module and line of user code.
     module, stack = raw["module"].copy(), stack_rows[raw["stack"]]
     linked = forward != NONE
     repeats = np.flatnonzero(linked & is_recompute & (module == NONE))
@@ -122,9 +122,9 @@ def operator_table(recording: Recording, modules: Modules, calls: Calls, stack_r
 
 
 def _first_runs(raw: dict[str, Ints], repeats: Ints) -> Ints:
-    """Returns the first run of operators that a policy ran again, which gave them the place of that run.
+    """Returns the original run of operators that a policy reran; the original supplies module and stack.
 
-    Autograd's counter stands still at operators without a node of their own: the name tells them apart.
+    Autograd's counter does not advance at operators without a node of their own: names tell these apart.
     """
     if not len(repeats):
         return repeats
@@ -139,7 +139,7 @@ def _first_runs(raw: dict[str, Ints], repeats: Ints) -> Ints:
 
 
 def partners_by_step(recording: Recording) -> dict[int, Partners]:
-    """Finds the operators of each recorded step in the timed step; steps that differ from it are left out."""
+    """Matches each recorded step's operators with the timed step; steps that differ from it are dropped."""
     timed = recording.spool.columns("times")
     timed_names = [recording.names[i] for i in timed["name"]]
     packets = [packet(name) for name in recording.names]
@@ -156,7 +156,7 @@ def partners_by_step(recording: Recording) -> dict[int, Partners]:
 
 
 def durations(recording: Recording, partners: dict[int, Partners]) -> tuple[Floats, str]:
-    """Returns what each row takes without the recorder (microseconds, NaN between operators), and how that is known."""
+    """Returns each row's duration without the recorder (microseconds, NaN between operators), and its source."""
     raw = recording.raw
     own_us = np.empty(recording.raw_count)
     row = np.full(recording.raw_count, NONE, dtype=np.int64)
@@ -172,7 +172,7 @@ def durations(recording: Recording, partners: dict[int, Partners]) -> tuple[Floa
     if partners:
         records = recording.spool.records.get("steps", [])
         timed_steps = [record["step"] for record in records if record["kind"] == "timed"]
-        # A job that died inside the timed step left its times, but no record of the step.
+        # A job that died inside the timed step left times, but no step record.
         source = f"timed step {timed_steps[0] if timed_steps else int(recording.raw_step.max()) + 1}"
     if recording.heard.device != CPU:
         own_us = on_device(recording, own_us, row)
@@ -181,7 +181,7 @@ def durations(recording: Recording, partners: dict[int, Partners]) -> tuple[Floa
 
 
 def _place_between(recording: Recording, modules: Modules, calls: Calls) -> tuple[Ints, Texts]:
-    """Places memory taken between operators in the module call around it."""
+    """Assigns memory allocated between operators to the enclosing module call."""
     moments = recording.timeline.start_ns[~recording.is_real]
     module = np.full(len(moments), NONE, dtype=np.int64)
     name = np.full(len(moments), _BETWEEN_NAME, dtype=np.object_)

@@ -1,4 +1,4 @@
-"""Names the phase of each recorded operator, also where only what comes after it shows which it is."""
+"""Determines the phase of each recorded operator, including those that only later operators identify."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from memprof.trace.schema import NONE, Bools, Ints, Texts
 
 
 def phase_names(spool: Spool) -> Texts:
-    """Returns the name of each phase code: those that every recording has, then the job's own."""
+    """Returns the name of each phase code: the built-in phases, then those the job named."""
     return texts.as_texts([*PHASES, *map(str, texts.listed(spool, "phases"))])
 
 
 def operator_phases(recording: Recording, forward: Ints) -> Texts:
     """Returns the phase of each raw operator.
 
-    What the job names keeps the name, but for backward, updates, and the forward that a backward belongs to, which
-    policies need as such. A forward in evaluation mode that no backward belongs to is evaluation.
+    Phases named by the job keep their name, except for backward, updates, and the forward that a backward belongs to,
+    which policies need. A forward in evaluation mode without a backward is evaluation.
 
     Args:
         recording: The raw recording.
-        forward: The forward operator that each raw operator belongs to as its backward, NONE elsewhere.
+        forward: The forward operator that each raw backward operator belongs to; NONE elsewhere.
     """
     raw, step = recording.raw, recording.raw_step
     names = phase_names(recording.spool)
     phase = names[raw["phase"]]
     _name_closures(phase, step, (raw["flags"] & FLAG_IN_CLOSURE) != 0)
     _name_inference(phase, step, raw["call"])
-    # What runs in evaluation mode, or under a name, may be a training forward: those that backward reads are.
+    # Operators in evaluation mode, or in a named phase, may be a training forward: backward reads those that are.
     number = raw["flags"] >> NAME_SHIFT
     is_doubtful = (phase == "forward") & ((number > 0) | ((raw["flags"] & FLAG_EVAL_MODE) != 0))
     if is_doubtful.any():
@@ -43,11 +43,11 @@ def operator_phases(recording: Recording, forward: Ints) -> Texts:
 
 
 def _is_trained(recording: Recording, phase: Texts, number: Ints, forward: Ints) -> Bools:
-    """Returns which operators run in a forward that is trained. Shape (operators,).
+    """Returns which operators run in a training forward. Shape (operators,).
 
-    Decided together for all operators of one name, or in evaluation mode, that no backward and no update separates.
-    Where backward follows and belongs to none of what is before it (compiled regions), and where the recording ends
-    inside a step with gradients on, nothing shows that it is not.
+    Decided jointly for all operators of one name, or in evaluation mode, that no backward or update separates.
+    Where the backward that follows belongs to none of the operators before it (compiled regions), or the recording ends
+    inside a step with gradients on, they are taken to be training.
     """
     step = recording.raw_step
     is_edge = np.isin(phase, ("backward", "optimizer"))
@@ -72,9 +72,9 @@ def _is_trained(recording: Recording, phase: Texts, number: Ints, forward: Ints)
 
 
 def _name_closures(phase: Texts, step: Ints, is_in_closure: Bools) -> None:
-    """Calls forward what a closure runs without gradients, such as logging, where it goes on with backward.
+    """Labels as forward what a closure runs without gradients, such as logging, if the closure then runs backward.
 
-    Otherwise the closure is over, and it is the update itself that runs without gradients.
+    Otherwise the closure has ended, and the operators without gradients are the update itself.
     """
     rows, others = np.flatnonzero(is_in_closure), np.flatnonzero(~is_in_closure)
     place = np.searchsorted(others, rows)
@@ -85,7 +85,7 @@ def _name_closures(phase: Texts, step: Ints, is_in_closure: Bools) -> None:
 
 
 def _name_inference(phase: Texts, step: Ints, call: Ints) -> None:
-    """Calls a step without gradients forward where a model runs, if no model that is trained is evaluated in it."""
+    """Labels a step without gradients as forward where a model runs, unless it evaluates a model that is trained."""
     is_beside = np.isin(phase, ("other", "saving", "loading"))
     for number in np.unique(step):
         inside = step == number

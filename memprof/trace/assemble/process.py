@@ -1,4 +1,4 @@
-"""Assembles the tables and the manifest of one recorded process from its raw recording."""
+"""Assembles the tables and manifest of one recorded process from its raw recording."""
 
 from __future__ import annotations
 
@@ -86,8 +86,8 @@ class _Part:
 
     Attributes:
         tables: Its tables.
-        notes: What a reader must know of them.
-        op_times: How the durations of operators are known.
+        notes: Caveats for the reader.
+        op_times: Source of the operator durations.
     """
 
     tables: dict[type[Table], Table]
@@ -98,7 +98,7 @@ class _Part:
 def _tables(
     recording: Recording, speed: Speed, exit_record: Mapping[str, Any] | None, *, is_later: bool = False
 ) -> _Part:
-    """Makes the tables of a stretch; a later one ran other sizes than the timed step."""
+    """Builds the tables of a stretch; a later stretch ran other sizes than the timed step."""
     modules = texts.module_table(recording.spool)
     calls = module_calls(recording)
     stacks, stack_rows = texts.stack_table(recording.spool, recording.raw["stack"])

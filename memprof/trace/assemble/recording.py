@@ -1,4 +1,4 @@
-"""One process's raw recording, with its operators and allocation events in one order."""
+"""One process's raw recording, with operators and allocation events in one order."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from memprof.trace.schema import NONE, Bools, Ints
 
 @dataclass(frozen=True)
 class Recording:
-    """A raw recording in order. A *row* is an operator of the trace; a *raw* operator is one that was recorded.
+    """A raw recording in order. A *row* is an operator of the trace; a *raw* operator is one as recorded.
 
     Attributes:
         spool: The raw streams.
-        epoch: The part that is told.
-        heard: What was heard of the memory of the device that is told.
+        epoch: The epoch being reported.
+        heard: Recorded memory events of the device being reported.
         is_cut_off: The process ended without closing the recording.
-        is_late: Memory was taken before this part that the allocator kept no account of.
-        raw: Columns of the raw operators told. Shape (raw,) each.
+        is_late: Memory was allocated before this part without a record from the allocator.
+        raw: Columns of the raw operators in the epoch. Shape (raw,) each.
         timeline: Rows and events in one order.
         names: Interned names.
         tensors: Interned shapes and types.
         raw_step: Step of each raw operator.
         row_of_raw: Row of each raw operator.
-        is_real: Rows that are operators, not memory taken between two. Shape (rows,).
+        is_real: Rows that are operators, not memory allocated between operators. Shape (rows,).
         before: Raw operator at or before each row.
-        after: Raw operator at or behind each row.
+        after: Raw operator at or after each row.
     """
 
     spool: Spool
@@ -62,7 +62,7 @@ class Recording:
         return len(self.is_real)
 
     def spread(self, values: Any, fill: Any) -> Any:
-        """Spreads a column of raw operators over the rows; rows that are none get `fill`."""
+        """Spreads a column of raw operators over the rows; rows that are not operators get `fill`."""
         return np.where(self.is_real, values[self.before], fill)
 
     def rows_of(self, raw: Ints) -> Ints:
@@ -70,12 +70,12 @@ class Recording:
         return np.where(raw == NONE, NONE, self.row_of_raw[raw])
 
     def in_epoch(self, stream: str) -> dict[str, Ints]:
-        """Returns the columns of a stream with times, cut to the part that is told."""
+        """Returns the columns of a timed stream, restricted to the epoch."""
         return within(self.spool.columns(stream), self.epoch)
 
 
 def open_recordings(spool: Spool) -> list[Recording]:
-    """Opens a process's recording: once for each device that was used, the fullest first; none without an operator."""
+    """Opens a process's recording once for each device used, the most bytes first; empty without operators."""
     epoch = choose_epoch(spool)
     devices = [] if epoch is None else devices_of(spool, epoch)
     found = [_open(spool, epoch, device) for device in devices]
@@ -83,7 +83,7 @@ def open_recordings(spool: Spool) -> list[Recording]:
 
 
 def open_later(spool: Spool, device: str) -> list[Recording]:
-    """Opens what was recorded of a device after the window, part by part."""
+    """Opens what was recorded of a device after the window, epoch by epoch."""
     epochs = [epoch for epoch in later_epochs(spool) if device in devices_of(spool, epoch)]
     found = [_open(spool, epoch, device, is_late=True) for epoch in epochs]
     return [recording for recording in found if recording is not None]
@@ -95,7 +95,7 @@ def _open(spool: Spool, epoch: Epoch | None, device: str, *, is_late: bool = Fal
     is_cut_off = not spool.records.get("end")
     columns = spool.columns("operators")
     end = epoch.end_op
-    if is_cut_off:  # operators after the last memory events that reached the disk tell nothing of memory
+    if is_cut_off:  # operators after the last memory event on disk have no memory data
         end = min(end, int(np.searchsorted(columns["end_ns"], last_heard_ns(spool, epoch), side="right")))
     if end <= epoch.first_op:
         return None

@@ -1,8 +1,8 @@
-"""Estimates what operators that nobody ran would take: as long as the slower of their arithmetic and their memory.
+"""Estimates the duration of operators that were never run: the larger of their compute time and their memory time.
 
-Source: S. Williams, A. Waterman, D. Patterson, 2009, Roofline: an insightful visual performance model. Here every
-operator by itself; bytes are those of its tensors, and all arithmetic runs at the rate of products, of fp32 or of
-bf16 by the type of the result.
+Source: S. Williams, A. Waterman, D. Patterson, 2009, Roofline: an insightful visual performance model. Applied here to
+each operator separately; bytes are those of its tensors, and all arithmetic runs at the matrix product rate of fp32
+or bf16, by the type of the result.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _HALF = ("bfloat16", "float16")
 
 
 def roofline(recording: Recording, ops: Ops, speed: Speed) -> tuple[Floats, str]:
-    """Returns what each row would take at least (microseconds, NaN between operators), and how that is known.
+    """Returns a lower bound on each row's duration (microseconds, NaN between operators), and its source.
 
     Args:
-        recording: The raw recording, of a dry run.
-        ops: Its operators, with their operations and bytes.
-        speed: How fast the machine is; operators take no time where that is not known.
+        recording: The raw recording of a dry run.
+        ops: Its operators, with their FLOPs and bytes.
+        speed: Speed of the machine; durations are 0 where it is unknown.
     """
     if not speed.memory_bytes_per_us or not speed.fp32_flops_per_us:
         return np.where(recording.is_real, 0.0, np.nan), "none: nothing was computed, and the machine was not measured"
@@ -39,7 +39,7 @@ def roofline(recording: Recording, ops: Ops, speed: Speed) -> tuple[Floats, str]
 
 
 def _is_half(recording: Recording) -> Bools:
-    """Tells which raw operators return tensors of 16 bits first. Shape (raw,)."""
+    """Returns which raw operators have a 16-bit tensor as their first result. Shape (raw,)."""
     columns = recording.spool.columns("touches")
     is_result = (columns["role"] == WRITE) & (columns["tensor"] >= 0)
     op = columns["op"][is_result] - recording.epoch.first_op
@@ -47,12 +47,12 @@ def _is_half(recording: Recording) -> Bools:
     is_inside = (op >= 0) & (op < recording.raw_count)
     op, types = op[is_inside][::-1], types[is_inside][::-1]
     found = np.zeros(recording.raw_count, dtype=np.bool_)
-    found[op] = np.isin(types, _HALF)  # of several results of an operator the first is set last
+    found[op] = np.isin(types, _HALF)  # where an operator has several results, the first is assigned last
     return found
 
 
 def with_roofline(steps: Steps, ops: Ops) -> Steps:
-    """Returns the steps of a dry run as long as their operators together."""
+    """Returns the steps of a dry run, each as long as the sum of its operators."""
     own_us = np.where(np.isnan(ops.duration_us), 0.0, ops.duration_us)
     per_step = np.array([own_us[ops.step == step].sum() for step in steps.step.tolist()], dtype=np.float64)
     return steps.replace(duration_us=per_step)

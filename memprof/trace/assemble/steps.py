@@ -1,4 +1,4 @@
-"""Chooses the part of a recording that is told, and cuts it into steps."""
+"""Selects the part of a recording to report, and cuts it into steps."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ OBSERVED = ("warm_up", "recorded")
 
 @dataclass(frozen=True)
 class Epoch:
-    """A stretch of the recording without a gap, in which every allocation was heard.
+    """A stretch of the recording without a gap, in which every allocation was recorded.
 
     Attributes:
         first_op: Raw number of its first operator.
-        end_op: Raw number behind its last.
-        start_ns: When it began.
-        end_ns: When the next began, or a moment after everything.
-        source: Where its memory events come from: native or dispatch.
+        end_op: Raw number after its last.
+        start_ns: Start time.
+        end_ns: Start of the next epoch, or a time after everything.
+        source: Source of its memory events: native or dispatch.
     """
 
     first_op: int
@@ -34,10 +34,10 @@ class Epoch:
 
 
 def choose_epoch(spool: Spool) -> Epoch | None:
-    """Returns the epoch with the most recorded steps of the window, the latest of those; None where nothing was.
+    """Returns the epoch with the most recorded steps of the window, the latest on a tie; None where there is none.
 
-    Recording pauses where steps are skipped, between steps where it is told to, or where the job's own profiler runs.
-    What was alive is then known anew, but the lives of storages do not join across the gap.
+    Recording pauses in skipped steps, between steps on request, and while the job's own profiler runs.
+    After a pause the live blocks are listed anew, but storage lifetimes are not joined across the gap.
     """
     end_ns = _window_end_ns(spool)
     epochs = [epoch for epoch in _epochs(spool) if epoch.start_ns <= end_ns]
@@ -63,7 +63,7 @@ def later_epochs(spool: Spool) -> list[Epoch]:
 
 
 def _window_end_ns(spool: Spool) -> int:
-    """Returns when the window was over; a moment after everything where it was not."""
+    """Returns when the window ended; a time after everything if it did not."""
     return min((end["time_ns"] for end in spool.records.get("end", [])), default=np.iinfo(np.int64).max)
 
 
@@ -78,7 +78,7 @@ def _epochs(spool: Spool) -> list[Epoch]:
     pauses: list[dict[str, Any]] = spool.records.get("pauses", [])
     epochs = []
     for start, following in zip(starts, [*starts[1:], {"op": operators, "time_ns": never}], strict=True):
-        # What ran of a step before a pause belongs to none: it begins anew behind that.
+        # The part of a step before a pause belongs to no step: the step starts again after the pause.
         within = (pause for pause in pauses if start["time_ns"] <= pause["time_ns"] < following["time_ns"])
         end = next(within, following)
         epochs.append(Epoch(start["op"], end["op"], start["time_ns"], end["time_ns"], start["source"]))
@@ -86,7 +86,7 @@ def _epochs(spool: Spool) -> list[Epoch]:
 
 
 def last_heard_ns(spool: Spool, epoch: Epoch) -> int:
-    """Returns the moment up to which memory events are known: a killed job takes the last of them with it."""
+    """Returns the time up to which memory events are complete: a killed job loses the last of them."""
     events = spool.columns("events")
     is_mark = (events["address"] == 0) & (events["size_bytes"] == 0)
     moments = events["time_ns"][is_mark & (events["time_ns"] >= epoch.start_ns) & (events["time_ns"] < epoch.end_ns)]
@@ -94,7 +94,7 @@ def last_heard_ns(spool: Spool, epoch: Epoch) -> int:
 
 
 def step_table(spool: Spool, step_of_row: Ints, is_real: Bools) -> Steps:
-    """Lists all steps seen, with the rows of those that are told.
+    """Lists all steps seen, with row ranges for those in the epoch.
 
     Args:
         spool: The raw recording.

@@ -1,4 +1,4 @@
-"""Reads the texts of a raw recording: names, stacks, tensors and modules by number."""
+"""Decodes the interned texts of a raw recording: names, stacks, tensors and modules by number."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class TensorKinds:
     device: list[str]
 
     def families(self) -> Ints:
-        """Numbers the kinds so that those alike in all but their first size are equal; the last entry is NONE."""
+        """Numbers the tensor kinds so that those equal in all but their first size match; the last entry is NONE."""
         numbers: dict[tuple[int, str, str], int] = {}
         families = []
         for shape, dtype in zip(self.shape, self.dtype, strict=True):
@@ -61,8 +61,8 @@ def tensor_kinds(spool: Spool) -> TensorKinds:
 def module_table(spool: Spool) -> Modules:
     """Names the modules.
 
-    The one model of a job keeps its own names (`layers.0.mlp`). Where there are several, and for loss modules and
-    the like beside a model, the type of the root stands first, numbered when two roots have the same type.
+    A job's only model keeps its own names (`layers.0.mlp`). Where there are several models, and for loss modules and
+    the like next to a model, names start with the root's type, numbered when two roots have the same type.
     """
     records = listed(spool, "modules")
     parameter_bytes: dict[int, int] = {}
@@ -90,10 +90,10 @@ def module_table(spool: Spool) -> Modules:
 
 
 def stack_table(spool: Spool, used: Ints) -> tuple[Stacks, Ints]:
-    """Spells out the stacks that are used, each with its outer part.
+    """Writes out the stacks that are used, each including its outer part.
 
     Returns:
-        The table, and the row of each raw number in it.
+        The table, and the row in it of each raw stack number.
     """
     records = listed(spool, "stacks")
     rows = np.full(len(records) + 1, NONE, dtype=np.int64)
@@ -106,7 +106,7 @@ def stack_table(spool: Spool, used: Ints) -> tuple[Stacks, Ints]:
         while here >= 0 and here not in frames_of:
             chain.append(here)
             parent = records[here][0]
-            if parent >= here:  # an outer part is written before what it is the outer part of
+            if parent >= here:  # an outer part is written before the stacks that extend it
                 raise ValueError(f"stack {here} is inside stack {parent}, which comes after it")
             here = parent
         for link in reversed(chain):

@@ -1,7 +1,7 @@
-"""Puts operators and allocation events in one order: which event belongs to which operator.
+"""Merges operators and allocation events into one order: which event belongs to which operator.
 
-Memory taken between two operators (by autograd itself, by code that bypasses the dispatcher, inside compiled
-regions) gets an operator row of its own, so that a replay over operators meets every byte in its true order.
+Memory allocated between two operators (by autograd itself, by code that bypasses the dispatcher, inside compiled
+regions) gets an operator row of its own, so that a replay over operators processes every byte in its true order.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 
 from memprof.trace.schema import NONE, Bools, Ints
 
-#: Order of a block that outlives the recording.
+#: Death index of a block that outlives the recording.
 NEVER = np.iinfo(np.int64).max
 
 
@@ -21,13 +21,13 @@ class Timeline:
     """Operators and events in one order. Rows of operators are final `op_id`s.
 
     Attributes:
-        raw_op: Raw operator of each row; NONE for memory taken between operators. Shape (ops,).
+        raw_op: Raw operator of each row; NONE for memory allocated between operators. Shape (ops,).
         start_ns: When each row starts. Shape (ops,).
         event_time_ns: Times of the events, ascending. Shape (events,).
         event_address: Their addresses.
         event_bytes: Their sizes, negative for frees.
-        event_op: Row each event belongs to: running, or the last one before; NONE before the first.
-        event_is_inside: Whether that row was running, or about to.
+        event_op: Row each event belongs to: the running one, or the last one before; NONE before the first.
+        event_is_inside: Whether that row was running, or about to run.
     """
 
     raw_op: Ints
@@ -39,7 +39,7 @@ class Timeline:
     event_is_inside: Bools
 
     def position(self, moments_ns: Ints) -> Ints:
-        """Returns how many events have happened at each moment."""
+        """Returns how many events have happened by each time."""
         return np.searchsorted(self.event_time_ns, moments_ns, side="right")
 
     def row_of_raw(self, raw_count: int) -> Ints:
@@ -68,7 +68,7 @@ def merge(op_start_ns: Ints, op_end_ns: Ints, time_ns: Ints, address: Ints, size
     after_first = gap >= 0
     is_inside[after_first] = time_ns[after_first] <= op_end_ns[gap[after_first]]
 
-    # Taken just before an operator and still there when it starts: the operator's (a number wrapped as a tensor).
+    # Allocated just before an operator and alive when it starts: the operator's own (a number wrapped as a tensor).
     following = gap + 1
     freed = np.flatnonzero(~is_inside & (size_bytes < 0))
     last_free = np.full(count + 1, NONE, dtype=np.int64)
@@ -78,7 +78,7 @@ def merge(op_start_ns: Ints, op_end_ns: Ints, time_ns: Ints, address: Ints, size
     is_inside |= belongs
     after_first = gap >= 0
 
-    # A row of its own begins with the first taking of memory after an operator, and with each that follows a free.
+    # A separate row begins with the first allocation after an operator, and with each allocation that follows a free.
     is_between_taking = ~is_inside & (size_bytes > 0)
     previous_same = np.zeros(len(time_ns), dtype=np.bool_)
     previous_same[1:] = (gap[1:] == gap[:-1]) & is_between_taking[:-1]

@@ -1,7 +1,7 @@
-"""Finds each recorded operator in the timed step, which ran without the dispatch mode.
+"""Matches each recorded operator with the timed step, which ran without the dispatch mode.
 
-That tells what an operator takes without the recorder, and where the mode itself changed what ran: with a mode on
-the stack, autograd adds gradients into new memory where it would else add in place.
+The match shows how long an operator takes without the recorder, and where the dispatch mode changed what ran: with a
+mode on the stack, autograd accumulates gradients out of place instead of in place.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ import numpy as np
 
 from memprof.trace.schema import NONE, Bools, Floats, Ints
 
-#: Above this share of working operators without a partner in the timed step, the steps are taken to differ.
+#: Maximum share of working operators without a partner in the timed step; above it, the steps are taken to differ.
 _TOLERATED_MISSING = 0.2
-#: Operators to look ahead for where two sequences meet again, and how many must then agree.
+#: How many operators to look ahead for where two sequences match again, and how many must then match.
 _LOOK_AHEAD = 96
 _AGREEING = 3
-#: The same where one sequence holds a long passage more.
+#: The same where one sequence has a long extra passage.
 _LONG_LOOK_AHEAD = 20_000
 _LONG_RUN = 8
 
 
 def packet(name: str) -> str:
-    """Returns an operator's name as torch's profiler writes it: aten.addmm.default is aten::addmm."""
+    """Returns an operator's name in the form torch's profiler uses: aten.addmm.default is aten::addmm."""
     namespace, _, rest = name.partition(".")
     return f"{namespace}::{rest.rpartition('.')[0] or rest}"
 
@@ -35,8 +35,8 @@ class Partners:
 
     Attributes:
         timed_row: Its row there; NONE without a partner.
-        duration_us: Its time there, parts included; NaN without a partner.
-        runs_in_place: Without the recorder the operator's in-place form runs.
+        duration_us: Its duration there, children included; NaN without a partner.
+        runs_in_place: Without the recorder, the operator's in-place form runs.
     """
 
     timed_row: Ints
@@ -47,14 +47,14 @@ class Partners:
 def find_partners(
     names: list[str], is_work: Bools, timed_names: list[str], duration_ns: Ints, depth: Ints
 ) -> Partners | None:
-    """Finds each operator of a recorded step in the timed step.
+    """Matches each operator of a recorded step with the timed step.
 
-    The timed step also holds composite operators above, and operators called by kernels below, those that the
-    recorder saw. Read in order, parents first: an operator found takes its whole subtree.
+    The timed step also has composite operators above those that the recorder saw, and operators called by kernels below
+    them. Read in order, parents first: a matched operator consumes its whole subtree.
 
     Args:
         names: Operators of a recorded step, as packets. Length ops.
-        is_work: Those that do work of their own; a view more or less makes no difference. Shape (ops,).
+        is_work: Those that do work of their own; an extra or missing view makes no difference. Shape (ops,).
         timed_names: Operators of the timed step, parents before children.
         duration_ns: Their durations, children included.
         depth: Their depths.
@@ -84,7 +84,7 @@ def find_partners(
 
 
 def _functional(name: str) -> str:
-    """Returns an operator's name without the mark of its in-place form."""
+    """Returns an operator's name without its in-place suffix."""
     return name.removesuffix("_")
 
 
@@ -103,9 +103,9 @@ def _outermost(candidates: list[int], depth: Ints) -> list[int]:
 
 
 def _inner(kept: list[int], names: list[str], depth: Ints) -> list[int]:
-    """Returns the row that does the work of each operator.
+    """Returns the row that does each operator's work.
 
-    Below a dispatch mode of the job's own every operator is there twice: around the mode's Python code, and inside it.
+    Below the job's own dispatch mode every operator appears twice: around the mode's Python code, and inside it.
     Composite operators that call another overload of their name look the same, but are few.
     """
     levels = depth.tolist()
@@ -120,7 +120,7 @@ def _inner(kept: list[int], names: list[str], depth: Ints) -> list[int]:
 
 
 def _child_of_its_name(row: int, names: list[str], levels: list[int]) -> int:
-    """Returns the last part of an operator that has its name, NONE where none has."""
+    """Returns the last descendant of an operator that has the same name; NONE where none has."""
     found, position = NONE, row + 1
     while position < len(levels) and levels[position] > levels[row]:
         if levels[position] == levels[row] + 1 and names[position] == names[row]:
@@ -130,7 +130,7 @@ def _child_of_its_name(row: int, names: list[str], levels: list[int]) -> int:
 
 
 def _align(mine: list[str], theirs: list[str]) -> Ints:
-    """Pairs two sequences in order; where they part, they meet again at the nearest run that agrees."""
+    """Aligns two sequences in order; after a mismatch they realign at the nearest matching run."""
     partner = np.full(len(mine), NONE, dtype=np.int64)
     places, long_places = _places(theirs, _AGREEING), _places(theirs, _LONG_RUN)
     i = j = 0
@@ -141,7 +141,7 @@ def _align(mine: list[str], theirs: list[str]) -> Ints:
             continue
         ahead = _next_meeting(mine[i : i + _LOOK_AHEAD + _AGREEING], places, j)
         if ahead is None:
-            # One of the two did something else for a while: an evaluation, a checkpoint written.
+            # One of the two did something extra for a while: an evaluation, a checkpoint write.
             b = _first_from(long_places.get(tuple(mine[i : i + _LONG_RUN]), []), j)
             ahead = (0, b - j) if b is not None and b - j < _LONG_LOOK_AHEAD else (1, 1)
         i, j = i + ahead[0], j + ahead[1]
@@ -149,7 +149,7 @@ def _align(mine: list[str], theirs: list[str]) -> Ints:
 
 
 def _next_meeting(mine: list[str], places: dict[tuple[str, ...], list[int]], j: int) -> tuple[int, int] | None:
-    """Returns how far to go on in each sequence to the nearest run that agrees; the fewest of mine among equals."""
+    """Returns how far to skip in each sequence to the nearest matching run; on a tie, the fewest of mine."""
     best: tuple[int, int] | None = None
     nearest = _LOOK_AHEAD
     for ahead in range(min(len(mine), _LOOK_AHEAD)):
@@ -162,7 +162,7 @@ def _next_meeting(mine: list[str], places: dict[tuple[str, ...], list[int]], j: 
 
 
 def _places(names: list[str], length: int) -> dict[tuple[str, ...], list[int]]:
-    """Returns where each run of so many names begins, in order; at the end runs are shorter."""
+    """Returns where each run of a given number of names begins, in order; runs at the end are shorter."""
     places: dict[tuple[str, ...], list[int]] = {}
     for place in range(len(names)):
         places.setdefault(tuple(names[place : place + length]), []).append(place)
@@ -170,16 +170,16 @@ def _places(names: list[str], length: int) -> dict[tuple[str, ...], list[int]]:
 
 
 def _first_from(places: list[int], start: int) -> int | None:
-    """Returns the first of ascending places that is not before a start."""
+    """Returns the first of the ascending positions at or after a start."""
     found = bisect_left(places, start)
     return places[found] if found < len(places) else None
 
 
 def corrected_durations(duration_ns: Ints, is_view: Bools) -> Floats:
-    """Takes the dispatch mode's own cost off durations measured under it.
+    """Subtracts the dispatch mode's own overhead from durations measured under it.
 
-    A view does no work of its own: the median of the views' times is what calling through the mode costs. Without
-    views nothing tells the cost, and durations stand as measured.
+    A view does no work of its own, so the median duration of views is the mode's overhead per call. Without views the
+    overhead is unknown, and durations stay as measured.
 
     Args:
         duration_ns: Durations as measured. Shape (ops,).

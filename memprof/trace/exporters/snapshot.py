@@ -1,4 +1,4 @@
-"""Writes a memory snapshot as ``torch.cuda.memory._dump_snapshot()`` does, for torch's own ``_memory_viz`` to read."""
+"""Writes a memory snapshot like ``torch.cuda.memory._dump_snapshot()`` for torch's own ``_memory_viz`` to read."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ ACTIVE, PENDING, INACTIVE = "active_allocated", "active_pending_free", "inactive
 
 @dataclass(frozen=True, eq=False)
 class Blocks:
-    """The blocks of some segments, in order of address; each of shape ``(blocks,)``.
+    """The blocks of some segments, by address; each of shape ``(blocks,)``.
 
     Attributes:
         segment: Row of its segment.
         address: First byte.
-        size: Bytes.
-        requested: Bytes asked for.
+        size: Size in bytes.
+        requested: Requested bytes.
         state: ACTIVE, PENDING or INACTIVE.
-        stack_id: Python stack that asked for it, NONE where unknown.
+        stack_id: Allocation stack, NONE where unknown.
     """
 
     segment: Ints
@@ -38,12 +38,12 @@ class Blocks:
 
 @dataclass(frozen=True, eq=False)
 class DeviceSnapshot:
-    """What a snapshot tells of one device.
+    """Snapshot data of one device.
 
     Attributes:
         number: The device's number.
         events: Its history, in order.
-        notes: What each event is about, in words; "" for nothing.
+        notes: What each event refers to, in words; "" for nothing.
         segments: Its segments at the end.
         blocks: Their blocks.
     """
@@ -60,8 +60,8 @@ def snapshot_bytes(devices: Sequence[DeviceSnapshot], stacks: Stacks, settings: 
 
     Args:
         devices: The devices.
-        stacks: The stacks that events and blocks name.
-        settings: ``PYTORCH_ALLOC_CONF`` as it was.
+        stacks: The stacks that events and blocks refer to.
+        settings: The value of ``PYTORCH_ALLOC_CONF``.
     """
     frames = [_frames(str(text)) for text in stacks.frames]
     traces: list[list[dict[str, Any]]] = [[] for _ in range(1 + max((one.number for one in devices), default=-1))]

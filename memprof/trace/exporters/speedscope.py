@@ -18,12 +18,12 @@ SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 
 @dataclass(frozen=True, order=True)
 class Frame:
-    """One place in a stack.
+    """One frame of a stack.
 
     Attributes:
-        name: What it is called.
-        file: The file it is in, "" where there is none.
-        line: The line there, 0 where unknown.
+        name: Display name.
+        file: Source file, "" where there is none.
+        line: Line number, 0 where unknown.
     """
 
     name: str
@@ -31,7 +31,7 @@ class Frame:
     line: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        """Returns it as speedscope names it."""
+        """Returns the frame as a speedscope JSON object."""
         place = {"file": whole_text(self.file)} if self.file else {}
         return {"name": whole_text(self.name), **place, **({"line": self.line} if self.line else {})}
 
@@ -41,12 +41,12 @@ Profile = Mapping[tuple[Frame, ...], int]
 
 
 def speedscope_bytes(title: str, profiles: Mapping[str, Profile], made_by: str) -> bytes:
-    """Writes profiles of bytes, each of its own name; the first is the one that is shown first.
+    """Writes named profiles of bytes; the first one is shown first.
 
     Args:
-        title: What the whole is called.
+        title: Title of the whole file.
         profiles: The profiles by name.
-        made_by: Who wrote it.
+        made_by: Exporter recorded in the file.
     """
     frames: dict[Frame, int] = {}
     written = [_profile(name, profile, frames) for name, profile in profiles.items()]
@@ -62,7 +62,7 @@ def speedscope_bytes(title: str, profiles: Mapping[str, Profile], made_by: str) 
 
 
 def _profile(name: str, profile: Profile, frames: dict[Frame, int]) -> dict[str, Any]:
-    stacks: Sequence[tuple[Frame, ...]] = sorted(profile)  # what is alike lies side by side
+    stacks: Sequence[tuple[Frame, ...]] = sorted(profile)  # equal prefixes are adjacent
     return {
         "type": "sampled",
         "name": name,

@@ -1,4 +1,4 @@
-"""The tables of a recording as a folder of CSV or Parquet files, with their units and meanings beside them."""
+"""Exports the tables of a recording as a folder of CSV or Parquet files, with a description of units and meanings."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from memprof.trace.schema import NONE, RANK_TABLES, SCHEMA_VERSION, TABLES, Colu
 from memprof.trace.store import Trace
 from memprof.version import __version__
 
-#: The file that tells what is in the others; a folder that has it was written by this module.
+#: The file that describes the others; its presence marks a folder written by this module.
 CONTENTS = "tables.json"
 FORMAT = "memprof-tables/1"
 
 #: Rows written at a time.
 _CHUNK = 65_536
-#: What a spreadsheet may take for the beginning of a formula: these, and what it strips before it looks.
+#: Characters that a spreadsheet may take as the start of a formula, and those it strips before checking.
 _RUN_BY_SPREADSHEETS = ("=", "+", "-", "@", "\t", "\r", "\n", " ")
 _MARK = "'"
 _UNITS = {"_bytes": "bytes", "_us": "microseconds"}
@@ -44,7 +44,7 @@ _PARQUET_MISSING = "Null is a missing value."
 
 
 def named_tables(names: Sequence[str]) -> tuple[type[Table], ...]:
-    """Finds tables by name, in the order of the schema; all those of a process where none is named.
+    """Finds tables by name, in schema order; all tables of a process if none is named.
 
     Raises:
         UsageError: There is no such table.
@@ -59,7 +59,7 @@ def named_tables(names: Sequence[str]) -> tuple[type[Table], ...]:
 
 
 def is_export(folder: Path) -> bool:
-    """Tells whether a folder holds tables that were exported before, and may be replaced."""
+    """Returns whether a folder holds exported tables, and so may be replaced."""
     try:
         content = json.loads((folder / CONTENTS).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -68,16 +68,16 @@ def is_export(folder: Path) -> bool:
 
 
 def write_tables(folder: Path, trace: Trace, ranks: Sequence[int], kinds: Sequence[type[Table]], form: str) -> int:
-    """Writes tables of a recording, one held at a time.
+    """Writes tables of a recording, holding one at a time in memory.
 
-    Of one rank they lie in the folder itself, of several in a folder for each (``rank0``, ...), and beside those the
-    tables that tell the ranks apart.
+    Tables of a single rank go into the folder itself, those of several ranks into a folder each (``rank0``, ...),
+    next to the tables that summarise the ranks.
 
     Args:
-        folder: Where to, an empty folder.
+        folder: The destination, an empty folder.
         trace: The recording.
-        ranks: Which of its ranks.
-        kinds: Which tables.
+        ranks: Ranks to export.
+        kinds: Tables to export.
         form: ``csv`` or ``parquet``.
 
     Returns:
@@ -169,7 +169,7 @@ def _safe_texts(coded: Coded) -> Any:
 
 
 def _safe(text: str) -> str:
-    """Returns a text as a spreadsheet shows it: one that it could run as a formula gets an apostrophe before it."""
+    """Returns a text safe for spreadsheets: one that could run as a formula gets a leading apostrophe."""
     known = whole_text(text)
     return f"{_MARK}{known}" if known.startswith((*_RUN_BY_SPREADSHEETS, _MARK)) else known
 
@@ -177,7 +177,7 @@ def _safe(text: str) -> str:
 def _contents(
     trace: Trace, ranks: Sequence[int], kinds: Iterable[type[Table]], written: dict[str, int], form: str
 ) -> dict[str, Any]:
-    """Says what is in the folder: files with their rows, tables with their columns."""
+    """Describes the folder: files with their row counts, tables with their columns."""
     return {
         "format": FORMAT,
         "made_by": f"memprof {__version__}",

@@ -1,11 +1,11 @@
-"""Texts of a recording as other tools can read them."""
+"""Makes texts of a recording readable by other tools."""
 
 from __future__ import annotations
 
 
 def whole_text(text: str) -> str:
-    """Returns a text without halves of characters, which names of files may hold and UTF-8 has no place for: each is ?.
+    """Returns a text with lone surrogates, which file names may hold and UTF-8 cannot encode, replaced by ?.
 
-    Perfetto refuses a whole file for one of them, even escaped.
+    Perfetto rejects a whole file for a single one, even escaped.
     """
     return text if text.isascii() else text.encode("utf-8", "replace").decode()

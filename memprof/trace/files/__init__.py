@@ -1,1 +1,1 @@
-"""Recordings as files and folders: written whole, read within bounds."""
+"""Recordings as files and folders: written atomically, read within hard limits."""

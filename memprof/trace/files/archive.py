@@ -1,4 +1,4 @@
-"""The uncompressed zip around a trace: written whole or not at all, and read without trusting it."""
+"""The uncompressed zip that contains a trace: written atomically, and treated as untrusted when read."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from memprof.errors import BadInputError
 from memprof.trace.files.reading import refuse_special
 from memprof.trace.files.whole_file import whole_file
 
-#: What reading a damaged or hostile zip raises.
+#: Exceptions raised when reading a damaged or hostile zip.
 _DAMAGE = (zipfile.BadZipFile, struct.error, EOFError, NotImplementedError, RuntimeError, OverflowError, ValueError)
 
 _ZIP_START = b"PK\x03\x04"
 
-#: The header before each entry: its magic, and the lengths of its name and of what follows that.
+#: The header before each entry: its magic, and the lengths of the name and of the extra field.
 _HEADER = struct.Struct("<4s22xHH")
 
-#: The record at the end of a zip, as far as it tells how many entries are listed in how many bytes; and of 64 bits.
+#: The end-of-directory records of zip and zip64, up to the entry count and the directory's size in bytes.
 _ZIP_END, _ZIP_END_64 = b"PK\x05\x06", b"PK\x06\x06"
 _END, _END_64 = struct.Struct("<10xHI"), struct.Struct("<40xQ")
 _END_REACH = 65_536 + 1_024
-#: Far more than the entries of ten thousand ranks take.
+#: Far more than the entries of ten thousand ranks need.
 _MOST_DIRECTORY_BYTES = 16 << 20
 
-#: How files start that are given by mistake, and what to say of them.
+#: First bytes of files that are passed by mistake, and the message for each.
 _FOREIGN = (
     (b"\x80", "it looks like a PyTorch memory snapshot: memprof import makes a recording of it"),
     (b"{", "it looks like JSON: of a profiler's trace, memprof import makes a recording"),
@@ -42,22 +42,22 @@ _FOREIGN = (
 
 
 def damaged(path: Path, detail: str) -> BadInputError:
-    """Returns the error for a trace that is damaged."""
+    """Returns the error for a damaged trace."""
     return BadInputError(f"{path} is damaged: {detail}.")
 
 
 def foreign(path: Path, detail: str) -> BadInputError:
-    """Returns the error for a file that never was a trace."""
+    """Returns the error for a file that is not a trace."""
     return BadInputError(f"{path} is not a memprof trace: {detail}.")
 
 
 def unreadable(path: Path, error: Exception) -> BadInputError:
-    """Returns the error for a file the system does not let us read."""
+    """Returns the error for a file that the system does not permit reading."""
     return BadInputError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.")
 
 
 def write_archive(path: Path, entries: Iterable[tuple[str, bytes]]) -> None:
-    """Writes a zip, whole or not at all.
+    """Writes a zip atomically.
 
     The same entries give the same bytes.
 
@@ -75,14 +75,14 @@ def write_archive(path: Path, entries: Iterable[tuple[str, bytes]]) -> None:
 
 @dataclass(frozen=True)
 class Archive:
-    """A zip that was looked through once: where its entries lie, so that each is read by itself.
+    """The directory of a zip, read once: the offset of each entry, so that each can be read on its own.
 
-    A recording of a thousand ranks has more than ten thousand entries, too many to list at every reading.
+    A recording of a thousand ranks has more than ten thousand entries, too many to list on every read.
 
     Attributes:
         path: The zip.
         entries: Its entries by name.
-        size: Its bytes when it was looked through.
+        size: Its size in bytes when it was listed.
     """
 
     path: Path
@@ -97,7 +97,7 @@ class Archive:
             path: The zip.
 
         Raises:
-            BadInputError: The file is missing, empty, cut short, damaged, or no zip as ``write_archive`` writes them.
+            BadInputError: The file is missing, empty, cut short, damaged, or not a zip written by ``write_archive``.
         """
         _check_start(path)
         try:
@@ -116,13 +116,13 @@ class Archive:
     def read(self, name: str) -> bytes:
         """Reads one entry and verifies its checksum.
 
-        Nothing is unpacked to disk and nothing is decompressed, so the content is never larger than the file.
+        Nothing is unpacked to disk or decompressed, so the content is never larger than the file.
 
         Args:
             name: The entry.
 
         Raises:
-            BadInputError: The file is gone, was replaced meanwhile, or is damaged.
+            BadInputError: The file is gone, was replaced since, or is damaged.
             KeyError: The zip has no such entry.
         """
         (content,) = self.read_all([name])
@@ -157,7 +157,7 @@ class Archive:
 
 
 def _entry(name: str) -> zipfile.ZipInfo:
-    """Returns an entry that tells neither time nor system, for the same bytes everywhere."""
+    """Returns zip metadata without time or system, for identical bytes everywhere."""
     entry = zipfile.ZipInfo(name, date_time=(1980, 1, 1, 0, 0, 0))
     entry.create_system = 3
     entry.external_attr = 0o644 << 16
@@ -165,7 +165,7 @@ def _entry(name: str) -> zipfile.ZipInfo:
 
 
 def _check_start(path: Path) -> None:
-    """Tells missing, empty and foreign files by their first bytes."""
+    """Detects missing, empty and foreign files by their first bytes."""
     refuse_special(path)
     try:
         with path.open("rb") as file:
@@ -188,14 +188,14 @@ def _check_start(path: Path) -> None:
 
 
 def _check_directory(path: Path, file: IO[bytes], size: int) -> None:
-    """Refuses a list of entries that would take long to read: each takes twenty times its bytes in memory."""
+    """Rejects an oversized directory: each entry takes twenty times its bytes in memory."""
     file.seek(max(size - _END_REACH, 0))
     end = file.read(_END_REACH)
     place = end.rfind(_ZIP_END)
     if place >= 0 and place + _END.size <= len(end):
         entries, length = _END.unpack_from(end, place)
         is_64 = length == 0xFFFFFFFF or entries == 0xFFFF
-        # The record of a zip of 64 bits stands before it, and tells the length there.
+        # The zip64 record precedes it, and holds the length there.
         before = end.rfind(_ZIP_END_64, 0, place) if is_64 else -1
         if before >= 0 and before + _END_64.size <= len(end):
             (length,) = _END_64.unpack_from(end, before)

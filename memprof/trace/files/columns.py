@@ -1,4 +1,4 @@
-"""One table as the bytes of a Parquet file, and back."""
+"""Encodes one table as Parquet bytes, and decodes it."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from memprof.units import format_bytes
 
 T = TypeVar("T", bound=Table)
 
-#: A table may take so many times the bytes it has in the file, and this much more: some four times what the tables of
-#: real recordings take, and far below what a few kilobytes of run-length encoded Parquet can be made to claim.
+#: Memory limit of a table, as a multiple of its bytes in the file plus a constant: about four times what tables of
+#: real recordings take, and far below what a few kilobytes of run-length encoded Parquet can claim.
 GROWTH = 64
 SLACK_BYTES = 192 << 20
-#: Columns of a table, far above those of any version.
+#: Column limit of a table, far above any version's.
 _MOST_COLUMNS = 1_000
 
-#: Durations are rounded to 2**-10 us: finer than any clock, and the low bytes become zero. (A decimal place would
-#: leave them full.) Moments are Unix time, whose float64 has no more than a quarter of a microsecond.
+#: Durations are rounded to 2**-10 us: finer than any clock, and the low bytes become zero (a decimal place would
+#: leave them full). Times are Unix time, which float64 resolves to a quarter of a microsecond.
 _STEPS_PER_US = 1024.0
 
 _ARROW_TYPES: dict[str, pa.DataType] = {
@@ -38,10 +38,10 @@ _ARROW_TYPES: dict[str, pa.DataType] = {
 
 
 class CorruptTableError(Exception):
-    """Bytes that are no such table; whoever knows the file makes a sentence of it."""
+    """The bytes are not a valid table; the caller adds the file to the message."""
 
 
-#: What reading damaged or hostile Parquet raises.
+#: Exceptions raised when reading damaged or hostile Parquet.
 _DAMAGE = (pa.ArrowException, OSError, ValueError, KeyError, OverflowError)
 
 
@@ -58,7 +58,7 @@ def encode_table(table: Table) -> bytes:
         sink,
         compression="zstd",
         compression_level=9,
-        # pyarrow's stubs know only True and False; its documentation has the list of names.
+        # pyarrow's stubs accept only True and False; its documentation allows the list of names.
         use_dictionary=[column.name for column in columns if column.kind == "text"],  # type: ignore[arg-type]
         column_encoding={
             column.name: _encoding(column, getattr(table, column.name)) for column in columns if column.kind != "text"
@@ -70,12 +70,12 @@ def encode_table(table: Table) -> bytes:
     return sink.getvalue().to_pybytes()
 
 
-#: Looks at the columns of a table before they are used.
+#: Checks the columns of a table before they are used.
 Check = Callable[[Mapping[str, Any]], None]
 
 
 def bytes_in_memory(kind: type[Table], rows: int) -> int:
-    """Returns what a table of so many rows takes in memory, without its distinct texts."""
+    """Returns the memory that a table of this many rows takes, excluding its distinct texts."""
     return rows * sum(1 if column.kind == "bool" else 8 for column in kind.columns())
 
 
@@ -89,17 +89,17 @@ def decode_table(
 ) -> T:
     """Reads a table from Parquet bytes.
 
-    Columns this version does not know are left out; those the file lacks are filled with their missing value.
+    Columns unknown to this version are dropped; those missing from the file are filled with their missing value.
 
     Args:
         kind: The table to read.
-        data: What ``encode_table`` wrote, by this version or another.
-        limit_bytes: Most bytes the table may take in memory; by the size of ``data`` where left out.
-        rows: Rows it has to have; any number where left out.
-        check: Looks at the columns, texts as ``Coded``; raises what is wrong.
+        data: Output of ``encode_table`` of this or another version.
+        limit_bytes: Memory limit of the table in bytes; derived from the size of ``data`` where left out.
+        rows: Required row count; any where left out.
+        check: Checks the columns, texts as ``Coded``; raises on invalid data.
 
     Raises:
-        CorruptTableError: The bytes are damaged, of other types than the table's, or claim more than the limit.
+        CorruptTableError: The bytes are damaged, have the wrong types for the table, or claim more than the limit.
     """
     try:
         columns = dict(_read_columns(kind.columns(), data, limit_bytes, rows))
@@ -119,8 +119,8 @@ class Coded:
     """A column of texts without an object for each row.
 
     Attributes:
-        codes: Which of the distinct texts each row holds.
-        distinct: The distinct texts, "" for what is missing among them.
+        codes: Index of each row's text in ``distinct``.
+        distinct: The distinct texts, including "" for missing ones.
     """
 
     codes: npt.NDArray[np.int32]
@@ -128,7 +128,7 @@ class Coded:
 
     @staticmethod
     def of(texts: Texts) -> Coded:
-        """Codes texts."""
+        """Dictionary-encodes texts."""
         known: dict[str, int] = {}
         codes = np.fromiter((known.setdefault(text, len(known)) for text in texts.tolist()), np.int32, len(texts))
         distinct: Texts = np.empty(len(known), dtype=object)
@@ -153,21 +153,21 @@ def decode_columns(
     rows: int | None = None,
     check: Check = lambda columns: None,
 ) -> dict[str, Any]:
-    """Reads some columns of a table, for tables that are too large to hold whole.
+    """Reads some columns of a table, for tables too large to hold in memory.
 
     Args:
         kind: The table to read.
-        data: What ``encode_table`` wrote, by this version or another.
+        data: Output of ``encode_table`` of this or another version.
         names: Columns to read.
-        limit_bytes: Most bytes they may take in memory; by the size of ``data`` where left out.
-        rows: Rows it has to have; any number where left out.
+        limit_bytes: Memory limit of the columns in bytes; derived from the size of ``data`` where left out.
+        rows: Required row count; any where left out.
         check: As in ``decode_table``.
 
     Returns:
         The columns by name: numbers as numpy arrays, texts as ``Coded``.
 
     Raises:
-        CorruptTableError: The bytes are damaged, or of other types than the table's.
+        CorruptTableError: The bytes are damaged, or have the wrong types for the table.
     """
     try:
         wanted = [column for column in kind.columns() if column.name in names]
@@ -177,7 +177,7 @@ def decode_columns(
     except _DAMAGE as error:
         raise CorruptTableError(f"its table {kind.table_name!r} cannot be read ({_one_line(error)})") from error
     finally:
-        pa.default_memory_pool().release_unused()  # Arrow would keep what it read the column into
+        pa.default_memory_pool().release_unused()  # Arrow would keep the buffer it read the column into
 
 
 def _to_arrow(column: Column, values: Any) -> pa.Array[Any]:
@@ -185,7 +185,7 @@ def _to_arrow(column: Column, values: Any) -> pa.Array[Any]:
     if column.kind == "text":
         try:
             return pa.array(values, type=kind, mask=values == "")
-        except UnicodeEncodeError:  # a file name that is no valid UTF-8 reaches a stack as lone surrogates
+        except UnicodeEncodeError:  # a file name that is not valid UTF-8 appears in a stack as lone surrogates
             return _to_arrow(column, np.array([_encodable(text) for text in values], dtype=object))
     if column.kind == "float":
         with np.errstate(over="ignore"):
@@ -202,9 +202,9 @@ def _encodable(text: str) -> str:
 def _encoding(column: Column, values: Any) -> str:
     """Chooses the encoding that was smallest after zstd on recordings of real jobs.
 
-    Ids that rise, and operators' ids, which move on from step to step, are small differences. All other whole
-    numbers come again in every step, and zstd finds repeats in plain values only. Only the low bytes of a time are
-    noise, so its bytes are kept apart.
+    Ascending ids, and operator ids, which advance from step to step, have small deltas. All other integers repeat in
+    every step, and zstd finds repeats in plain values only. Only the low bytes of a time are noise, so times use
+    byte stream split.
     """
     if column.kind == "float":
         return "BYTE_STREAM_SPLIT"
@@ -216,12 +216,12 @@ def _encoding(column: Column, values: Any) -> str:
 def _read_columns(
     columns: Sequence[Column], data: bytes, limit_bytes: int | None, expected: int | None
 ) -> Iterator[tuple[str, Any]]:
-    """Reads columns one after the other; whoever takes them has all of them as claimed."""
+    """Reads columns one by one; a caller that exhausts the iterator has every column at the claimed length."""
     owned = _owned_by_arrow(data)
     metadata = pq.read_metadata(pa.BufferReader(owned))
     rows = metadata.num_rows
     if expected is not None and rows != expected:
-        raise ValueError("it does not have the rows its manifest tells")
+        raise ValueError("its row count differs from the manifest")
     _check_claims(
         metadata, data, len(columns), SLACK_BYTES + GROWTH * len(data) if limit_bytes is None else limit_bytes
     )
@@ -247,7 +247,7 @@ def _read_columns(
 
 
 def _check_claims(metadata: Any, data: bytes, columns: int, limit_bytes: int) -> None:
-    """Refuses what would take more memory than so much data stands for, before any of it is unpacked.
+    """Rejects data that would unpack to more memory than its size justifies, before unpacking any of it.
 
     Raises:
         ValueError: It claims too much, or contradicts itself.
@@ -266,18 +266,18 @@ def _check_claims(metadata: Any, data: bytes, columns: int, limit_bytes: int) ->
 
 
 def _none(rows: int) -> Coded:
-    """Returns a column of texts that are all missing."""
+    """Returns a text column in which every value is missing."""
     distinct: Texts = np.array([""], dtype=object)
     return Coded(np.zeros(rows, dtype=np.int32), distinct)
 
 
 def _owned_by_arrow(data: bytes) -> Any:
-    """Copies bytes into memory of Arrow's own.
+    """Copies bytes into memory owned by Arrow.
 
-    A thread of Arrow's is the last to let go of what it read, maybe when the process is ending already. Letting go of
-    a Python object then would abort it ("terminate called without an active exception").
+    An Arrow thread releases its input last, possibly while the process is exiting. Releasing a Python object at that
+    point would abort the process ("terminate called without an active exception").
     """
-    owned: Any = pa.allocate_buffer(len(data))  # its stub does not know that numpy can look into it
+    owned: Any = pa.allocate_buffer(len(data))  # its stub omits the buffer protocol, which numpy uses
     np.frombuffer(owned, dtype=np.uint8)[:] = np.frombuffer(data, dtype=np.uint8)
     return owned
 
@@ -295,7 +295,7 @@ def _coded(column: Column, values: pa.ChunkedArray[Any]) -> Coded:
 def _as_numpy(values: pa.Array[Any], dtype: Any, missing: Any) -> Any:
     """Returns an Arrow array of numbers or booleans as numpy, nulls replaced.
 
-    Straight from its buffers: Arrow's own ``to_numpy`` and ``fill_null`` import pandas, which takes half a second.
+    Reads its buffers directly: Arrow's own ``to_numpy`` and ``fill_null`` import pandas, which takes half a second.
     """
     validity, data = values.buffers()
     inside = slice(values.offset, values.offset + len(values))

@@ -1,4 +1,4 @@
-"""The .memprof file: manifests and Parquet tables, a folder for each rank, in one uncompressed zip."""
+"""The .memprof file: manifests and Parquet tables, one folder per rank, in one uncompressed zip."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ _MANIFEST = "manifest.json"
 
 @dataclass(frozen=True)
 class FileRank:
-    """One rank of a .memprof file, its tables still unread.
+    """One rank of a .memprof file; tables are read on demand.
 
     Attributes:
         archive: The file.
         manifest: The rank's manifest.
-        rows: Rows of each table the file holds, by the table's entry in the zip.
+        rows: Row count of each table in the file, by the table's zip entry.
         folder: The rank's folder in the zip.
     """
 
@@ -54,16 +54,16 @@ class FileRank:
 
     @functools.cached_property
     def checker(self) -> Checker:
-        """Checks what is read of the rank."""
+        """Checks the data read from the rank."""
         return Checker(self.rows_of, self._step_numbers)
 
     @functools.cached_property
     def limit_bytes(self) -> int:
-        """Most bytes that one of its tables may take in memory."""
+        """Memory limit in bytes of one of its tables."""
         return _limit(self.archive, self.folder)
 
     def rows_of(self, kind: type[Table]) -> int:
-        """Returns the rows of one of its tables."""
+        """Returns the row count of one of its tables."""
         return self.rows.get(_entry_name(self.folder, kind), 0)
 
     def _step_numbers(self) -> Ints:
@@ -77,11 +77,11 @@ class FileRank:
 
     @property
     def number(self) -> int:
-        """The rank's number in the file, which another file of the same trace may have too."""
+        """The rank's number in the file; another file of the same trace may use it too."""
         return int(self.folder.removeprefix("rank"))
 
     def read(self, kind: type[T]) -> T:
-        """Reads one table; one the file does not hold has no rows.
+        """Reads one table; a table missing from the file has no rows.
 
         Raises:
             BadInputError: The file is gone, or the table is damaged.
@@ -90,7 +90,7 @@ class FileRank:
         return _read_table(self.archive, self.rows, kind, name, self.checker, self.limit_bytes)
 
     def read_columns(self, kind: type[Table], names: Sequence[str]) -> dict[str, Any]:
-        """Reads some columns of one table; texts are coded.
+        """Reads some columns of one table; texts as ``Coded``.
 
         Raises:
             BadInputError: The file is gone, or the table is damaged.
@@ -107,22 +107,22 @@ class FileRank:
 
 @dataclass(frozen=True)
 class MemoryRank:
-    """One process whose tables are in memory already."""
+    """One process whose tables are already in memory."""
 
     manifest: Manifest
     tables: Mapping[type[Table], Table]
 
     def read(self, kind: type[T], /) -> T:
-        """Returns the table; one that is not there has no rows."""
+        """Returns the table; a missing table has no rows."""
         return cast(T, self.tables[kind]) if kind in self.tables else kind.empty()
 
     def read_columns(self, kind: type[Table], names: Sequence[str]) -> dict[str, Any]:
-        """Returns some columns of a table; texts are coded."""
+        """Returns some columns of a table; texts as ``Coded``."""
         return columns_of(self.read(kind), names)
 
 
 def columns_of(table: Table, names: Sequence[str]) -> dict[str, Any]:
-    """Returns some columns of a table in memory as ``read_columns`` does."""
+    """Returns some columns of a table in memory, as ``read_columns`` does."""
     return {
         column.name: Coded.of(getattr(table, column.name)) if column.kind == "text" else getattr(table, column.name)
         for column in table.columns()
@@ -132,13 +132,13 @@ def columns_of(table: Table, names: Sequence[str]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Container:
-    """A .memprof file, its tables still unread.
+    """A .memprof file; tables are read on demand.
 
     Attributes:
         archive: The file.
         ranks: Its ranks, lowest first.
-        rows: Rows of each table the file holds, by the table's entry in the zip.
-        version: The memprof that wrote it.
+        rows: Row count of each table in the file, by the table's zip entry.
+        version: The memprof version that wrote it.
     """
 
     archive: Archive
@@ -148,11 +148,11 @@ class Container:
 
     @property
     def is_summed_up(self) -> bool:
-        """Whether the file tells its ranks apart by itself; that of one process alone, or an older one, does not."""
+        """Whether the file has rank summaries; files of a single process and older files do not."""
         return _entry_name("", RANK_TABLES[0]) in self.rows
 
     def read(self, kind: type[T]) -> T:
-        """Reads one of ``RANK_TABLES``, with the ranks as they are numbered in the file.
+        """Reads one of ``RANK_TABLES``, with ranks numbered as in the file.
 
         Raises:
             BadInputError: The file is gone, or the table is damaged.
@@ -162,13 +162,13 @@ class Container:
 
 
 def write_trace(path: str | Path, ranks: Iterable[tuple[Manifest, Mapping[type[Table], Table]]]) -> None:
-    """Writes a trace whole or not at all; the same input gives the same bytes.
+    """Writes a trace atomically; the same input gives the same bytes.
 
-    Ranks are taken one at a time, and none is kept once it is written.
+    Ranks are consumed one at a time, and none is kept in memory once written.
 
     Args:
         path: The .memprof file to write or replace.
-        ranks: Manifest and tables of each rank; no two the same rank. Tables left out have no rows.
+        ranks: Manifest and tables of each rank; no two the same rank. Omitted tables have no rows.
 
     Raises:
         OutputError: The disk is full or read-only, the folder is missing ...
@@ -224,7 +224,7 @@ def _entries(ranks: Iterable[tuple[Manifest, Mapping[type[Table], Table]]]) -> I
         "schema_version": SCHEMA_VERSION,
         "memprof_version": __version__,
         "ranks": sorted(numbers),
-        # Told here, under a checksum, so that a table whose entry is lost is missed.
+        # Recorded here, under a checksum, so that a lost table entry is detected.
         "tables": rows,
     }
     yield _MANIFEST, _json_bytes(top)
@@ -242,7 +242,7 @@ def _read_table(
 
 @contextmanager
 def _sentences(archive: Archive, name: str) -> Iterator[None]:
-    """Makes a sentence of what is wrong with a table."""
+    """Returns the error message for an invalid table."""
     try:
         yield
     except KeyError as error:
@@ -252,7 +252,7 @@ def _sentences(archive: Archive, name: str) -> Iterator[None]:
 
 
 def _check_size(archive: Archive, folder: str, rows: Mapping[str, int]) -> None:
-    """Refuses a rank whose tables would take far more memory than its part of the file stands for."""
+    """Rejects a rank whose tables would take far more memory than their size in the file justifies."""
     names = _names(folder)
     claimed = sum(bytes_in_memory(kind, rows[name]) for name, kind in names.items() if name in rows)
     if claimed > _limit(archive, folder):

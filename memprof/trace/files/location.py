@@ -1,4 +1,4 @@
-"""Where a trace lies: a path of this machine, or an address that fsspec opens, such as ``s3://bucket/run.memprof``."""
+"""Location of a trace: a local path, or an address that fsspec opens, such as ``s3://bucket/run.memprof``."""
 
 from __future__ import annotations
 
@@ -11,43 +11,43 @@ from memprof.errors import BadInputError, UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-#: An address: a protocol of more than one letter, which is a drive of Windows, then ``://``.
+#: An address: a protocol of more than one letter (a single one is a Windows drive), then ``://``.
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(?:::[^/]*)?://")
 
 _EXTRA = "pip install 'torch-memprof[remote]'"
 
 
 def is_address(text: str | Path) -> bool:
-    """Tells an address from a path."""
+    """Returns whether a text is an address, not a path."""
     return _ADDRESS.match(str(text)) is not None
 
 
 def located(text: str | Path) -> Path:
-    """Returns a path for what a user named.
+    """Returns the path for a user-supplied location.
 
     Args:
-        text: A path, or an address of a file system that fsspec knows.
+        text: A path, or an address of a file system supported by fsspec.
 
     Returns:
-        The path; of an address, an object that is used like one.
+        The path; for an address, a path-like object.
 
     Raises:
-        UsageError: It is an address, and what opens it is not installed.
+        UsageError: It is an address, and the package that opens it is not installed.
         BadInputError: It is an address that cannot be reached.
     """
     if isinstance(text, Path) or not is_address(text):
         return Path(text)
     path = _remote_path(text)
-    # What a file system raises where it cannot be reached is its own: each has other libraries below it.
+    # Unreachable file systems raise exceptions of their own: each builds on different libraries.
     attempt(text, path.exists)
     return path
 
 
 def attempt(text: str | Path, act: Callable[[], Any]) -> Any:
-    """Does something with an address, whose file system may raise anything.
+    """Runs an operation on an address, whose file system may raise any exception.
 
     Raises:
-        BadInputError: It raised something else than an OSError, or its package is missing.
+        BadInputError: It raised anything but an OSError, or its package is missing.
     """
     try:
         return act()
@@ -62,7 +62,7 @@ def attempt(text: str | Path, act: Callable[[], Any]) -> Any:
 
 def _remote_path(text: str) -> Path:
     try:
-        from upath import UPath  # of the extra [remote], for those who use it
+        from upath import UPath  # from the optional extra [remote]
     except ImportError as error:
         raise UsageError(f"{text} is an address, which needs fsspec: {_EXTRA}") from error
     try:
@@ -70,4 +70,4 @@ def _remote_path(text: str) -> Path:
     except ImportError as error:
         raise UsageError(f"{text} cannot be opened: {str(error).rstrip('.')}.") from error
     except ValueError as error:
-        raise UsageError(f"{text} is no address that fsspec knows: {error}") from error
+        raise UsageError(f"{text} is not an address supported by fsspec: {error}") from error

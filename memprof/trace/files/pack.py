@@ -1,4 +1,4 @@
-"""Turns the spool folder a job leaves behind into a trace."""
+"""Packs the spool folder that a job leaves behind into a trace."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ from memprof.units import format_bytes
 
 Tables = dict[type[Table], Table]
 
-#: What making tables of rows and records raises that contradict one another.
+#: Exceptions raised when rows and records that contradict one another are assembled into tables.
 _NONSENSE = (ArithmeticError, AttributeError, LookupError, MemoryError, TypeError, ValueError, BrokenPromiseError)
 
-#: Makes tables of one process's folder, given launch.json and exit.json: of each device it used, none where nothing
-#: was recorded.
+#: Builds the tables of one process's folder, given launch.json and exit.json: one result per device used, empty where
+#: nothing was recorded.
 Assembler = Callable[[Path, dict[str, Any], dict[str, Any] | None], Sequence[tuple[Manifest, Tables]]]
 
 
 @dataclass(frozen=True)
 class PackResult:
-    """What was packed.
+    """The result of packing.
 
     Attributes:
-        path: The trace written.
+        path: The trace that was written.
         ranks: The ranks in it.
-        steps_recorded: Recorded steps of the first rank, the warm-up left out.
+        steps_recorded: Recorded steps of the first rank, excluding the warm-up.
         events: Allocator events of all ranks.
         message: One line for the user.
-        remark: What did not go well, part of the message too: a rank that could not be packed, a spool that stays.
+        remark: Problems, which the message includes: a rank that could not be packed, a spool folder that was kept.
     """
 
     path: Path
@@ -59,17 +59,17 @@ def is_spool_folder(folder: Path) -> bool:
 
 
 def read_spool_folder(folder: str | Path, assemble: Assembler | None = None) -> list[tuple[Manifest, Tables]]:
-    """Reads the recording of every process of a job, whether or not the job ended well.
+    """Reads the recording of every process of a job, however the job ended.
 
     Args:
         folder: The spool folder.
-        assemble: Makes the tables of one process; ``memprof.trace.assemble`` where left out.
+        assemble: Builds the tables of one process; ``memprof.trace.assemble`` where left out.
 
     Returns:
-        Manifest and tables of each recorded process, by rank and start, ranks unique, warm-up left out.
+        Manifest and tables of each recorded process, by rank and start, ranks unique, without the warm-up.
 
     Raises:
-        BadInputError: No process of the job was recorded; the sentence says what became of the job.
+        BadInputError: No process of the job was recorded; the message says how the job ended.
     """
     spool = _Spool.open(Path(folder), assemble, keep=True)
     packed = list(spool.ranks())
@@ -88,7 +88,7 @@ def pack_spool(folder: str | Path, output: str | Path, assemble: Assembler | Non
 
     Raises:
         BadInputError: No process of the job was recorded.
-        MemprofError: The file cannot be written; the spool folder stays.
+        MemprofError: The file cannot be written; the spool folder is kept.
     """
     folder, output = Path(folder), Path(output)
     spool = _Spool.open(folder, assemble)
@@ -120,14 +120,14 @@ def pack_spool(folder: str | Path, output: str | Path, assemble: Assembler | Non
 
 @dataclass(frozen=True)
 class _Spool:
-    """A spool folder, and the rank that each of its processes is.
+    """A spool folder, and the rank of each of its processes.
 
     Attributes:
         folder: The spool folder.
-        launch: What the parent wrote when it started the job.
-        ended: What it wrote at its end; None while it runs.
-        assemble: Makes the tables of one process.
-        processes: Folder, rank and further notes of each process that recorded something, by rank.
+        launch: The launch record that the parent wrote when it started the job.
+        ended: The exit record that it wrote at the end; None while the job runs.
+        assemble: Builds the tables of one process.
+        processes: Folder, rank and further notes of each process with a recording, by rank.
         pids: Their process ids.
     """
 
@@ -140,17 +140,17 @@ class _Spool:
 
     @staticmethod
     def open(folder: Path, assemble: Assembler | None, *, keep: bool = False) -> _Spool:
-        """Reads whose recordings a spool folder holds.
+        """Determines which processes a spool folder holds recordings of.
 
         Args:
             folder: The spool folder.
             assemble: As in ``read_spool_folder``.
-            keep: Assemble no process twice, for a caller that holds all of them anyway.
+            keep: Cache assembled processes, for a caller that holds all of them anyway.
         """
         launch = _read_json(folder / "launch.json") or {}
         ended = _read_json(folder / "exit.json")
         if assemble is None:
-            # Here because assembling is of no use to whoever opens a finished trace.
+            # Imported here because opening a finished trace does not need it.
             from memprof.trace.assemble import assemble_devices
 
             assemble = assemble_devices
@@ -169,14 +169,14 @@ class _Spool:
         )
 
     def ranks(self, faults: dict[int, str] | None = None) -> Iterator[tuple[Manifest, Tables]]:
-        """Assembles the processes one after the other.
+        """Assembles the processes one by one.
 
         Args:
-            faults: Where to note why a rank cannot be assembled; where left out, that is raised.
+            faults: Collects why ranks could not be assembled; raised instead where left out.
         """
         host = _read_host_memory(self.folder / "host.jsonl") if self.processes else HostMemory.empty()
         is_child = ~np.isin(host.pid, self.pids)
-        # Until a process trains, the parent cannot know that it will.
+        # The parent cannot tell whether a process will train until it does.
         host = host.replace(role=np.where(is_child, host.role, "trainer").astype(object))
         is_first = True
         following = max((rank for _, rank, _ in self.processes), default=0) + 1
@@ -186,7 +186,7 @@ class _Spool:
             except Exception as error:
                 if faults is None:
                     raise
-                # What the other ranks recorded must not be lost over it; the raw recording is kept.
+                # One bad rank must not lose what the other ranks recorded; the raw recording is kept.
                 faults[rank] = f"{type(error).__name__}: {error}".rstrip(": ")
                 continue
             for place, (manifest, tables) in enumerate(assembled):
@@ -194,14 +194,14 @@ class _Spool:
                 is_shown = ((host.pid == manifest.pid) & (place == 0)) | (is_child & is_first)
                 is_first = False
                 fresh = tuple(note for note in notes if note not in manifest.notes)
-                # A process's further devices come behind all processes.
+                # Additional devices of a process follow all processes.
                 number, following = (following, following + 1) if place else (rank, following)
                 named = dataclasses.replace(manifest, rank=number, notes=(*manifest.notes, *fresh))
                 yield named, {**drop_warm_up(tables), HostMemory: host.take(is_shown)}
 
 
 def _starts(folder: Path) -> list[tuple[Path, Manifest]]:
-    """Reads who recorded off the starts of the recordings; none where these do not tell every rank from the others."""
+    """Identifies recorded processes by the starts of their recordings; empty where these do not give unique ranks."""
     found = []
     for path in sorted(folder.glob("process-*/")):
         start, has_operators = peek_spool(path)
@@ -209,20 +209,20 @@ def _starts(folder: Path) -> list[tuple[Path, Manifest]]:
             try:
                 found.append((path, Manifest(rank=start["rank"], created_us=start["time_ns"] / 1000, pid=start["pid"])))
             except (KeyError, TypeError):
-                return []  # it is damaged, and assembling says how
+                return []  # it is damaged, and assembling reports how
     return found if len({manifest.rank for _, manifest in found}) == len(found) else []
 
 
 def _assembled(
     folder: Path, launch: dict[str, Any], ended: dict[str, Any] | None, assemble: Assembler
 ) -> list[tuple[Path, Manifest]]:
-    """Assembles every process to see who recorded, and forgets its tables."""
+    """Assembles every process to see which have a recording, and discards the tables."""
     assembled = ((path, assemble(path, launch, ended)) for path in sorted(folder.glob("process-*/")))
     return [(path, devices[0][0]) for path, devices in assembled if devices]
 
 
 def _guarded(assemble: Assembler) -> Assembler:
-    """Makes a sentence of what a damaged raw recording leads to: its rows and records refer to one another freely."""
+    """Converts errors caused by a damaged raw recording, whose rows and records cross-reference one another."""
 
     def guarded(path: Path, launch: dict[str, Any], ended: dict[str, Any] | None) -> Sequence[tuple[Manifest, Tables]]:
         try:
@@ -254,7 +254,7 @@ def _remembering(assemble: Assembler) -> Assembler:
 
 
 class _Tally:
-    """Counts what passes through, and keeps none of it."""
+    """Counts what passes through, and keeps none of it in memory."""
 
     def __init__(self) -> None:
         self.manifests: list[Manifest] = []
@@ -263,11 +263,11 @@ class _Tally:
         self.faults: dict[int, str] = {}
 
     def counted(self, spool: _Spool) -> Iterator[tuple[Manifest, Tables]]:
-        """Hands the ranks on.
+        """Yields the ranks.
 
         Raises:
-            BadInputError: There is none.
-            MemprofError: None could be assembled.
+            BadInputError: There is no rank.
+            MemprofError: No rank could be assembled.
         """
         for manifest, tables in spool.ranks(self.faults):
             if not self.manifests:
@@ -334,14 +334,14 @@ def _read_json(path: Path) -> dict[str, Any] | None:
     except OSError as error:
         raise BadInputError(f"{path} cannot be read: {error.strerror or error}.") from error
     except ValueError as error:
-        raise BadInputError(f"{path} is damaged: it is no JSON.") from error
+        raise BadInputError(f"{path} is damaged: it is not JSON.") from error
     if not isinstance(record, dict):
-        raise BadInputError(f"{path} is damaged: it is no JSON object.")
+        raise BadInputError(f"{path} is damaged: it is not a JSON object.")
     return record
 
 
 def _read_host_memory(path: Path) -> HostMemory:
-    """Reads the parent's samples; a line cut short by a kill is left out."""
+    """Reads the parent's samples; a line cut short by a kill is dropped."""
     if not path.is_file():
         return HostMemory.empty()
     samples = []

@@ -1,7 +1,7 @@
-"""What the pages of a Parquet file claim to unpack to, read off their headers before anything is unpacked.
+"""The claimed unpacked size of a Parquet file's pages, read from their headers before anything is unpacked.
 
-The figures in the footer are only claims: memory is taken for what the header of each page says. So a file of a few
-kilobytes can be made to take gigabytes, and is refused here instead.
+The footer's figures are not binding: memory is allocated by the size in each page header. So a file of a few
+kilobytes could be made to allocate gigabytes; such files are rejected here.
 
 Source: parquet.thrift (PageHeader) and the compact protocol of Apache Thrift.
 """
@@ -13,25 +13,25 @@ from typing import Any
 #: Types of the compact protocol.
 _TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _STRUCT = range(1, 13)
 _UNPACKED, _PACKED = 2, 3
-#: Fields of a page header nest two deep.
+#: Maximum nesting depth of fields in a page header.
 _DEEPEST = 6
 
 
 class PageError(ValueError):
-    """A page header that cannot be read, or leads out of the table."""
+    """A page header cannot be read, or points outside the table."""
 
 
 def unpacked_bytes(data: Any) -> int:
-    """Sums what all pages claim to unpack to.
+    """Sums the claimed unpacked size of all pages.
 
-    Pages follow one another from the file's magic to its footer, whose places of columns need no belief then; and a
-    footer that is damaged in them would end the process inside Arrow.
+    Pages are contiguous from the file's magic to its footer, so the footer's column offsets need not be trusted;
+    damaged offsets would crash the process inside Arrow.
 
     Args:
-        data: The file, as Arrow writes it.
+        data: The file, as written by Arrow.
 
     Raises:
-        PageError: A header is damaged, or leads out of the file.
+        PageError: A header is damaged, or points outside the file.
     """
     view = memoryview(data)
     end = len(view) - 8 - int.from_bytes(view[-8:-4], "little")
@@ -47,7 +47,7 @@ def _column_bytes(view: memoryview, position: int, end: int) -> int:
         fields = reader.struct()
         unpacked, packed = fields.get(_UNPACKED), fields.get(_PACKED)
         if unpacked is None or packed is None or unpacked < 0 or packed < 0:
-            raise PageError("a page tells no size")
+            raise PageError("a page header has no size")
         total += unpacked
         position = reader.position + packed
         if position > end:
@@ -56,7 +56,7 @@ def _column_bytes(view: memoryview, position: int, end: int) -> int:
 
 
 class _Reader:
-    """Reads the whole numbers of one struct and passes over everything else."""
+    """Reads the integers of one struct and skips everything else."""
 
     def __init__(self, view: memoryview, position: int, end: int) -> None:
         self.position = position
@@ -92,7 +92,7 @@ class _Reader:
             self.struct(depth + 1)
         else:
             # A page header holds no lists, sets or maps.
-            raise PageError("a page header holds what none does")
+            raise PageError("a page header has an invalid field type")
 
     def _byte(self) -> int:
         self._move(1)

@@ -1,4 +1,4 @@
-"""Where output goes: to a file that is replaced whole, through a device or a pipe, or nowhere."""
+"""The destination of output: a file that is replaced atomically, a device or pipe, or an invalid one."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from pathlib import Path
 from memprof.errors import DiskFullError, OutputError
 from memprof.trace.files.size_limit import explain_write_error
 
-#: Links that are followed until they are taken for a circle, as the system does.
+#: Number of links after which a cycle is assumed, as in the operating system.
 _MOST_LINKS = 40
 
-#: How long a named pipe is given until somebody reads it.
+#: How long to wait for a reader of a named pipe.
 _READER_WAIT_S = 10.0
 
-#: What the system says when a disk fills up, or fails.
+#: Error codes for a full or failing disk.
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
-#: What is neither a file nor written through, and how it is called.
+#: File types that can be neither replaced nor written through, and their names.
 _REFUSED = ((stat.S_ISDIR, "a folder"), (stat.S_ISSOCK, "a socket"), (stat.S_ISBLK, "a block device"))
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where output goes.
+    """A destination of output.
 
     Attributes:
-        path: The name given.
-        target: The file behind its links, which may not be there yet.
-        is_there: Something is there already.
-        is_stream: What is there is a character device, a pipe, or a descriptor of this process: written through.
-        descriptor: The descriptor of this process that the name stands for (``/dev/stdout``, ``/dev/fd/3``), else -1.
+        path: The name as given.
+        target: The file after resolving links; it may not exist.
+        is_there: Something exists there.
+        is_stream: It is a character device, a pipe, or a descriptor of this process: written through.
+        descriptor: This process's descriptor that the name refers to (``/dev/stdout``, ``/dev/fd/3``), else -1.
     """
 
     path: Path
@@ -44,13 +44,13 @@ class Place:
     descriptor: int = -1
 
     def open_stream(self) -> int:
-        """Opens what is written through.
+        """Opens a destination that is written through.
 
         Returns:
-            A descriptor to write to, of the caller's own.
+            A descriptor to write to, owned by the caller.
 
         Raises:
-            OutputError: It cannot be opened, or nobody reads the pipe.
+            OutputError: It cannot be opened, or the pipe has no reader.
         """
         try:
             if self.descriptor >= 0:
@@ -61,10 +61,10 @@ class Place:
 
 
 def find_place(path: str | os.PathLike[str]) -> Place:
-    """Looks where a name leads, through links.
+    """Resolves a name through links.
 
     Args:
-        path: The name. A link to a file stands for that file, and one to nothing for the file to be made there.
+        path: The name. A link to a file refers to that file, and a dangling link to the file to be created there.
 
     Raises:
         OutputError: It is a folder, a socket or a block device, or cannot be reached.
@@ -88,18 +88,18 @@ def find_place(path: str | os.PathLike[str]) -> Place:
 
 
 def check_output(path: str | os.PathLike[str], *, force: bool, option: str = "") -> Place:
-    """Refuses a place that cannot be written, before any work.
+    """Rejects a destination that cannot be written, before any work is done.
 
     Args:
         path: The name to write to.
-        force: A file that is there may be replaced. What is written through needs no leave: nothing is replaced.
-        option: How the name is given, such as ``-o``, for the advice.
+        force: An existing file may be replaced. Not needed to write through, as that replaces nothing.
+        option: The option that sets the name, such as ``-o``, for the advice.
 
     Returns:
-        The place.
+        The destination.
 
     Raises:
-        OutputError: It cannot be written there, or a file is there that may not be replaced.
+        OutputError: It cannot be written, or a file exists there and may not be replaced.
     """
     place = find_place(path)
     if not place.is_there and not place.target.parent.is_dir():
@@ -109,10 +109,10 @@ def check_output(path: str | os.PathLike[str], *, force: bool, option: str = "")
 
 
 def refuse_existing(place: Place, *, force: bool, option: str = "") -> None:
-    """Refuses to replace a file without leave; see ``check_output``.
+    """Rejects replacing a file without permission; see ``check_output``.
 
     Raises:
-        OutputError: A file is there that may not be replaced.
+        OutputError: A file exists there and may not be replaced.
     """
     if place.is_there and not place.is_stream and not force:
         advice = f" with {option}" if option else ""
@@ -121,10 +121,10 @@ def refuse_existing(place: Place, *, force: bool, option: str = "") -> None:
 
 
 def refuse_protected(place: Place) -> None:
-    """Refuses to replace a file that is write-protected: renaming over it would pass by what it is protected from.
+    """Rejects replacing a write-protected file: a rename over it would bypass the protection.
 
     Raises:
-        OutputError: The file is there and may not be written.
+        OutputError: The file exists and may not be written.
     """
     if place.is_there and not place.is_stream and not os.access(place.target, os.W_OK):
         raise OutputError(
@@ -133,22 +133,22 @@ def refuse_protected(place: Place) -> None:
 
 
 def shown_folder(place: Place) -> Path:
-    """Returns the folder that is missing: the one of the name as given where that is it, else the one behind links."""
+    """Returns the missing folder: that of the name as given if missing, else the one its links lead to."""
     return place.path.parent if not place.path.parent.is_dir() else place.target.parent
 
 
 def cannot_write(path: str | os.PathLike[str], error: OSError) -> OutputError:
-    """Returns the error for a place that the system does not let us write."""
+    """Returns the error for a destination that the system does not permit writing."""
     reason, way_out = explain_write_error(error, "Choose another place.")
     kind = DiskFullError if error.errno in _DISK else OutputError
     return kind(f"{path} cannot be written: {reason}. {way_out}", reason)
 
 
 def _follow(path: Path) -> tuple[int, Path]:
-    """Follows the links of a name to its end; returns the descriptor of this process that it is, else -1, and the end.
+    """Follows the links of a name to the end; returns this process's descriptor it refers to, else -1, and the end.
 
-    One after the other, and not all at once: where a descriptor of this process is on the way (``/dev/stdout``), what
-    is open there is written, from where it stands, and no file of the same name.
+    Links are followed one by one rather than resolved at once: where a descriptor of this process is on the way
+    (``/dev/stdout``), the open file is written from its current position, not a file of the same name.
     """
     current = path.absolute()
     own = (Path("/dev/fd"), Path("/proc/self/fd").resolve(), Path("/proc/thread-self/fd").resolve())
@@ -159,13 +159,13 @@ def _follow(path: Path) -> tuple[int, Path]:
         current = folder / name
         try:
             current = folder / current.readlink()
-        except OSError:  # no link: the end
+        except OSError:  # not a link: the end
             return -1, current
-    raise OutputError(f"{path} is a link that leads back to itself.")
+    raise OutputError(f"{path} is a circular link.")
 
 
 def _mode(target: Path) -> int | None:
-    """Returns what is there; None where nothing is."""
+    """Returns the mode of what exists there; None where nothing does."""
     try:
         return target.stat().st_mode
     except FileNotFoundError:
@@ -173,7 +173,7 @@ def _mode(target: Path) -> int | None:
 
 
 def _open_with_a_reader(target: Path) -> int:
-    """Opens a device or a pipe; of a pipe nobody reads, the system says so at once when asked not to wait."""
+    """Opens a device or a pipe. The non-blocking open of a pipe without a reader fails at once, and is retried."""
     deadline = time.monotonic() + _READER_WAIT_S
     while True:
         try:

@@ -1,4 +1,4 @@
-"""Files that nobody but their owner may read, whatever the umask is: what a job was given, and where it ran."""
+"""Files that only their owner may read, whatever the umask: they hold what a job was given, and where it ran."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import IO, Any, Literal, TextIO, overload
 #: Permissions of such a file, and of a folder of them.
 FILE_MODE, FOLDER_MODE = 0o600, 0o700
 
-#: Bound now: a job may put one of its own in the place of the builtin, and count.
+#: Bound at import: a job may replace the builtin with its own, and count calls.
 _open = open
 
 
@@ -19,7 +19,7 @@ def open_private(path: str | os.PathLike[str], mode: Literal["xb"]) -> BufferedW
 @overload
 def open_private(path: str | os.PathLike[str], mode: Literal["w", "a"] = "w", **options: str) -> TextIO: ...
 def open_private(path: str | os.PathLike[str], mode: str = "w", **options: Any) -> IO[Any]:
-    """Opens a file as ``open`` does; one that is made by it is its owner's alone.
+    """Opens a file as ``open`` does; a file it creates is readable only by its owner.
 
     Raises:
         OSError: It cannot be opened.
@@ -28,7 +28,7 @@ def open_private(path: str | os.PathLike[str], mode: str = "w", **options: Any) 
 
 
 def write_private(path: str | os.PathLike[str], text: str) -> None:
-    """Writes a text to a file that is its owner's alone.
+    """Writes a text to a file readable only by its owner.
 
     Raises:
         OSError: It cannot be written.
@@ -38,13 +38,13 @@ def write_private(path: str | os.PathLike[str], text: str) -> None:
 
 
 def make_private_folder(path: Path) -> None:
-    """Makes a folder that is its owner's alone, and the folders above it where they are missing; one there stays.
+    """Creates a folder readable only by its owner, and missing parent folders; an existing one is kept.
 
     Raises:
-        OSError: It cannot be made.
+        OSError: It cannot be created.
     """
     if not path.parent.exists():
-        make_private_folder(path.parent)  # with parents=True, those would be as the umask has them
+        make_private_folder(path.parent)  # with parents=True, those would follow the umask
     path.mkdir(mode=FOLDER_MODE, exist_ok=True)
 
 

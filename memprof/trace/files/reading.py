@@ -1,4 +1,4 @@
-"""Reads a file that somebody named, never more than is allowed, and never waiting without end."""
+"""Reads user-supplied files within a size limit, and never blocks indefinitely."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from typing import Any, NoReturn
 from memprof.errors import BadInputError
 from memprof.units import format_bytes
 
-#: Most bytes of what people and memprof write as text: plans, baselines, settings.
+#: Size limit in bytes of text files that people and memprof write: plans, baselines, settings.
 TEXT_LIMIT_BYTES = 16 << 20
 
-#: How long a pipe is given that nobody writes to, and one that somebody has opened and writes nothing to.
+#: How long to wait for a writer to open a pipe, and for a writer that has opened it to write.
 _NOBODY_S = 4.0
 _SILENT_S = 30.0
 
@@ -29,14 +29,14 @@ _KINDS = ((stat.S_ISCHR, "a device"), (stat.S_ISBLK, "a device"), (stat.S_ISSOCK
 
 
 def refuse_special(path: Path, *, pipes: bool = False) -> None:
-    """Refuses devices, pipes and sockets: reading a device may never end, and opening a pipe may wait for ever.
+    """Rejects devices, pipes and sockets: reading a device may never end, and opening a pipe may block forever.
 
     Args:
-        path: What was named. Where nothing is, that is left to whoever opens it.
-        pipes: Pipes are fine.
+        path: The path given. A missing file is left for the caller's open to report.
+        pipes: Pipes are accepted.
 
     Raises:
-        BadInputError: It is a device or a socket, or a pipe where none will do.
+        BadInputError: It is a device or a socket, or a pipe where pipes are not accepted.
     """
     try:
         mode = path.stat().st_mode
@@ -55,13 +55,13 @@ def read_bytes(
     """Reads a file or a pipe.
 
     Args:
-        path: The file, or a pipe that somebody writes to.
-        limit_bytes: Most bytes to read.
-        on_start: Looks at the first of them and raises where the rest need not be read.
+        path: The file, or a pipe with a writer.
+        limit_bytes: Size limit in bytes.
+        on_start: Checks the first bytes, and raises if the rest need not be read.
 
     Raises:
-        BadInputError: It is not a regular file, holds more than that, or is a pipe to which nobody writes.
-        OSError: It is not there, or cannot be read.
+        BadInputError: It is not a regular file, exceeds the limit, or is a pipe without a writer.
+        OSError: It does not exist, or cannot be read.
     """
     refuse_special(path, pipes=True)
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
@@ -83,31 +83,31 @@ def read_bytes(
 
 
 def read_text(path: Path, limit_bytes: int = TEXT_LIMIT_BYTES) -> str:
-    """Reads a file of UTF-8, with a byte order mark or without.
+    """Reads a UTF-8 file, with or without a byte order mark.
 
     Raises:
-        BadInputError: As ``read_bytes``; or it is no UTF-8, or holds null characters.
-        OSError: It is not there, or cannot be read.
+        BadInputError: As ``read_bytes``; or it is not UTF-8, or contains null characters.
+        OSError: It does not exist, or cannot be read.
     """
     try:
         text = read_bytes(path, limit_bytes).decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise BadInputError(f"{path} is no text in UTF-8: byte {error.start} is not.") from None
+        raise BadInputError(f"{path} is not UTF-8 text: invalid byte {error.start}.") from None
     if "\0" in text:
-        raise BadInputError(f"{path} holds null characters and so is not text.")
+        raise BadInputError(f"{path} is not text: it contains null characters.")
     return text
 
 
 def parse_json(text: str | bytes, *, strict: bool = True, constants: bool = False) -> Any:
-    """Parses JSON that somebody else wrote.
+    """Parses untrusted JSON.
 
     Args:
-        text: The JSON, bytes of UTF-8.
-        strict: Refuse control characters in texts, NaN and infinities, and keys that stand twice in one object.
-        constants: NaN and infinities pass, for a reader that says itself where they stand.
+        text: The JSON, as text or UTF-8 bytes.
+        strict: Reject control characters in strings, NaN and infinities, and duplicate keys in an object.
+        constants: Accept NaN and infinities, for a caller that reports them itself.
 
     Raises:
-        ValueError: It is no JSON, or nests too deep; the text says what and where.
+        ValueError: It is not JSON, or nests too deeply; the message says what and where.
     """
     try:
         if isinstance(text, bytes):
@@ -124,15 +124,15 @@ def parse_json(text: str | bytes, *, strict: bool = True, constants: bool = Fals
         raise ValueError(f"byte {error.start} is not UTF-8") from None
     except ValueError as error:
         if "integer string conversion" in str(error):
-            raise ValueError("it holds a whole number of thousands of digits") from None
+            raise ValueError("it contains an integer of thousands of digits") from None
         raise
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """Parses TOML that somebody wrote.
+    """Parses untrusted TOML.
 
     Raises:
-        ValueError: It is no TOML, nests too deep, or holds a number of more than the 64 bits that TOML has.
+        ValueError: It is not TOML, nests too deeply, or has an integer beyond TOML's 64 bits.
     """
     try:
         tables = tomllib.loads(text)
@@ -140,8 +140,8 @@ def parse_toml(text: str) -> dict[str, Any]:
         raise ValueError("it is nested too deep") from None
     except tomllib.TOMLDecodeError:
         raise
-    except ValueError:  # of Python's own limit
-        raise ValueError("it holds a whole number of thousands of digits") from None
+    except ValueError:  # from Python's own limit
+        raise ValueError("it contains an integer of thousands of digits") from None
     left: list[Any] = [tables]
     while left:
         value = left.pop()
@@ -150,26 +150,26 @@ def parse_toml(text: str) -> dict[str, Any]:
         elif isinstance(value, list):
             left.extend(value)
         elif isinstance(value, int) and not -(2**63) <= value < 2**63:
-            raise ValueError("it holds a whole number of more than 64 bits")
+            raise ValueError("it contains an integer of more than 64 bits")
     return tables
 
 
 def _next(path: Path, descriptor: int, *, has_begun: bool) -> bytes:
-    """Waits for what comes next out of a pipe; "" where whoever wrote to it is done."""
+    """Waits for the next data from a pipe; empty once the writer has closed it."""
     start = time.monotonic()
     while True:
         waited = time.monotonic() - start
         try:
             chunk = os.read(descriptor, _CHUNK_BYTES)
-        except BlockingIOError:  # somebody has it open, and has written nothing
+        except BlockingIOError:  # a writer has it open, and has written nothing
             if waited > _SILENT_S:
-                raise BadInputError(f"{path} is a pipe that nothing came from for {_SILENT_S:.0f} s.") from None
+                raise BadInputError(f"{path} is a pipe that sent no data for {_SILENT_S:.0f} s.") from None
             select.select([descriptor], [], [], 0.5)
             continue
         if chunk or has_begun:
             return chunk
-        if waited > _NOBODY_S:  # the end of what nobody began
-            raise BadInputError(f"{path} is a pipe that nobody writes to.")
+        if waited > _NOBODY_S:  # end of file, but no writer ever opened the pipe
+            raise BadInputError(f"{path} is a pipe without a writer.")
         time.sleep(0.02)
 
 
@@ -180,7 +180,7 @@ def _refuse_size(path: Path, size: int, limit_bytes: int) -> NoReturn:
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"it holds {name}, which is no number in JSON")
+    raise ValueError(f"it holds {name}, which is not a valid JSON number")
 
 
 def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -188,5 +188,5 @@ def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(record) != len(pairs):
         names = [name for name, _ in pairs]
         double = next(name for place, name in enumerate(names) if name in names[:place])
-        raise ValueError(f"the key {double[:60]!r} stands twice in one object")
+        raise ValueError(f"the key {double[:60]!r} is duplicated in one object")
     return record

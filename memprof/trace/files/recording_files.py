@@ -1,4 +1,4 @@
-"""The .memprof files that make one trace: one alone, a folder of them, or the parts that the nodes of a job wrote."""
+"""The .memprof files of one trace: a single file, a folder of them, or the parts that a job's nodes wrote."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ class Files:
 
     Attributes:
         containers: The files.
-        ranks: Their ranks, numbered without doubles.
+        ranks: Their ranks, renumbered to be unique.
     """
 
     containers: tuple[Container, ...]
     ranks: Mapping[int, FileRank]
 
     def summarise(self) -> dict[type[Table], Table]:
-        """Reads what the files tell of their ranks in sum; of a file that does not, each rank is read for it.
+        """Reads the rank summaries of all files; for a file without summaries, each of its ranks is read to build them.
 
         Returns:
-            Every table of ``RANK_TABLES``, of all ranks.
+            Every table of ``RANK_TABLES``, over all ranks.
 
         Raises:
             BadInputError: A table is damaged.
@@ -51,17 +51,17 @@ class Files:
 
 
 def find_files(path: Path) -> list[Path]:
-    """Lists the files that a path stands for.
+    """Lists the files that a path refers to.
 
     Args:
-        path: A file, a folder of files, or the name that the parts of several nodes or ranks have in common:
+        path: A file, a folder of files, or the common name of the parts of several nodes or ranks:
             ``run.memprof`` where there are ``run.node0.memprof`` and ``run.node1.memprof``.
 
     Returns:
-        The files, by name; the path itself where nothing else is there.
+        The files, by name; the path itself if nothing else matches.
 
     Raises:
-        BadInputError: The folder holds none, or the file was never packed.
+        BadInputError: The folder holds no recording, or the recording was never packed.
     """
     try:
         if path.is_dir():
@@ -96,10 +96,10 @@ def find_parts(path: Path) -> list[Path]:
 
 
 def read_files(path: Path) -> Files:
-    """Reads the manifests of the files that a path stands for.
+    """Reads the manifests of the files that a path refers to.
 
     Raises:
-        BadInputError: There is nothing there, or one of the files is empty, cut short, damaged, foreign or newer.
+        BadInputError: Nothing exists there, or a file is empty, cut short, damaged, foreign or from a newer memprof.
     """
     containers = tuple(read_container(file) for file in find_files(path))
     return Files(containers, _by_rank([rank for container in containers for rank in container.ranks]))
@@ -112,7 +112,7 @@ def _by_rank(ranks: Sequence[FileRank]) -> dict[int, FileRank]:
 
 
 def _renumbered(table: Table, told: Mapping[int, int]) -> Table:
-    numbers: Ints = getattr(table, "rank")  # noqa: B009 - every table of RANK_TABLES has it, which Table does not know
+    numbers: Ints = getattr(table, "rank")  # noqa: B009 - every table of RANK_TABLES has it, but Table does not declare it
     old, places = np.unique(numbers, return_inverse=True)
     new = np.array([told.get(int(number), int(number)) for number in old], dtype=np.int64)
     return table.replace(rank=new[places] if len(new) else numbers)

@@ -1,4 +1,4 @@
-"""The limit that the system puts on the size of a process's files (``ulimit -f``), and what is said of it."""
+"""The system's limit on the size of a process's files (``ulimit -f``), and the messages about it."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from memprof.hidden_import import import_hidden
 
 try:
     _resource = import_hidden("resource")
-except ImportError:  # not on this system, which has no such limit
+except ImportError:  # not available on this system, which has no such limit
     _resource = None
 
 _LIMIT = "the file size limit of this shell"
 
 
 class FileSizeLimitError(OSError):
-    """A recording would grow beyond the size that the files of its process may have."""
+    """A recording would exceed the size limit on its process's files."""
 
     def __init__(self, limit_bytes: int) -> None:
-        """Says what the limit is, and what to do about it.
+        """Builds the message: the limit, and what to do about it.
 
         Args:
-            limit_bytes: The limit.
+            limit_bytes: The limit in bytes.
         """
         super().__init__(
             errno.EFBIG,
@@ -30,12 +30,12 @@ class FileSizeLimitError(OSError):
         )
 
     def __str__(self) -> str:
-        """Returns the sentence without the error's number."""
+        """Returns the message without the error number."""
         return str(self.strerror)
 
 
 def file_size_limit() -> int | None:
-    """Returns the size in bytes that no file of this process may exceed, as it is now; None without a limit."""
+    """Returns the current size limit in bytes on this process's files; None without a limit."""
     if _resource is None:
         return None
     limit: int = _resource.getrlimit(_resource.RLIMIT_FSIZE)[0]
@@ -43,11 +43,11 @@ def file_size_limit() -> int | None:
 
 
 def explain_write_error(error: OSError, way_out: str) -> tuple[str, str]:
-    """Says why a file cannot be written.
+    """Explains why a file cannot be written.
 
     Args:
-        error: What the system said.
-        way_out: What to do where the limit on the size of files is not the reason.
+        error: The system's error.
+        way_out: What to do if the file size limit is not the reason.
 
     Returns:
         The reason, and what to do about it.
@@ -59,16 +59,16 @@ def explain_write_error(error: OSError, way_out: str) -> tuple[str, str]:
 
 
 def describe_fault(fault: str) -> str:
-    """Says in a line what ended a recording.
+    """Explains in one line what ended a recording.
 
     Args:
-        fault: What the recorder wrote: a traceback, its last line, or the sentence of a `FileSizeLimitError`.
+        fault: What the recorder wrote: a traceback, its last line, or the message of a `FileSizeLimitError`.
     """
     last = fault.strip().splitlines()[-1]
     return last if last.startswith(_LIMIT) else f"the recorder failed: {last}"
 
 
 def _in_words(size_bytes: int) -> str:
-    from memprof.units import format_bytes  # at use: it imports what the job may not have imported
+    from memprof.units import format_bytes  # imported on use: it imports modules the job may not have imported
 
     return format_bytes(size_bytes)

@@ -1,8 +1,8 @@
-"""The raw recording a job leaves behind: frames of plain numbers, appended to one file a process.
+"""The raw recording a job leaves behind: frames of integers, appended to one file per process.
 
 The job's side (``SpoolWriter``) uses only the standard library, so that recording imports nothing into the
 job but torch. One append-only file for all streams means that a recording cut anywhere (SIGKILL, a full disk)
-is consistent up to its last whole frame. What the numbers mean is worked out afterwards by ``trace.assemble``.
+is consistent up to its last whole frame. ``trace.assemble`` interprets the numbers afterwards.
 
 A frame is a header (magic, length of the stream's name, length of the payload, CRC-32 of
 both), the name and the
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-#: Version of the raw streams. A spool is read by the version that wrote it, or a later one.
+#: Version of the raw streams. A spool is readable by the version that wrote it and later ones.
 SPOOL_VERSION = 1
 
 FILE_NAME = "recording.spool"
@@ -55,7 +55,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
         "written_bytes",
         "micro_batch",
     ),
-    # One row per operator and tensor it touches.
+    # One row per operator and tensor it uses.
     "touches": ("op", "address", "size_bytes", "role", "tensor"),
     # One row per allocation (size > 0) or free (size < 0). `total` is the allocator's own count afterwards, or -1.
     "events": ("time_ns", "address", "size_bytes", "total"),
@@ -63,18 +63,18 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "calls": ("call", "module", "parent", "first_op", "end_op", "enter_ns", "exit_ns", "flags"),
     # One row per block known to be alive when an epoch of the recording begins.
     "alive": ("time_ns", "address", "size_bytes"),
-    # What is known of the memory at an address at a moment.
+    # A fact about the memory at an address at a given time.
     "facts": ("time_ns", "address", "size_bytes", "category", "name", "module", "tensor"),
     # Operators of the timed step, parents before children.
     "times": ("name", "start_ns", "duration_ns", "depth"),
     # Resident memory of the process.
     "rss": ("time_ns", "op", "rss_bytes"),
-    # Of a light recording: where the job is from a moment on. `sequence` is autograd's counter then.
+    # Light recordings: where the job is from a given time on. `sequence` is autograd's counter then.
     "marks": ("time_ns", "module", "phase", "call", "sequence"),
-    # Of a light recording: backward nodes that ran.
+    # Light recordings: backward nodes that ran.
     "nodes": ("start_ns", "end_ns", "sequence", "name"),
-    # Of a light recording: the highest count of a step and where it was; of several rows of a step the last one counts.
-    # `how` is a position in schema.PEAK_SOURCES; `phase_now` and `module_now` say where the job was by then.
+    # Light recordings: the peak of a step and where it was; where a step has several rows, the last one counts.
+    # `how` is an index into schema.PEAK_SOURCES; `phase_now` and `module_now` give the job's position when written.
     "step_peaks": (
         "step",
         "start_ns",
@@ -89,20 +89,20 @@ COLUMNS: dict[str, tuple[str, ...]] = {
         "phase_now",
         "module_now",
     ),
-    # Of a light recording: counts that are the highest so far in their phase and module.
+    # Light recordings: counts that are the highest so far in their phase and module.
     "module_peaks": ("phase", "module", "step", "allocated_bytes"),
-    # One row per allocation (size > 0) or free (size < 0) on a device other than the processor; `device` is a number of
+    # One row per allocation (size > 0) or free (size < 0) on a device other than the CPU; `device` is an index into
     # the `devices` texts, `total` and `reserved` are its allocator's own counts afterwards, or -1.
     "device_events": ("time_ns", "device", "address", "size_bytes", "total", "reserved"),
     # One row per block of a device's allocator in use when an epoch begins.
     "device_alive": ("time_ns", "device", "address", "size_bytes", "requested_bytes", "stream", "is_pending"),
-    # One row per entry of a device allocator's own history; `action` is a position in schema.ACTIONS.
+    # One row per entry of a device allocator's own history; `action` is an index into schema.ACTIONS.
     "history": ("time_us", "device", "action", "address", "size_bytes", "stream", "pool"),
     # Work on a device that operators of the timed step started; `row` counts the rows of `times`.
     "kernels": ("row", "device_ns"),
-    # One row wherever operators begin to run on another stream.
+    # One row per switch of operators to another stream.
     "streams": ("op", "stream"),
-    # What a device's driver says of the whole device, beside what torch holds of it.
+    # The device driver's figures for the whole device, and torch's own share of them.
     "device_memory": (
         "time_ns",
         "device",
@@ -114,25 +114,25 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     ),
 }
 
-#: A light recording: folder of what is told of the whole run, beginning of the names of the ring's folders, and the
+#: Light recordings: folder of the whole run's records, name prefix of the ring's folders, and the
 #: streams that go there.
 LIGHT_FOLDER = "light"
 RING_PREFIX = "ring-"
 RING_STREAMS = ("events", "alive", "facts", "calls", "marks", "nodes")
-#: And of a job on CUDA: its allocator's snapshots.
+#: Light recordings of CUDA jobs: the allocator's snapshots.
 SNAPSHOT_AT_END, SNAPSHOT_AT_FAILURE = "snapshot-end.pickle", "snapshot-failure.pickle"
 
-#: An `events` row (without its time) that is no event: everything up to its time has been heard.
+#: An `events` row (without its time) that is not an event: all events up to its time have been recorded.
 HEARD = (0, 0, -1)
 
 #: Source of the memory events of a dry run, and name of its backend: nothing was computed.
 DRY_RUN = "dry-run"
 
 #: Added to the `sequence` of operators that another thread's counter numbers (a device's backward that repeats a
-#: forward), and to the `node_sequence` of nodes that were made there.
+#: forward), and to the `node_sequence` of nodes that were created there.
 OTHER_THREAD = 2**40
 
-#: Beginning of the note on the step whose inputs were larger than those of all recorded ones.
+#: Start of the note on the step whose inputs were larger than those of all recorded steps.
 MISSED_STEP = "not recorded: "
 
 # Flags of the `operators` stream.
@@ -143,15 +143,15 @@ FLAG_RECOMPUTE = 8
 FLAG_VIEW = 16
 FLAG_COPY = 32
 FLAG_COLLECTIVE = 64
-FLAG_IN_CLOSURE = 128  # within an update, behind a forward that it called, without gradients
-FLAG_EVAL_MODE = 256  # behind a call of a trained model in evaluation mode, with gradients on
-#: From this bit on: 1 and the number, among the texts `phases`, of the job's own name for what it runs; 0 without.
+FLAG_IN_CLOSURE = 128  # within an update, after a forward that it called, without gradients
+FLAG_EVAL_MODE = 256  # after a call of a trained model in evaluation mode, with gradients on
+#: From this bit on: 1 plus the index, in the texts `phases`, of the job's own name for the phase; 0 without.
 NAME_SHIFT = 16
 # Flag of the `calls` stream.
 FLAG_CALL_RECOMPUTE = 1
-# Phase codes are positions in schema.PHASES; in light recordings, the job's own names (texts `phases`) follow.
+# Phase codes are indices into schema.PHASES; in light recordings, the job's own names (texts `phases`) follow.
 FORWARD, BACKWARD, OPTIMIZER, OTHER, EVALUATION, SAVING, LOADING = range(7)
-# Role codes are positions in schema.ROLES.
+# Role codes are indices into schema.ROLES.
 READ, WRITE, MUTATE = range(3)
 # Category codes of the `facts` stream. HELD: a tensor that Python held when the recording began, purpose unknown.
 PARAMETER, BUFFER, GRADIENT, OPTIMIZER_STATE, INPUT, ACTIVATION, HELD = range(7)
@@ -160,34 +160,34 @@ _MAGIC = b"MPF1"
 _HEADER = struct.Struct("<4sHIIH")  # magic, name length, payload length, payload crc, reserved
 
 
-#: Below this number is the recording's descriptor, among the last few of those that the job may have.
+#: The recording's descriptor is below this number, near the top of the range the job may use.
 _HIGHEST_DESCRIPTOR = 1024
 _HIGH_DESCRIPTORS = 16
 
-#: Of the size that the file may have, what is left for the reason why it ends there.
+#: Bytes reserved, out of the file size limit, for the reason why the recording ends.
 _REASON_BYTES = 512
 
 
 class SpoolWriter:
     """Appends frames to a process's recording.
 
-    Every frame goes to the operating system in one write, so a killed process loses at most the frame under way.
+    Every frame is written to the operating system in one call, so a killed process loses at most the current frame.
 
-    The job shares the table of descriptors. Its own files get the numbers that they would have without the
-    recording, whose descriptor is a high one. A job may close all that it finds, as a daemon does, and open files of
-    its own under the same numbers: before each write the descriptor is compared with the file, and the file is opened
-    again where it is another.
+    The job shares the descriptor table. The recording uses a high descriptor number, so the job's own files get the
+    numbers that they would have without it. A job may close every descriptor, as a daemon does, and open its own files
+    under the same numbers: before each write the descriptor is compared with the file, and the file is reopened if it
+    differs.
     """
 
     def __init__(self, folder: str | os.PathLike[str], *, is_new: bool = True) -> None:
-        """Opens a recording to write to.
+        """Opens a recording for writing.
 
         Args:
             folder: The process's folder.
-            is_new: Create the folder and its recording file, which may not be there yet; else add to the file.
+            is_new: Create the folder and its recording file, which must not exist; else append to the file.
 
         Raises:
-            OSError: The folder or file cannot be made, or is not there.
+            OSError: The folder or file cannot be created, or does not exist.
         """
         self.folder = Path(folder)
         if is_new:
@@ -198,7 +198,7 @@ class SpoolWriter:
         self._end = status.st_size
 
     def write_rows(self, stream: str, rows: array[int]) -> None:
-        """Appends int64 rows, one after the other, to a stream named in ``COLUMNS``."""
+        """Appends int64 rows, in sequence, to a stream named in ``COLUMNS``."""
         if len(rows) % len(COLUMNS[stream]):
             raise ValueError(f"{len(rows)} values do not make whole rows of stream {stream}")
         if rows:
@@ -216,7 +216,7 @@ class SpoolWriter:
         self._write(stream, json.dumps(record, separators=(",", ":")).encode())
 
     def write_reason(self, fault: str) -> None:
-        """Appends why the recording ends, for which room is left where the size of files is limited."""
+        """Appends why the recording ends, using the space reserved for it under a file size limit."""
         self._write("faults", json.dumps(fault).encode(), reserved=0)
 
     def close(self) -> None:
@@ -226,13 +226,13 @@ class SpoolWriter:
         self._file = -1
 
     def _open(self, flags: int) -> int:
-        """Opens the file under a number that the job's own files do not reach, where one is free."""
+        """Opens the file under a descriptor number that the job's own files do not reach, if one is free."""
         file = os.open(self.folder / FILE_NAME, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | flags, FILE_MODE)
         try:
-            import fcntl  # at use: recordings are read on systems without it
+            import fcntl  # imported on use: recordings are also read on systems without it
 
             high = fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, _first_high_descriptor())
-        except (ImportError, OSError):  # the job may have no more open than it has
+        except (ImportError, OSError):  # the job has reached its descriptor limit
             return file
         os.close(file)
         return high
@@ -246,7 +246,7 @@ class SpoolWriter:
         return (status.st_dev, status.st_ino) == self._identity
 
     def _descriptor(self) -> int:
-        """Returns the descriptor to write to, a new one where the job has closed the old.
+        """Returns the descriptor to write to, reopening the file if the job closed it.
 
         Raises:
             OSError: The file is gone, cannot be opened again, or the writer was closed.
@@ -255,7 +255,7 @@ class SpoolWriter:
             raise OSError(errno.EBADF, "the recording is closed", str(self.folder))
         if not self._is_ours():
             self._file = self._open(0)
-            # The number of a file that was removed is another's soon.
+            # The number of a removed file is soon reused by another.
             if not self._is_ours() or os.fstat(self._file).st_size != self._end:
                 os.close(self._file)
                 self._file = -1
@@ -263,13 +263,13 @@ class SpoolWriter:
         return self._file
 
     def _room(self, stream: str, reserved: int = _REASON_BYTES) -> int:
-        """Returns how many bytes of payload a frame of a stream may still have."""
+        """Returns how many payload bytes a frame of a stream may still have."""
         limit = file_size_limit()
         return sys.maxsize if limit is None else max(0, limit - self._end - _HEADER.size - len(stream) - reserved)
 
     def _write(self, stream: str, payload: bytes, reserved: int = _REASON_BYTES) -> None:
         if len(payload) > self._room(stream, reserved):
-            # Not left to the system, which sends a signal: it ends a job that does not ignore it as Python does.
+            # Checked here: the system would send a signal, which ends a job that does not ignore it as Python does.
             raise FileSizeLimitError(file_size_limit() or 0)
         name = stream.encode()
         frame = _HEADER.pack(_MAGIC, len(name), len(payload), zlib.crc32(name + payload), 0) + name + payload
@@ -285,8 +285,8 @@ class SpoolWriter:
 
 
 def _first_high_descriptor() -> int:
-    """Returns from where on to look for a number for the recording's descriptor."""
-    limit = os.sysconf("SC_OPEN_MAX")  # the soft limit as it is now, or -1 without one
+    """Returns where to start looking for a descriptor number for the recording."""
+    limit = os.sysconf("SC_OPEN_MAX")  # the current soft limit, or -1 without one
     return (
         max(min(limit, _HIGHEST_DESCRIPTOR) if limit > 0 else _HIGHEST_DESCRIPTOR, _HIGH_DESCRIPTORS)
         - _HIGH_DESCRIPTORS
@@ -295,7 +295,7 @@ def _first_high_descriptor() -> int:
 
 @dataclass
 class Spool:
-    """A process's raw recording, read back.
+    """A process's raw recording, read from its file.
 
     Attributes:
         rows: Stream name to an int64 array of shape [rows, columns].
@@ -320,7 +320,7 @@ def read_spool(folder: str | os.PathLike[str]) -> Spool:
     """
     import numpy as np
 
-    from memprof.trace.files.reading import refuse_special  # of no use to the job
+    from memprof.trace.files.reading import refuse_special  # not needed in the job
 
     path = Path(folder) / FILE_NAME
     refuse_special(path)
@@ -343,10 +343,10 @@ def read_spool(folder: str | os.PathLike[str]) -> Spool:
 
 
 def peek_spool(folder: str | os.PathLike[str]) -> tuple[dict[str, Any] | None, bool]:
-    """Looks into a process's recording without reading it.
+    """Inspects a process's recording without reading all of it.
 
     Returns:
-        The record that it starts with, None where there is none, and whether any operator was recorded.
+        The first record, None where there is none, and whether any operator was recorded.
     """
     start: dict[str, Any] | None = None
     try:

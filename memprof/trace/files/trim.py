@@ -1,4 +1,4 @@
-"""Leaves the warm-up out of a recording that has what comes after it."""
+"""Drops the warm-up from a recording that contains a complete recorded step."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ Tables = dict[type[Table], Table]
 
 
 def drop_warm_up(tables: Mapping[type[Table], Table]) -> Tables:
-    """Removes the operators before the first recorded step, and all that concerns only them.
+    """Removes the operators before the first recorded step, and everything that concerns only them.
 
-    The warm-up is recorded in case the job ends within it. Once a recorded step is complete it only takes room.
-    Storages born in the warm-up that live on become storages alive before the recording, so replaying the steps
-    that are kept gives the same bytes. Operators, storages and module calls are numbered anew, without gaps; rows
+    The warm-up is recorded in case the job ends within it. Once a recorded step is complete it only takes space.
+    Storages created in the warm-up that live on become storages alive before the recording, so replaying the steps
+    that are kept gives the same bytes. Operators, storages and module calls are renumbered without gaps; rows
     of ``steps`` stay, those of the warm-up without operators.
 
     Args:
         tables: The tables of one process.
 
     Returns:
-        The tables without the warm-up, or as they were where no recorded step is complete.
+        The tables without the warm-up, or unchanged if no recorded step is complete.
     """
     kept = dict(tables)
     steps = _table(kept, Steps)
@@ -101,7 +101,7 @@ def drop_warm_up(tables: Mapping[type[Table], Table]) -> Tables:
 
 
 def _events_from(events: AllocatorEvents, first_op_id: int) -> AllocatorEvents:
-    """Leaves out the events before an operator; where the blocks in use before are told, those in use by then are."""
+    """Drops the events before an operator; where initial blocks are listed, the list is updated to that operator."""
     later = events.take(events.op_id >= first_op_id)
     later = later.replace(op_id=later.op_id - first_op_id)
     if not (events.index == NONE).any():
@@ -126,18 +126,18 @@ def _table(tables: Mapping[type[Table], Table], kind: type[T]) -> T:
 
 
 def _moved(op_ids: Ints, first_op_id: int) -> Ints:
-    """Counts operators from ``first_op_id`` on; those before it become NONE."""
+    """Renumbers operators from ``first_op_id`` on; those before it become NONE."""
     return np.where(op_ids >= first_op_id, op_ids - first_op_id, NONE)
 
 
 def _new_ids(ids: Ints, is_kept: Bools) -> Ints:
-    """Returns the new id of each old one, NONE for those left out; shape ``(highest id + 1,)``."""
+    """Returns the new id of each old one, NONE for dropped ones; shape ``(highest id + 1,)``."""
     new_ids = np.full(int(ids.max(initial=NONE)) + 1, NONE, dtype=np.int64)
     new_ids[ids[is_kept]] = np.arange(int(is_kept.sum()))
     return new_ids
 
 
 def _renamed(ids: Ints, new_ids: Ints) -> Ints:
-    """Returns the new ids; NONE (-1) takes the one appended."""
+    """Returns the new ids; NONE (-1) maps to the appended entry."""
     renamed: Ints = np.append(new_ids, NONE)[ids]
     return renamed

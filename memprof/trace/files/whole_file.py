@@ -1,4 +1,4 @@
-"""Writes a file whole or not at all; devices, pipes and sockets are written to and never replaced."""
+"""Writes a file atomically; devices and pipes are written through and never replaced."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from memprof.errors import OutputError
 from memprof.trace.files.place import Place, cannot_write, find_place, refuse_protected
 from memprof.trace.files.private_file import open_private
 
-#: Bytes held in memory while writing to a device or a pipe; beyond that a temporary file holds them.
+#: Bytes buffered in memory while writing to a device or a pipe; beyond that, a temporary file is used.
 _IN_MEMORY_BYTES = 64 << 20
 
 
 @contextmanager
 def whole_file(path: Path, *, is_private: bool = False) -> Iterator[BinaryIO]:
-    """Writes a file under a temporary name beside ``path`` and renames it, so that no half file is ever there.
+    """Writes a file under a temporary name next to ``path`` and renames it, so that no partial file is ever visible.
 
-    A link stays, and the file it leads to is written. Other hard links of a file that is replaced keep what they hold.
-    A character device, a pipe and ``/dev/stdout`` are written through once all of it is there; folders, sockets and
-    block devices are refused.
+    A link is kept, and its target is written. Other hard links of a replaced file keep the old content.
+    A character device, a pipe and ``/dev/stdout`` are written through once the output is complete; folders, sockets and
+    block devices are rejected.
 
     Args:
         path: The file to write or replace.
-        is_private: It holds what a job was given, or where it ran: nobody else may read it, whatever the umask is.
+        is_private: It holds what a job was given, or where it ran: readable only by its owner, whatever the umask.
 
     Yields:
-        The file to write to, at its beginning.
+        The file to write to, positioned at its start.
 
     Raises:
         OutputError: The disk is full or read-only, the folder is missing ...
@@ -43,14 +43,14 @@ def whole_file(path: Path, *, is_private: bool = False) -> Iterator[BinaryIO]:
     refuse_protected(place)
     temporary = place.target.with_name(f".memprof-{os.urandom(6).hex()}.part")
     try:
-        # Closing it writes, too: what is left where a write has failed.
+        # Closing it flushes what a failed write left behind.
         with translated(path), _open_new(temporary, place, is_private=is_private) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
         with translated(path):
-            if find_place(place.target).is_stream:  # what came to be there meanwhile is not replaced either
-                raise OutputError(f"{path} was made a device or a pipe meanwhile, and stays.")
+            if find_place(place.target).is_stream:  # nor is a file created there in the meantime replaced
+                raise OutputError(f"{path} became a device or a pipe in the meantime, and was not replaced.")
             temporary.replace(place.target)
             _sync_folder(place.target.parent)
     except BaseException:
@@ -68,8 +68,8 @@ def _open_new(temporary: Path, place: Place, *, is_private: bool) -> BinaryIO:
 
 @contextmanager
 def _through(place: Place) -> Iterator[BinaryIO]:
-    """Gathers what is written, and hands it on when it is whole: a failure on the way leaves nothing there."""
-    import shutil  # both here because the recorder writes files in the job, which gets no more modules than needed
+    """Buffers the output and passes it on when complete: after a failure, nothing is written to the destination."""
+    import shutil  # both imported here: the recorder writes files in the job, which gets no needless modules
     import tempfile
 
     with tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY_BYTES) as gathered:
@@ -77,25 +77,25 @@ def _through(place: Place) -> Iterator[BinaryIO]:
             yield cast(BinaryIO, gathered)
             gathered.seek(0)
         if sys.stdout is not None:
-            sys.stdout.flush()  # what was printed before comes before
+            sys.stdout.flush()  # keeps the order with what was printed earlier
         with os.fdopen(place.open_stream(), "wb") as stream:
             try:
                 shutil.copyfileobj(gathered, stream)
                 stream.flush()
             except OSError as error:
                 with suppress(OSError):
-                    stream.close()  # it holds what could not be written, and would try again
+                    stream.close()  # it holds what could not be written, and would retry
                 if isinstance(error, BrokenPipeError) and place.descriptor >= 0:
-                    raise  # the reader of the output has seen enough
+                    raise  # the reader closed the pipe
                 raise cannot_write(place.path, error) from None
 
 
 @contextmanager
 def translated(path: Path) -> Iterator[None]:
-    """Makes a sentence of what the system says of a write; an error that names another file is left as it is."""
+    """Converts a write error to an OutputError; an error that names another file is left as it is."""
     try:
         yield
-    except OutputError:  # it is an OSError, too
+    except OutputError:  # it is also an OSError
         raise
     except OSError as error:
         if error.filename is not None and ".memprof-" not in str(error.filename):
@@ -104,7 +104,7 @@ def translated(path: Path) -> Iterator[None]:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Makes the new name last through a power cut; only POSIX lets a folder be opened for it."""
+    """Makes the rename survive a power failure; only POSIX allows opening a folder for it."""
     if os.name != "posix":
         return
     descriptor = os.open(folder, os.O_RDONLY)

@@ -1,4 +1,4 @@
-"""A folder that is written whole or not at all."""
+"""Writes a folder atomically."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from memprof.trace.files.whole_file import translated
 
 @contextmanager
 def whole_folder(path: Path, *, is_private: bool = False) -> Iterator[Path]:
-    """Fills a folder of a temporary name beside ``path`` and renames it, so that no half folder is ever there.
+    """Fills a temporary folder next to ``path`` and renames it, so that no partial folder is ever visible.
 
-    A link stays, and the folder it leads to is written. A folder that is at ``path`` already is replaced once the new
-    one is whole. What may be replaced, the caller checks.
+    A link is kept, and its target is written. An existing folder at ``path`` is replaced once the new one is
+    complete. The caller checks whether it may be replaced.
 
     Args:
         path: The folder to write or replace.
-        is_private: It holds what a job was given, or where it ran: nobody else may read it, whatever the umask is.
+        is_private: It holds what a job was given, or where it ran: readable only by its owner, whatever the umask.
 
     Yields:
         The folder to fill.
 
     Raises:
-        OutputError: The disk is full or read-only, the folder around it is missing, or something else is there.
+        OutputError: The disk is full or read-only, the parent folder is missing, or something else exists there.
     """
     with translated(path):
         target = path.resolve()
@@ -67,6 +67,6 @@ def _filled(path: Path, *, is_private: bool) -> Iterator[Path]:
 
 
 def _flush(file: Path) -> None:
-    """Has the system write a file out, so that a full disk is noticed before the rename."""
+    """Flushes a file to disk, so that a full disk is noticed before the rename."""
     with file.open("rb") as opened:
         os.fsync(opened.fileno())

@@ -1,4 +1,4 @@
-"""Reads memory snapshots and profilers' traces as a trace; nothing in a file is ever run."""
+"""Imports memory snapshots and profiler traces as traces; file content is never executed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From the actions of an allocator to lives: what was taken when, given back when, and there from before."""
+"""Pairs allocator actions into lives: allocations, frees, and what existed before."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from memprof.trace.importers.columns import (
 )
 from memprof.trace.schema import NONE, Bools, Ints, Segments
 
-#: What CUDA's allocator rounds sizes up to (c10/cuda/CUDACachingAllocator, kMinBlockSize).
+#: Rounding granularity of CUDA's allocator (c10/cuda/CUDACachingAllocator, kMinBlockSize).
 _ROUNDING_BYTES = 512
 
 
 @dataclass(frozen=True, eq=False)
 class Allocations:
-    """One row for each life of a block, those from before the window first; each column of shape ``(lives,)``.
+    """One row per life of a block, those from before the window first; each column of shape ``(lives,)``.
 
     Attributes:
-        alloc: Entry that took it, NONE for what was there before.
-        free: Entry that gave it back (``free_requested``), NONE for what is left at the end.
-        requested: Bytes asked for.
-        allocated: Bytes set aside: the block's own where the end state shows it, else rounded as the allocator does.
-        block: The block of the end state, NONE for what is gone by then.
-        clashes: Entries that contradict others: memory given back twice, or taken where some was in use.
+        alloc: Entry that allocated it; NONE if it existed before the window.
+        free: Entry that freed it (``free_requested``); NONE if it is alive at the end.
+        requested: Requested bytes.
+        allocated: Allocated bytes: the block's own size where the end state has it, else rounded as the allocator does.
+        block: The block in the end state; NONE if it is gone by then.
+        clashes: Number of contradictory entries: double frees, or allocations over memory in use.
     """
 
     alloc: Ints
@@ -48,14 +48,14 @@ class Allocations:
 
 
 def find_lives(entries: Entries, blocks: Blocks, rounding: int = _ROUNDING_BYTES) -> Allocations:
-    """Pairs what was taken with what was given back, and adds everything that was there before the window.
+    """Pairs allocations with frees, and adds everything that existed before the window.
 
-    Memory is given back when that is requested; that it is complete only tells that other streams are done with it.
+    A free counts when it is requested; its completion only means that other streams are done with the memory.
 
     Args:
         entries: The history of one device.
         blocks: Its end state.
-        rounding: What the allocator rounds sizes up to.
+        rounding: The allocator's rounding granularity.
     """
     rows = np.flatnonzero((entries.action == ALLOC) | np.isin(entries.action, (FREE_REQUESTED, FREE)))
     order = rows[np.argsort(entries.address[rows], kind="stable")]
@@ -64,7 +64,7 @@ def find_lives(entries: Entries, blocks: Blocks, rounding: int = _ROUNDING_BYTES
     same_as_last[1:] = address[1:] == address[:-1]
     after_alloc = np.zeros(len(order), dtype=np.bool_)
     after_alloc[1:] = same_as_last[1:] & is_alloc[:-1]
-    # What follows an allocation at its address ends it, be it another allocation.
+    # Whatever follows an allocation at its address ends it, even another allocation.
     freed_by = np.full(len(order), NONE, dtype=np.int64)
     freed_by[:-1] = np.where(after_alloc[1:], order[1:], NONE)
     is_from_before = ~is_alloc & ~same_as_last
@@ -81,7 +81,7 @@ def find_lives(entries: Entries, blocks: Blocks, rounding: int = _ROUNDING_BYTES
     known = block != NONE
     allocated = -(-requested // rounding) * rounding
     allocated[known] = blocks.size[block[known]]
-    # Most are gone or left alone: the first part is freed in the window, the second never, the third as paired.
+    # Most are freed or untouched: the first part is freed in the window, the second never, the third as paired.
     return Allocations(
         alloc=np.concatenate((np.full(len(gone) + len(left), NONE), born[by_time])).astype(np.int64),
         free=np.concatenate((gone, np.full(len(left), NONE), freed_by[is_alloc][by_time])).astype(np.int64),
@@ -93,7 +93,7 @@ def find_lives(entries: Entries, blocks: Blocks, rounding: int = _ROUNDING_BYTES
 
 
 def _blocks_at_end(address: Ints, is_open: Bools, blocks: Blocks) -> Ints:
-    """Returns the block of each allocation that was never freed, NONE for others and where there is none."""
+    """Returns the block of each allocation that was never freed; NONE for the others, and where there is none."""
     found = np.full(len(address), NONE, dtype=np.int64)
     if not len(blocks):
         return found
@@ -101,18 +101,18 @@ def _blocks_at_end(address: Ints, is_open: Bools, blocks: Blocks) -> Ints:
     places = np.minimum(np.searchsorted(blocks.address[order], address), len(order) - 1)
     hits = is_open & (blocks.address[order][places] == address) & ~blocks.is_pending[order][places]
     found[hits] = order[places][hits]
-    # Two allocations that are both open at one address cannot both be the block; the sort left the last one open.
+    # Of two allocations open at one address only one can be the block; after the sort it is the last.
     return found
 
 
 @dataclass(frozen=True, eq=False)
 class Reserved:
-    """What the allocator holds of the device.
+    """Reserved bytes of the allocator.
 
     Attributes:
         start: Bytes before the first entry.
         after: Bytes after each entry, shape ``(entries,)``.
-        end: Bytes at the end, as the segments tell.
+        end: Bytes at the end, from the segments.
     """
 
     start: int
@@ -121,12 +121,12 @@ class Reserved:
 
     @property
     def peak(self) -> int:
-        """The most it holds in the window."""
+        """Peak reserved bytes in the window."""
         return max(self.start, int(self.after.max(initial=self.start)))
 
 
 def find_reserved(entries: Entries, segments: Segments) -> Reserved:
-    """Counts segments backwards from the end state."""
+    """Computes reserved bytes backwards from the end state."""
     end = int(segments.total_size_bytes.sum())
     grows, shrinks = np.isin(entries.action, SEGMENT_GROWS), np.isin(entries.action, SEGMENT_SHRINKS)
     change = np.where(grows, entries.size, np.where(shrinks, -entries.size, 0))
@@ -135,7 +135,7 @@ def find_reserved(entries: Entries, segments: Segments) -> Reserved:
 
 
 def pending_after(entries: Entries, blocks: Blocks) -> Ints:
-    """Returns the bytes that wait for other streams after each entry, counted backwards from the end state."""
+    """Returns the bytes pending free after each entry, computed backwards from the end state."""
     change = np.where(entries.action == FREE_REQUESTED, entries.size, 0)
     change = change - np.where(entries.action == FREE_COMPLETED, entries.size, 0)
     after: Ints = int(blocks.size[blocks.is_pending].sum()) - (change.sum() - np.cumsum(change))

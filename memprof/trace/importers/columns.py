@@ -1,4 +1,4 @@
-"""A snapshot's history, end state and annotations as checked columns, one set for each device."""
+"""A snapshot's history, end state and annotations as validated columns, one set per device."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from memprof.errors import BadInputError
 from memprof.trace.importers.frames import NO_STACK, Stack, StackTable, text_of
 from memprof.trace.schema import ACTIONS, Bools, Floats, Ints, Segments
 
-#: Actions as codes: places in the schema's list; what it does not know is left out.
+#: Action codes: indices into the schema's list; actions not listed there are dropped.
 _CODES = {name: place for place, name in enumerate(ACTIONS)}
 ALLOC, FREE, FREE_REQUESTED, FREE_COMPLETED = (
     _CODES[name] for name in ("alloc", "free", "free_requested", "free_completed")
@@ -22,7 +22,7 @@ SEGMENT_GROWS = (_CODES["segment_alloc"], _CODES["segment_map"])
 SEGMENT_SHRINKS = (_CODES["segment_free"], _CODES["segment_unmap"])
 OOM = _CODES["oom"]
 
-#: The key of a pool that belongs to nobody in particular.
+#: The key of the default (unowned) pool.
 _DEFAULT_POOL = (0, 0)
 
 
@@ -31,14 +31,14 @@ class Entries:
     """The history of one device, in its own order; each column of shape ``(entries,)``.
 
     Attributes:
-        action: Code of the action, a place in ``schema.ACTIONS``.
-        address: Address; of an oom entry the bytes that were free.
-        size: Bytes asked for.
+        action: Action code, an index into ``schema.ACTIONS``.
+        address: Address; for oom entries the free bytes.
+        size: Requested bytes.
         stream: Stream.
-        time_us: Unix time, NaN where the file tells none.
+        time_us: Unix time; NaN where the file has none.
         pool: Pool of each, "" for the default.
         stacks: Stack of each.
-        unknown: How many entries were left out, by action that no version of torch known here writes.
+        unknown: How many entries were dropped, by action unknown to the supported versions of torch.
     """
 
     action: Ints
@@ -57,14 +57,14 @@ class Entries:
 
 @dataclass(frozen=True, eq=False)
 class Blocks:
-    """Blocks of a device that were in use at the end; each column of shape ``(blocks,)``.
+    """Blocks of a device in use at the end; each column of shape ``(blocks,)``.
 
     Attributes:
         address: First byte.
-        size: Bytes the allocator set aside.
-        requested: Bytes asked for.
-        is_pending: Freed already, and waiting for another stream.
-        stacks: Where each was taken.
+        size: Allocated bytes.
+        requested: Requested bytes.
+        is_pending: Already freed, but in use by another stream.
+        stacks: Allocation stack of each.
     """
 
     address: Ints
@@ -80,12 +80,12 @@ class Blocks:
 
 @dataclass(frozen=True)
 class Annotation:
-    """A named stretch of time.
+    """The start or end of a named time span.
 
     Attributes:
         name: Such as ``Optimizer.step#AdamW.step``.
-        is_start: It begins here; else it ends.
-        time_us: When.
+        is_start: It is the start; else the end.
+        time_us: Time.
     """
 
     name: str
@@ -99,10 +99,10 @@ def read_entries(raw: Sequence[Any], stacks: StackTable, what: str) -> Entries:
     Args:
         raw: The entries as loaded.
         stacks: Where stacks are interned.
-        what: What the entries are of, for errors.
+        what: Description of the entries, for errors.
 
     Raises:
-        BadInputError: An entry is no dict, or holds something of another type.
+        BadInputError: An entry is not a dict, or a value has the wrong type.
     """
     check_dicts(raw, what)
     actions = _column(raw, "action", "")
@@ -133,7 +133,7 @@ def read_segments(raw: Sequence[Any], device: int) -> Segments:
     """Reads the segments of one device.
 
     Raises:
-        BadInputError: One holds something of another type.
+        BadInputError: A value has the wrong type.
     """
 
     def number(key: str, default: Callable[[dict[str, Any]], Any] = lambda segment: 0) -> Ints:
@@ -156,10 +156,10 @@ def read_segments(raw: Sequence[Any], device: int) -> Segments:
 
 
 def read_blocks(raw: Sequence[Any], stacks: StackTable) -> Blocks:
-    """Reads the blocks in use of some segments; where they tell no address, they follow one another.
+    """Reads the blocks in use in some segments; blocks without an address are contiguous.
 
     Raises:
-        BadInputError: One holds something of another type.
+        BadInputError: A value has the wrong type.
     """
     address, size, requested, is_pending, told = [], [], [], [], []
     for segment in raw:
@@ -187,7 +187,7 @@ def read_blocks(raw: Sequence[Any], stacks: StackTable) -> Blocks:
 
 
 def read_annotations(raw: Any, device: int) -> list[Annotation]:
-    """Reads the annotations of one device; those of another shape are left out."""
+    """Reads the annotations of one device; malformed ones are dropped."""
     found = []
     for one in raw if isinstance(raw, list) else []:
         if not isinstance(one, dict) or one.get("stage") not in ("START", "END") or one.get("device", device) != device:
@@ -199,7 +199,7 @@ def read_annotations(raw: Any, device: int) -> list[Annotation]:
 
 
 def check_dicts(raw: Any, what: str) -> None:
-    """Checks that something is a list of dicts.
+    """Checks that a value is a list of dicts.
 
     Raises:
         BadInputError: It is not.
@@ -213,10 +213,10 @@ def check_dicts(raw: Any, what: str) -> None:
 
 
 def whole_numbers(values: Sequence[Any], what: str, lowest: int | None = None) -> Ints:
-    """Returns whole numbers as a column.
+    """Returns integers as a column.
 
     Raises:
-        BadInputError: One is none, is too large, or is below ``lowest``.
+        BadInputError: A value is not an integer, is too large, or is below ``lowest``.
     """
     if not set(map(type, values)) <= {int}:
         wrong = next(value for value in values if type(value) is not int)
@@ -228,7 +228,7 @@ def whole_numbers(values: Sequence[Any], what: str, lowest: int | None = None) -
         raise BadInputError(f"Among {what} is {largest}, which is more than 63 bits hold.") from None
     if lowest is not None and len(column) and int(column.min()) < lowest:
         raise BadInputError(f"Among {what} is {int(column.min())}, which is below {lowest}.")
-    # Sums of them have to fit too.
+    # Their sums must fit too.
     if lowest is not None and len(column) and float(column.sum(dtype=np.float64)) > 2.0**62:
         raise BadInputError(f"{_capital(what)} sum to more than 62 bits hold.")
     return column
@@ -245,9 +245,9 @@ def _moments(values: Sequence[Any], what: str) -> Floats:
 
 
 def _column(raw: Sequence[Any], key: str, missing: Any) -> list[Any]:
-    """Returns what dicts hold under a key."""
+    """Returns the values of dicts under a key."""
     try:
-        return list(map(itemgetter(key), raw))  # twice as fast as asking each, and nearly always enough
+        return list(map(itemgetter(key), raw))  # twice as fast as dict.get, and nearly always sufficient
     except KeyError:
         return [one.get(key, missing) for one in raw]
 
@@ -258,7 +258,7 @@ def _pools(values: Sequence[Any]) -> list[str]:
 
 
 def _pool(value: Any, texts: dict[Any, str]) -> str:
-    """Writes a pool as text, "" for the default; pools repeat, so each is written once."""
+    """Formats a pool as text, "" for the default; pools repeat, so each is formatted once."""
     if value is None or value == _DEFAULT_POOL:
         return ""
     if not isinstance(value, tuple | list) or not all(type(part) is int for part in value):
@@ -270,7 +270,7 @@ def _pool(value: Any, texts: dict[Any, str]) -> str:
 
 
 def _requested(segment: dict[str, Any]) -> int:
-    """Sums what was asked for in a segment that does not tell it, as those of torch 2.0."""
+    """Sums the requested bytes of a segment that does not report them, as in torch 2.0."""
     blocks = segment.get("blocks", [])
     check_dicts(blocks, "the blocks of a segment")
     return sum(

@@ -1,4 +1,4 @@
-"""One device of a file: its history, its end state, and what follows from both."""
+"""One device of a file: its history, its end state, and values derived from both."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from memprof.trace.schema import Segments
 
 @dataclass(frozen=True, eq=False)
 class DeviceHistory:
-    """What happened to the memory of one device, and how it ended.
+    """The memory history and end state of one device.
 
     Attributes:
         number: Its number.
@@ -21,11 +21,11 @@ class DeviceHistory:
         entries: Its history.
         segments: Its segments at the end.
         blocks: Their blocks in use.
-        annotations: Named stretches of time, by time.
+        annotations: Named time spans, by time.
         stacks: The stacks of its entries and blocks.
-        lives: What was alive when.
-        reserved: What the allocator held.
-        facts: All of it in figures.
+        lives: Lives of its blocks.
+        reserved: Reserved bytes of the allocator.
+        facts: Summary figures.
     """
 
     number: int

@@ -1,4 +1,4 @@
-"""What a snapshot holds, in figures: entries by action, the end state, peaks in the window, whether it is complete."""
+"""Summary figures of a snapshot: entries by action, end state, peaks in the window, and completeness."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from memprof.trace.schema import ACTIONS, NONE, Segments
 
 @dataclass(frozen=True)
 class OutOfMemory:
-    """A request that failed.
+    """A failed memory request.
 
     Attributes:
-        entry: Its place in the history.
-        requested_bytes: What was asked for.
-        free_bytes: What the device had free.
-        source: Who asked, as file, line and function, "" where no stack tells.
+        entry: Its index in the history.
+        requested_bytes: Requested bytes.
+        free_bytes: Free bytes of the device.
+        source: The caller as file, line and function; "" without a stack.
     """
 
     entry: int
@@ -32,27 +32,27 @@ class OutOfMemory:
 
 @dataclass(frozen=True)
 class DeviceFacts:
-    """One device of a snapshot; bytes are as asked for where the name says so, else as the allocator set aside.
+    """One device of a snapshot; bytes are requested bytes where the name says so, else allocated bytes.
 
     Attributes:
         device: Its name, such as ``cuda:0``.
         entries: Entries of its history.
-        actions: How many of each action.
+        actions: Number of entries by action.
         segments: Segments at the end.
-        expandable_segments: Those of them that grow in place.
+        expandable_segments: How many of them are expandable.
         blocks: Blocks in them, in use or not.
-        end_requested_bytes: Asked for and in use at the end.
-        end_allocated_bytes: The blocks of those.
-        end_active_bytes: The same with what waits for other streams.
-        end_active_requested_bytes: Of those, what was asked for.
-        end_reserved_bytes: All segments.
-        start_requested_bytes: In use before the first entry, counted backwards from the end.
-        start_reserved_bytes: Segments before the first entry.
-        peak_requested_bytes: The most in use in the window.
-        peak_reserved_bytes: The most reserved in the window.
-        history_complete: Recording began before the first allocation: nothing was there at the start.
-        has_timeline: Something was recorded over time: there are two entries at least.
-        out_of_memory: Requests that failed.
+        end_requested_bytes: Requested bytes in use at the end.
+        end_allocated_bytes: Allocated bytes in use at the end.
+        end_active_bytes: The same, including blocks pending free.
+        end_active_requested_bytes: Requested bytes of those.
+        end_reserved_bytes: Bytes of all segments.
+        start_requested_bytes: Requested bytes in use before the first entry, computed backwards from the end.
+        start_reserved_bytes: Bytes of segments before the first entry.
+        peak_requested_bytes: Peak requested bytes in the window.
+        peak_reserved_bytes: Peak reserved bytes in the window.
+        history_complete: Recording began before the first allocation: nothing was allocated at the start.
+        has_timeline: There is a history: at least two entries.
+        out_of_memory: Failed requests.
     """
 
     device: str
@@ -75,9 +75,9 @@ class DeviceFacts:
     out_of_memory: tuple[OutOfMemory, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """Returns it as JSON containers."""
+        """Returns the figures as JSON containers."""
         found = {**asdict(self), "out_of_memory": [asdict(one) for one in self.out_of_memory]}
-        if self.end_reserved_bytes < 0:  # not told
+        if self.end_reserved_bytes < 0:  # not reported
             found |= dict.fromkeys(("end_reserved_bytes", "start_reserved_bytes", "peak_reserved_bytes"))
         return found
 
@@ -91,7 +91,7 @@ def find_facts(
     lives: Allocations,
     reserved: Reserved,
 ) -> DeviceFacts:
-    """Works the figures of one device out."""
+    """Computes the figures of one device."""
     end = int(blocks.requested[~blocks.is_pending].sum())
     change = np.zeros(len(entries) + 1, dtype=np.int64)
     born, freed = lives.alloc != NONE, lives.free != NONE

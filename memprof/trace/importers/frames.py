@@ -1,4 +1,4 @@
-"""Stacks of a snapshot: frames of Python kept, operators and phases read off those of C++."""
+"""Stacks of a snapshot: keeps Python frames, and derives operators and phases from C++ frames."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from memprof.trace.schema import NONE, Stacks
 
-#: Frames of C++ have no file, or one of these; Python's are .py files and names such as <frozen runpy>.
+#: C++ frames have no file, or one of these; Python's are .py files and names such as <frozen runpy>.
 _CPP_FILE = re.compile(
     r"^(?:\?\?)?$|\.(?:c|cc|cpp|cxx|cu|cuh|h|hpp|hxx|inl|s|o|so(?:\.\d+)*|pyd|dll|pyx)$", re.IGNORECASE
 )
@@ -36,17 +36,17 @@ _MODULE_FILE = re.compile(r"[/\\]torch[/\\]nn[/\\]modules[/\\]module\.py$")
 
 @dataclass(frozen=True)
 class Stack:
-    """What is told by one stack.
+    """Information derived from one stack.
 
     Attributes:
-        stack_id: Its row in the table, NONE where it has no frame of Python; those of C++ are not kept.
-        operator: The operator of torch that Python called, such as ``aten.mul_Tensor``; "" where none is seen.
-        function: The innermost function of Python outside of torch, or the innermost at all; "" without any.
+        stack_id: Its row in the table; NONE if it has no Python frame, as C++ frames are not kept.
+        operator: The torch operator that Python called, such as ``aten.mul_Tensor``; "" if there is none.
+        function: The innermost Python function outside torch, or else the innermost one; "" without any.
         place: File, line and function of that frame, "" without any.
-        phase: ``forward``, ``backward``, ``optimizer``, or "" where it does not tell.
-        is_python: It has a frame of Python.
-        makes_gradient: A gradient is put in place in it.
-        makes_state: An optimizer sets up its state in it.
+        phase: ``forward``, ``backward``, ``optimizer``, or "" if unknown.
+        is_python: It has a Python frame.
+        makes_gradient: It assigns a gradient.
+        makes_state: It initialises optimizer state.
     """
 
     stack_id: int = NONE
@@ -66,24 +66,24 @@ class _Frame:
     is_python: bool
     is_library: bool
     operator: str
-    marks: str  # a letter for what the frame tells of its phase
+    marks: str  # a letter for the phase the frame indicates
 
 
 NO_STACK = Stack()
 
 
 class StackTable:
-    """Interns stacks. Frames are shared hundreds of thousands of times, so each is read once."""
+    """Interns stacks. Frames are shared hundreds of thousands of times, so each is parsed once."""
 
     def __init__(self) -> None:
-        """Makes an empty table."""
+        """Creates an empty table."""
         self._frames: dict[int, _Frame] = {}
-        self._kept: list[Any] = []  # keeps frames alive, so that an id names one for good
+        self._kept: list[Any] = []  # keeps frames alive, so that ids stay unique
         self._stacks: dict[tuple[int, ...], Stack] = {}
         self._rows: dict[str, int] = {}
 
     def stack(self, frames: Any) -> Stack:
-        """Returns what a list of frames tells, innermost first; frames of another shape are told as text."""
+        """Returns the information of a list of frames, innermost first; malformed frames are kept as text."""
         if not isinstance(frames, list) or not frames:
             return NO_STACK
         key = tuple(map(id, frames))
@@ -93,7 +93,7 @@ class StackTable:
         return found
 
     def stacks(self, frames: Sequence[Any]) -> list[Stack]:
-        """Returns what each of many lists of frames tells."""
+        """Returns the information of each of many lists of frames."""
         known, found = self._stacks, []
         last, stack = None, NO_STACK
         for one in frames:
@@ -105,7 +105,7 @@ class StackTable:
         return found
 
     def made(self, frames: list[Any], operator: str, phase: str) -> Stack:
-        """Returns the stack of frames, with an operator and a phase that are known from elsewhere."""
+        """Returns the stack of frames, given an operator and a phase known from elsewhere."""
         stack = self._read(frames) if frames else NO_STACK
         return replace(stack, operator=operator or stack.operator, phase=phase or stack.phase)
 
@@ -118,7 +118,7 @@ class StackTable:
         python = [frame for frame in read if frame.is_python]
         own = [frame for frame in python if not frame.is_library]
         text = "\n".join(frame.text for frame in python)
-        # The operator that Python called is the outermost of the frames of C++ before the first of Python.
+        # The operator that Python called is the outermost C++ frame before the first Python frame.
         first = next((place for place, frame in enumerate(read) if frame.is_python), len(read))
         operators = [frame.operator for frame in read[:first] if frame.operator]
         shown = next(iter(own or python), None)
@@ -143,12 +143,12 @@ class StackTable:
 
 
 def _phase(marks: str) -> str:
-    """Returns the phase that frames tell, innermost first: backward, then optimizer unless a module runs inside it."""
-    # A stack that begins in a Function's apply is of a thread of autograd; in forward, the user's code is around it.
+    """Returns the phase of frames, innermost first: backward, then optimizer unless a module runs inside it."""
+    # A stack that begins in a Function's apply is on an autograd thread; in forward, the user's code encloses it.
     if "b" in marks or marks.endswith("a."):
         return "backward"
     if "o" in marks:
-        # A closure handed to step() runs the model inside the optimizer.
+        # A closure passed to step() runs the model inside the optimizer.
         return "forward" if "f" in marks[: marks.index("o")] else "optimizer"
     return "forward" if "f" in marks else ""
 
@@ -185,7 +185,7 @@ def _python_marks(file: str, function: str) -> str:
 
 
 def text_of(value: Any) -> str:
-    """Returns a text as it is and "" for anything else: lists in a hostile file can be too long to write out."""
+    """Returns a text unchanged and "" for anything else: lists in a hostile file can be too long to format."""
     return value if type(value) is str else ""
 
 

@@ -1,4 +1,4 @@
-"""A file of another tool, made into the ranks of a trace."""
+"""Imports another tool's file as the ranks of a trace."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from memprof.trace.schema import Table
 
 @dataclass(frozen=True, eq=False)
 class Imported:
-    """What was imported.
+    """The result of an import.
 
     Attributes:
         kind: ``snapshot`` or ``kineto``.
         ranks: Manifest and tables of each rank, as ``write_trace`` takes them.
-        devices: What each device holds in figures, as JSON containers.
-        remarks: Sentences for who imports it.
+        devices: Summary figures of each device, as JSON containers.
+        remarks: Sentences for the user.
     """
 
     kind: str
@@ -42,17 +42,17 @@ def import_file(
     rank: int | None = None,
     on_progress: Progress = lambda what, share: None,
 ) -> Imported:
-    """Reads a memory snapshot or a profiler's trace.
+    """Imports a memory snapshot or a profiler trace.
 
     Args:
-        path: The file; what it is is told by its bytes.
-        device: The one device to import; all that hold anything where left out.
-        rank: The rank that a file of one device becomes; the device's number where left out.
-        on_progress: Told what is being done and which share of it is done.
+        path: The file; its format is detected from its content.
+        device: The only device to import; all devices with data where left out.
+        rank: The rank for a file of one device; the device's number where left out.
+        on_progress: Called with the current activity and the share completed.
 
     Raises:
-        BadInputError: The file is missing, empty, damaged, foreign, or holds what no such file does.
-        UsageError: It has no such device, or several and one rank for them.
+        BadInputError: The file is missing, empty, damaged, foreign, or has invalid content.
+        UsageError: It has no such device, or several devices for a single rank.
     """
     path = Path(path)
     kind, data = read_input(path)

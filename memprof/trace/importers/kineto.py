@@ -1,4 +1,4 @@
-"""Reads a profiler's trace with memory events as the devices of a trace."""
+"""Reads a profiler trace with memory events as the devices of a trace."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ _BACKEND = Backend(
 
 @dataclass(frozen=True, eq=False)
 class KinetoDevice:
-    """One device of a profiler's trace.
+    """One device of a profiler trace.
 
     Attributes:
         number: Its number.
-        history: What happened to its memory.
+        history: Its memory history.
         steps: The profiler's steps.
-        notes: What a reader has to know.
-        has_addresses: The trace tells addresses.
-        created_us: When it begins, Unix time.
-        device_name: What the device is called.
+        notes: Caveats for the reader.
+        has_addresses: The trace contains addresses.
+        created_us: Start of the trace, Unix time.
+        device_name: Name of the device.
     """
 
     number: int
@@ -58,7 +58,7 @@ class KinetoDevice:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The device in figures, as JSON containers."""
+        """The device's summary figures, as JSON containers."""
         return self.history.facts.to_json()
 
     def build(self, path: Path, rank: int, world_size: int) -> tuple[Manifest, dict[type[Table], Table]]:
@@ -66,7 +66,7 @@ class KinetoDevice:
 
         Args:
             path: The file.
-            rank: The rank it becomes.
+            rank: The rank to assign.
             world_size: Ranks in the file.
         """
         tables, phases = device_tables(self.history, partial(_tell, steps=self.steps))
@@ -88,18 +88,18 @@ class KinetoDevice:
 
 
 def read_kineto(path: Path, data: bytes, on_progress: Progress = lambda what, share: None) -> list[KinetoDevice]:
-    """Reads a profiler's trace.
+    """Reads a profiler trace.
 
     Args:
-        path: What the file is called, for errors.
+        path: Name of the file, for errors.
         data: Its JSON.
-        on_progress: Told what is being done.
+        on_progress: Called with the current activity.
 
     Returns:
-        Its devices by number. The CPU is one only where there is no other: its tensors are not what runs out.
+        Its devices by number. The CPU is included only if there is no other device: its memory is not the limit.
 
     Raises:
-        BadInputError: It is no such trace, or has no memory events.
+        BadInputError: It is not a profiler trace, or has no memory events.
     """
     on_progress("parsing", 0.0)
     trace = parse_kineto(path, data)
@@ -160,7 +160,7 @@ def _device(trace: KinetoTrace, number: int, name: str, *, has_cpu: bool) -> Kin
             stacks=stacks,
             lives=lives,
             reserved=reserved,
-            # Without the allocator's own count, nobody knows what was there before.
+            # Without the allocator's own count, the bytes allocated earlier are unknown.
             facts=replace(facts, history_complete=facts.history_complete and is_counted),
         ),
         steps=[
@@ -174,7 +174,7 @@ def _device(trace: KinetoTrace, number: int, name: str, *, has_cpu: bool) -> Kin
 
 
 def _paired(size: Ints) -> Ints:
-    """Makes addresses up for a trace that tells none: what is freed is the latest allocation of its size."""
+    """Invents addresses for a trace without them: a free ends the latest allocation of its size."""
     open_ones: dict[int, list[int]] = {}
     address = np.arange(1, len(size) + 1, dtype=np.int64)
     for place, change in enumerate(size.tolist()):
@@ -186,7 +186,7 @@ def _paired(size: Ints) -> Ints:
 
 
 def _rest_from_before(events: Sequence[MemoryEvent], size: Ints, lives: Allocations) -> tuple[int, int]:
-    """Returns what was in use before the trace and is not freed in it, and how many counts differ from the sum."""
+    """Returns the bytes in use before the trace and not freed in it, and how many counts differ from the sum."""
     counts = [event.allocated for event in events]
     if not counts or any(count is None for count in counts):
         return 0, 0
@@ -197,7 +197,7 @@ def _rest_from_before(events: Sequence[MemoryEvent], size: Ints, lives: Allocati
 
 
 def _blocks(size: Ints) -> Blocks:
-    """Makes blocks without addresses."""
+    """Builds blocks without addresses."""
     return Blocks(
         address=np.full(len(size), NONE, dtype=np.int64),
         size=size,
@@ -208,7 +208,7 @@ def _blocks(size: Ints) -> Blocks:
 
 
 def _reserved(events: Sequence[MemoryEvent]) -> Reserved:
-    """Returns the allocator's own count of what it holds; below 0 where the trace tells none."""
+    """Returns the allocator's own count of reserved bytes; below 0 where the trace has none."""
     counts = [event.reserved for event in events]
     if not counts or any(count is None for count in counts):
         return Reserved(NONE, np.full(len(events), NONE, dtype=np.int64), NONE)
@@ -217,11 +217,11 @@ def _reserved(events: Sequence[MemoryEvent]) -> Reserved:
 
 
 def _tell(stacks: Sequence[Stack], time_us: Floats, steps: Sequence[ProfilerStep]) -> Phases:
-    """Tells phases from what ran around each operator, and steps from the profiler's own."""
+    """Derives phases from what ran around each operator, and steps from the profiler's own."""
     phase = np.array([stack.phase or "other" for stack in stacks], dtype=object)
     edges = np.searchsorted(time_us[1:], [step.start_us for step in steps]) + 1
     starts, first = np.unique(np.concatenate(([0], edges[edges < len(phase)])).astype(np.int64), return_index=True)
-    # The beginning of the recording belongs to the first step, unless something ran before that.
+    # The row for the beginning belongs to the first step, unless something ran before that step.
     if len(starts) > 1 and starts[1] == 1:
         starts, first = np.concatenate(([0], starts[2:])), first[1:]
         shown = [steps[place - 1] for place in first.tolist()]
@@ -238,7 +238,7 @@ def _tell(stacks: Sequence[Stack], time_us: Floats, steps: Sequence[ProfilerStep
 
 
 def _tell_forward(phase: Any, step: Ints, stacks: Sequence[Stack]) -> None:
-    """Takes operators of torch that run in a step before its first backward for forward's."""
+    """Labels torch operators that run in a step before its first backward as forward."""
     is_operator = np.array([stack.operator.startswith("aten.") for stack in stacks], dtype=np.bool_)
     for number in np.unique(step).tolist():
         rows = np.flatnonzero(step == number)

@@ -1,4 +1,4 @@
-"""The events of a profiler's trace that speak of memory, and what ran around each."""
+"""The memory events of a profiler trace, and what ran around each."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ _OPTIMIZER = "Optimizer.step#"
 _PROFILER_STEP = re.compile(r"^ProfilerStep#?\*?(\d*)")
 
 
-#: Fewest bytes of text per object or list. Real traces have 30 or more; each takes at least 60 bytes of memory.
+#: Minimum text bytes per object or list. Real traces have 30 or more; each takes at least 60 bytes of memory.
 _BYTES_PER_CONTAINER = 8
 _FEW_CONTAINERS = 10_000
 
 
 @dataclass(frozen=True)
 class MemoryEvent:
-    """Memory taken (bytes above 0) or given back.
+    """An allocation (bytes above 0) or a free.
 
     Attributes:
-        time_us: When.
+        time_us: Time.
         device: Such as ``cuda:0``.
         number: The device's number, 0 for the CPU.
-        size: Bytes; below 0 where they are given back.
-        address: Address, 0 where the trace tells none.
-        allocated: The allocator's own count behind it, None where the trace tells none.
-        reserved: The same of what it holds.
-        thread: Where it happened.
+        size: Bytes; below 0 for a free.
+        address: Address; 0 where the trace has none.
+        allocated: The allocator's own count afterwards; None where the trace has none.
+        reserved: Its count of reserved bytes; None where the trace has none.
+        thread: The thread it happened on.
     """
 
     time_us: float
@@ -56,7 +56,7 @@ class MemoryEvent:
 
 @dataclass(frozen=True)
 class ProfilerStep:
-    """A step that the profiler was told of."""
+    """A step marked with the profiler."""
 
     number: int | None
     start_us: float
@@ -65,14 +65,14 @@ class ProfilerStep:
 
 @dataclass(frozen=True, eq=False)
 class KinetoTrace:
-    """A profiler's trace.
+    """A profiler trace.
 
     Attributes:
         memory: Its memory events, by time.
         steps: Its steps, by time.
         around: What ran on each thread, as (start, end, name, call stack), by start.
         device_names: Name of each device by its number.
-        base_us: What to add to times to make them Unix time.
+        base_us: Offset to add to times for Unix time.
     """
 
     memory: list[MemoryEvent]
@@ -83,27 +83,27 @@ class KinetoTrace:
 
 
 def parse_kineto(path: Path, data: bytes) -> KinetoTrace:
-    """Reads a profiler's trace.
+    """Reads a profiler trace.
 
     Args:
-        path: What the file is called, for errors.
+        path: Name of the file, for errors.
         data: Its JSON.
 
     Raises:
-        BadInputError: It is no JSON, no trace, or has no memory events.
+        BadInputError: It is not JSON or not a profiler trace, or it has no memory events.
     """
     containers = data.count(b"{") + data.count(b"[")
     if containers > len(data) / _BYTES_PER_CONTAINER + _FEW_CONTAINERS:
         raise BadInputError(
-            f"{path} is no JSON, or is cut short: {containers:,} objects in {len(data):,} bytes are too many."
+            f"{path} is not JSON, or is cut short: {containers:,} objects in {len(data):,} bytes are too many."
         )
     try:
         loaded = parse_json(data, strict=False)
     except ValueError as error:
-        raise BadInputError(f"{path} is no JSON, or is cut short: {error}.") from None
+        raise BadInputError(f"{path} is not JSON, or is cut short: {error}.") from None
     events = loaded.get("traceEvents") if isinstance(loaded, dict) else loaded
     if not isinstance(events, list):
-        raise BadInputError(f"{path} is JSON, but no profiler's trace: it has no traceEvents.")
+        raise BadInputError(f"{path} is JSON, but not a profiler trace: it has no traceEvents.")
     memory = [event for event in events if isinstance(event, dict) and event.get("name") == "[memory]"]
     if not memory:
         raise BadInputError(
@@ -128,7 +128,7 @@ def _memory_event(path: Path, event: dict[str, Any]) -> MemoryEvent:
     size: Any = args.get("Bytes")
     kind, number = args.get("Device Type", 0), args.get("Device Id", -1)
     if not (_is_whole(size) and _is_whole(kind) and _is_whole(number)):
-        raise BadInputError(f"{path} is damaged: a [memory] event tells no whole number of bytes, or no device.")
+        raise BadInputError(f"{path} is damaged: a [memory] event has no integer byte count, or no device.")
     number = max(number, 0)
     name = _DEVICE_TYPES.get(kind, f"device{kind}")
     return MemoryEvent(
@@ -208,7 +208,7 @@ def stacks_of(trace: KinetoTrace, events: Sequence[MemoryEvent], stacks: StackTa
 
 
 def _stack(names: Sequence[str], calls: str, stacks: StackTable) -> Stack:
-    """Reads a stack off the names of what is open, outermost first, and the call stack that an operator tells."""
+    """Builds a stack from the names of open spans, outermost first, and the call stack that an operator carries."""
     frames = [frame for name in reversed(names) if (frame := _frame(name))]
     frames = frames or [frame for name in calls.split(";") if (frame := _frame(name))]
     operators = [name for name in names if name.startswith("aten::")]
@@ -242,7 +242,7 @@ def _base_us(value: Any) -> float:
 
 
 def _thread(event: dict[str, Any]) -> str:
-    """Names a thread; the trace of 2021 writes it as a number here and as a text there."""
+    """Names a thread; traces of 2021 write it both as a number and as a text."""
     thread = event.get("tid")
     return thread if isinstance(thread, str) else str(thread) if _is_whole(thread) else ""
 

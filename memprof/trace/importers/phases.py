@@ -1,4 +1,4 @@
-"""Steps and phases of a history: from annotations where there are some, else from stacks."""
+"""Derives the steps and phases of a history: from annotations where present, else from stacks."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _PROFILER_STEP = "ProfilerStep"
 
 @dataclass(frozen=True, eq=False)
 class Phases:
-    """What part of which step each operator is of; each of shape ``(ops,)``.
+    """The phase and step of each operator; each of shape ``(ops,)``.
 
     Attributes:
         phase: Forward, backward, optimizer or other.
         step: Number of the step, 0 first.
         starts: First operator of each step, shape ``(steps,)``.
-        is_whole: Which steps were seen from their beginning to their end.
-        how: How steps were told, a clause; "" where there is one step only.
+        is_whole: Which steps are complete.
+        how: How steps were determined, a clause; "" where there is one step only.
         numbers: Number of each step, shape ``(steps,)``.
     """
 
@@ -37,22 +37,22 @@ class Phases:
 
 
 def tell_phases(stacks: Sequence[Stack], time_us: Floats, annotations: Sequence[Annotation]) -> Phases:
-    """Tells phases and steps.
+    """Derives phases and steps.
 
     Args:
-        stacks: The stack of each operator; the first operator is the beginning of the recording, without one.
-        time_us: When each ran, NaN where unknown.
-        annotations: Named stretches of time.
+        stacks: The stack of each operator; the first operator is the beginning of the recording, without a stack.
+        time_us: Time of each; NaN where unknown.
+        annotations: Named time spans.
     """
     phase = np.array([stack.phase for stack in stacks], dtype=object)
     has_python = any(stack.is_python for stack in stacks)
     if has_python:
-        # Threads of autograd run no Python: where every other stack has some, those without are backward's.
+        # Autograd threads run no Python: where every other stack has Python frames, those without are backward's.
         without = np.array([stack is NO_STACK for stack in stacks], dtype=np.bool_)
         without[0] = False
         phase[without] = "backward"
     for start, end in _stretches(annotations, _OPTIMIZER_STEP):
-        # Where a stack tells of a closure's forward or backward, it knows better.
+        # A stack that shows a closure's forward or backward takes precedence.
         inside = (time_us >= start) & (time_us <= end) & (phase == "")
         phase[inside] = "optimizer"
     phase[phase == ""] = "other"
@@ -62,7 +62,7 @@ def tell_phases(stacks: Sequence[Stack], time_us: Floats, annotations: Sequence[
 
 
 def _steps(phase: Texts, time_us: Floats, annotations: Sequence[Annotation]) -> tuple[Ints, Bools, str]:
-    """Returns the first operator of each step, which are whole, and how that is told."""
+    """Returns the first operator of each step, which steps are complete, and how they were determined."""
     count = len(phase)
     profiler = [one for one in annotations if one.name.startswith(_PROFILER_STEP)]
     if sum(one.is_start for one in profiler) > 1:
@@ -75,7 +75,7 @@ def _steps(phase: Texts, time_us: Floats, annotations: Sequence[Annotation]) -> 
         if len(edges) < 2:
             edges = _ends_of_optimizer(phase)
             how = "stacks of optimizers"
-    if len(edges) < 2:  # a step is known by its beginning and its end
+    if len(edges) < 2:  # a step is delimited by its start and its end
         return np.array([0], dtype=np.int64), np.array([True]), ""
     starts = np.concatenate(([0], edges)).astype(np.int64)
     is_whole = np.ones(len(starts), dtype=np.bool_)
@@ -97,7 +97,7 @@ def _ends_of_optimizer(phase: Texts) -> Ints:
 
 
 def _stretches(annotations: Sequence[Annotation], prefix: str) -> list[tuple[float, float]]:
-    """Pairs beginnings and ends; one that was cut off reaches to the edge of the recording."""
+    """Pairs starts and ends; a truncated span extends to the edge of the recording."""
     stretches: list[tuple[float, float]] = []
     start: float | None = None
     for one in annotations:
@@ -112,23 +112,23 @@ def _stretches(annotations: Sequence[Annotation], prefix: str) -> list[tuple[flo
 
 
 def _distinct(edges: Ints, count: int) -> Ints:
-    """Returns edges inside the recording that part something, each once."""
+    """Returns the unique edges inside the recording that separate operators."""
     return np.unique(edges[(edges > 1) & (edges < count)]).astype(np.int64)
 
 
 def _filled(time_us: Floats) -> Floats:
-    """Returns times that rise: those unknown are as late as the one before."""
+    """Returns non-decreasing times: an unknown time takes the value before it."""
     return np.maximum.accumulate(np.where(np.isnan(time_us), -np.inf, time_us))
 
 
 def step_table(phases: Phases, time_us: Floats, is_cut_off: bool) -> Steps:
-    """Writes the table of steps.
+    """Builds the table of steps.
 
-    A first step that is not whole is a warm-up: it began before the recording, or holds the making of the model.
+    An incomplete first step is a warm-up: it began before the recording, or includes the model's construction.
 
     Args:
         phases: Steps and phases.
-        time_us: When each operator ran.
+        time_us: Time of each operator.
         is_cut_off: The recording ends in the middle of a step.
     """
     starts = phases.starts
@@ -142,7 +142,7 @@ def step_table(phases: Phases, time_us: Floats, is_cut_off: bool) -> Steps:
         for start, end in zip(starts.tolist(), ends.tolist(), strict=True)
     ]
     is_complete = phases.is_whole.copy()
-    is_complete[0] |= len(starts) > 1  # what is missing is its beginning
+    is_complete[0] |= len(starts) > 1  # its beginning is missing
     is_complete[-1] &= not is_cut_off
     return Steps.of(
         step=phases.numbers,

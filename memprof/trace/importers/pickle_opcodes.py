@@ -1,4 +1,4 @@
-"""Checks every opcode of a pickle before anything is loaded: only containers, texts and numbers pass."""
+"""Validates every opcode of a pickle before anything is loaded: only containers, texts and numbers are allowed."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-#: Opcodes by their byte, with the names the pickle module gives them.
+#: Opcodes by byte, with the pickle module's names.
 _NAMES = {ord(opcode.code): opcode.name for opcode in pickletools.opcodes}
 
-#: Opcodes that name something to be looked up.
+#: Opcodes that look up a name.
 _ASKING = ("GLOBAL", "STACK_GLOBAL", "INST", "EXT1", "EXT2", "EXT4", "PERSID", "BINPERSID")
 
-#: Protocols 0 and 1 have no header; what asks for a name at once is told all the same.
+#: Protocols 0 and 1 have no header; a name requested at once is reported all the same.
 _OLD_GLOBAL = re.compile(rb"\(?[ci]([\w.]+)\n([\w.]+)\n", re.ASCII)
 
-#: Nested deeper than this, nothing is a snapshot: its frames are at depth 6.
+#: Maximum nesting depth: a snapshot's frames are at depth 6.
 _DEEPEST = 64
 
-#: At most one container in so many bytes. Real snapshots hold one in 14 or fewer, and one takes some 80 bytes of
+#: At most one container per this many bytes. Real snapshots hold one in 14 or fewer, and one takes some 80 bytes of
 #: memory.
 _BYTES_PER_CONTAINER = 6
 _FEW_CONTAINERS = 10_000
 
-#: Opcodes that the pattern matches wherever they are whole.
+#: Opcodes that the pattern matches wherever they are complete.
 _PLAIN = b"Nhj\x94qKMJG\x88\x89\x95\x8a\x8c"
 
 _CONTAINER_OPCODES = (b"]", b"}", b"\x86")
@@ -32,12 +32,12 @@ _CONTAINER_OPCODES = (b"]", b"}", b"\x86")
 
 @dataclass(frozen=True)
 class RefusedError(Exception):
-    """Why a pickle is refused.
+    """The reason a pickle is rejected.
 
     Attributes:
         reason: A clause, such as "it asks for os.system (opcode GLOBAL)".
-        position: Byte at which it was found.
-        is_name_asked: What stands there names something to be imported; the name is still to be read.
+        position: Byte offset of the problem.
+        is_name_asked: The pickle requests an import at that offset; the name is still to be read.
     """
 
     reason: str
@@ -46,9 +46,9 @@ class RefusedError(Exception):
 
 
 def _grammar() -> re.Pattern[bytes]:
-    """Builds the pattern of what a snapshot is nearly all made of, matched at the speed of C.
+    """Builds the regular expression for nearly all of a snapshot, matched at the speed of C.
 
-    Everything it matches is a row of whole opcodes with their arguments: numbers, short texts, references to the
+    Every match is a run of whole opcodes with their arguments: numbers, short texts, references to the
     memo, and dicts and lists of those up to an entry of a history with its frames.
     """
     sizes = b"|".join(re.escape(bytes([size])) + b".{%d}" % size for size in range(1, 9))
@@ -61,7 +61,7 @@ def _grammar() -> re.Pattern[bytes]:
     flat_dict = rb"\}%s\((?:%s)*+u" % (put, plain)
     flat_list = rb"\]%s\((?:%s|%s)*+e|\]%s(?:%s)*+a|\]%s" % (put, plain, flat_dict, put, plain, put)
     entry = rb"\}%s\((?:%s|%s)*+u" % (put, plain, flat_list)
-    # Bounded, so that progress can be told.
+    # Bounded, so that progress can be reported.
     return re.compile(rb"(?:%s|%s){0,100000}+" % (plain, entry), re.DOTALL)
 
 
@@ -69,16 +69,16 @@ _RUN: re.Pattern[bytes] | None = None
 
 
 def check_opcodes(data: bytes, on_progress: Callable[[float], None] = lambda share: None) -> None:
-    """Checks that a pickle is made of plain containers, texts and numbers, and that loading it takes bounded memory.
+    """Checks that a pickle consists of plain containers, texts and numbers, and that loading it takes bounded memory.
 
     Args:
         data: The pickle, protocol 2 to 5.
-        on_progress: Called with the share checked, now and then.
+        on_progress: Called from time to time with the share checked.
 
     Raises:
-        RefusedError: It holds something else, nests too deep, claims too much, is cut short, or goes on after its end.
+        RefusedError: It holds anything else, nests too deeply, claims too much, is cut short, or has trailing data.
     """
-    global _RUN  # noqa: PLW0603 - compiled where the first snapshot is read, not at every start
+    global _RUN  # noqa: PLW0603 - compiled when the first snapshot is read, not at every start
     _RUN = _RUN or _grammar()
     if not (len(data) > 1 and data[0] == 0x80 and 2 <= data[1] <= 5):
         old = _OLD_GLOBAL.match(data[:1000])
@@ -86,7 +86,7 @@ def check_opcodes(data: bytes, on_progress: Callable[[float], None] = lambda sha
             raise RefusedError(f"it asks for {old[1].decode()}.{old[2].decode()} (opcode GLOBAL or INST)")
         raise RefusedError("it does not start as a pickle of protocol 2 to 5")
     containers = sum(data.count(opcode) for opcode in _CONTAINER_OPCODES)
-    # Arguments hold such bytes too, by chance.
+    # Arguments may contain such bytes by chance.
     if containers > len(data) / _BYTES_PER_CONTAINER + _FEW_CONTAINERS:
         raise RefusedError(f"it makes up to {containers:,} containers in {len(data):,} bytes, which no snapshot does")
     end = _Machine(data, on_progress).run(_RUN)
@@ -96,16 +96,16 @@ def check_opcodes(data: bytes, on_progress: Callable[[float], None] = lambda sha
 
 
 class _Machine:
-    """Walks what the pattern leaves over, opcode by opcode, counting depth and memo places."""
+    """Walks what the pattern does not match, opcode by opcode, tracking depth and memo entries."""
 
     def __init__(self, data: bytes, on_progress: Callable[[float], None]) -> None:
         self.data = data
         self.size = len(data)
         self.on_progress = on_progress
-        self.depths = [0]  # for each open mark, how deep what was built since is
+        self.depths = [0]  # for each open mark, the depth of what was built since
 
     def run(self, pattern: re.Pattern[bytes]) -> int:
-        """Walks to the end; returns the place after STOP."""
+        """Walks to the end; returns the position after STOP."""
         data, match, position, told = self.data, pattern.match, 2, 0
         while True:
             found = match(data, position)
@@ -117,7 +117,7 @@ class _Machine:
                     told = position
                     self.on_progress(position / self.size)
                 if position < self.size and data[position] in _PLAIN:
-                    continue  # the pattern stopped at its bound, or at a number it does not take
+                    continue  # the pattern reached its bound, or a number it does not match
             if position >= self.size:
                 raise RefusedError("it is cut short", position)
             opcode = data[position]
@@ -130,7 +130,7 @@ class _Machine:
                 raise RefusedError("it is cut short", self.size)
 
     def _step(self, opcode: int, position: int) -> int:
-        """Checks one opcode that the pattern does not match here; returns the place after it and its argument."""
+        """Checks one opcode that the pattern does not match here; returns the position after it and its argument."""
         depths = self.depths
         if opcode == 0x28:  # MARK
             depths.append(0)
@@ -143,7 +143,7 @@ class _Machine:
         elif opcode in b"as":  # APPEND, SETITEM
             self._deepen(depths[-1] + 1, position, replaces=True)
         elif opcode in b"t)\x85\x86\x87":
-            # Tuples are hashed whole where they are keys: a few nested ones can be made to take for ever.
+            # Tuples used as keys are hashed whole: a few nested ones can take practically forever.
             raise RefusedError("it holds a tuple of something else than two whole numbers", position)
         elif opcode in b"]}":
             pass
@@ -162,16 +162,16 @@ class _Machine:
         self.depths[-1] = deepest
 
     def _plain(self, opcode: int, position: int) -> int:
-        """An opcode that the pattern matches elsewhere: it is cut short here, or an integer is too long."""
+        """Handles an opcode that the pattern matches elsewhere: it is cut short here, or an integer is too long."""
         if opcode == 0x8A and position + 1 < self.size and self.data[position + 1] > 8:
             raise RefusedError(f"it holds a whole number of {self.data[position + 1]} bytes (opcode LONG1)", position)
         raise RefusedError("it is cut short", position)
 
     def _sized(self, opcode: int, position: int) -> int:
-        """A text or number with a length of its own, or a memo place that is named."""
+        """Handles a text or number with an explicit length, or an explicit memo index."""
         width = 8 if opcode == 0x8D else 4
         argument = int.from_bytes(self.data[position + 1 : position + 1 + width], "little")
-        if opcode == 0x72:  # LONG_BINPUT: the memo is an array, made as long as the highest place named
+        if opcode == 0x72:  # LONG_BINPUT: the memo is an array as long as the highest index used
             if argument > position:
                 raise RefusedError(f"it names place {argument:,} of its memo after {position:,} bytes", position)
             return position + 5
@@ -184,7 +184,7 @@ class _Machine:
     def _refuse(self, opcode: int, position: int) -> None:
         name = _NAMES.get(opcode)
         if name is None:
-            raise RefusedError(f"it holds byte {opcode:#04x}, which is no opcode", position)
+            raise RefusedError(f"it holds byte {opcode:#04x}, which is not a pickle opcode", position)
         raise RefusedError(
             f"it holds the opcode {name}, which no snapshot has", position, is_name_asked=name in _ASKING
         )

@@ -1,4 +1,4 @@
-"""Loads a pickle of plain containers without ever running anything it holds."""
+"""Loads a pickle of plain containers without ever executing its content."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from memprof.trace.importers.pickle_opcodes import RefusedError, check_opcodes
 
 __all__ = ["RefusedError", "load_plain"]
 
-#: Bytes the unpickler is given ahead of what it asks for.
+#: Bytes read ahead for the unpickler.
 _AHEAD = 1 << 17
 
-#: What loading a pickle raises whose opcodes are allowed, but make no sense in this order.
+#: Exceptions raised for a pickle whose opcodes are allowed, but in an invalid order.
 _NONSENSE = (
     pickle.UnpicklingError,
     EOFError,
     TypeError,
-    ValueError,  # a text that is no UTF-8 among them
+    ValueError,  # includes a text that is not UTF-8
     KeyError,
     IndexError,
     AttributeError,
@@ -32,11 +32,11 @@ _NONSENSE = (
 def load_plain(data: bytes, on_progress: Callable[[float], None] = lambda share: None) -> Any:
     """Loads a pickle of dicts, lists, tuples, texts, numbers, booleans and None.
 
-    Opcodes are checked before anything is loaded; then it is loaded by an unpickler that knows no classes.
+    Opcodes are checked before anything is loaded; the unpickler then resolves no classes.
 
     Args:
         data: The pickle, protocol 2 to 5.
-        on_progress: Called with the share that was checked, now and then.
+        on_progress: Called from time to time with the share checked.
 
     Raises:
         RefusedError: It holds anything else; the reason names what.
@@ -52,45 +52,45 @@ def _load(data: bytes) -> Any:
     try:
         return _PlainUnpickler(_Bytes(data)).load()
     except MemoryError:
-        raise RefusedError("loading it takes more memory than there is") from None
+        raise RefusedError("not enough memory to load it") from None
     except _NONSENSE as error:
         detail = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
-        raise RefusedError(f"its opcodes make no sense ({detail})") from error
+        raise RefusedError(f"its opcodes are in an invalid order ({detail})") from error
 
 
 class _Bytes(io.BytesIO):
-    """Bytes as the unpickler reads them: what a frame claims beyond their end is never allocated."""
+    """Bytes as the unpickler reads them: a frame's claimed size beyond their end is never allocated."""
 
     def __init__(self, data: bytes) -> None:
         super().__init__(data)
         self._data = data
 
     def peek(self, size: int) -> bytes:
-        """Returns what comes next: without frames, as before protocol 4, the unpickler would ask for every byte."""
+        """Returns the next bytes: without frames, before protocol 4, the unpickler would request each byte singly."""
         position = self.tell()
         return self._data[position : position + max(size, _AHEAD)]
 
 
 class _NameAskedError(Exception):
-    """The name that a pickle asks to be imported."""
+    """The name that a pickle requests to import."""
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    """An unpickler that finds no class and no persistent object."""
+    """An unpickler that resolves no class and no persistent object."""
 
     def find_class(self, module: str, name: str) -> NoReturn:
-        """Refuses every name."""
+        """Rejects every name."""
         raise _NameAskedError(f"{module}.{name}")
 
     def persistent_load(self, pid: Any) -> NoReturn:
-        """Refuses every persistent id."""
+        """Rejects every persistent id."""
         raise _NameAskedError(f"persistent id {pid!r}")
 
 
 def _named(data: bytes, refusal: RefusedError) -> RefusedError:
-    """Reads which name is asked for.
+    """Reads the name that is requested.
 
-    Everything before has passed the check; the unpickler stops at the name, which is never looked up.
+    Everything before it has passed the check; the unpickler stops at the name, which is never looked up.
     """
     position = refusal.position
     opcode = refusal.reason.split(" opcode ", 1)[1].split(",", 1)[0]
@@ -101,12 +101,12 @@ def _named(data: bytes, refusal: RefusedError) -> RefusedError:
         asked = ".".join(known) if known else f"extension {code}"
         return RefusedError(f"it asks for {_shown(asked)} (opcode {opcode})", position)
     try:
-        # Up to the end of its line: GLOBAL and INST name what they ask for in two lines.
+        # Up to the end of its line: GLOBAL and INST spread the name over two lines.
         _PlainUnpickler(_Bytes(data[: position + 1000])).load()
     except _NameAskedError as asked_error:
         return RefusedError(f"it asks for {_shown(str(asked_error))} (opcode {opcode})", position)
     except _NONSENSE:
-        return refusal  # the name is cut short, or is no text
+        return refusal  # the name is cut short, or is not text
     return refusal
 
 

@@ -24,10 +24,10 @@ from memprof.trace.importers.frames import StackTable
 from memprof.trace.importers.safe_pickle import RefusedError, load_plain
 from memprof.trace.importers.sniff import SNAPSHOT, read_input
 
-#: Told what is being done, and which share of it is done.
+#: Called with the current activity, and the share completed.
 Progress = Callable[[str, float], None]
 
-#: More devices than any machine has; a list of more is no list of devices.
+#: More devices than any machine has; a longer list is not a list of devices.
 _MOST_DEVICES = 1024
 
 
@@ -36,9 +36,9 @@ class Snapshot:
     """A memory snapshot.
 
     Attributes:
-        devices: Its devices that have segments or a history.
+        devices: Its devices with segments or a history.
         torch_version: The versions of torch that write such a snapshot, such as ``2.5 or 2.6``.
-        settings: The allocator's settings as the job gave them, "" where the file tells none.
+        settings: The allocator settings the job was given; "" where the file has none.
     """
 
     devices: tuple[DeviceHistory, ...]
@@ -50,11 +50,11 @@ def read_snapshot(path: Path, on_progress: Progress = lambda what, share: None) 
     """Reads a snapshot from a file.
 
     Raises:
-        BadInputError: It is no snapshot, damaged, or holds what no snapshot does.
+        BadInputError: It is not a snapshot, is damaged, or has invalid content.
     """
     kind, data = read_input(path)
     if kind != SNAPSHOT:
-        raise BadInputError(f"{path} is no memory snapshot but JSON, such as a profiler's trace.")
+        raise BadInputError(f"{path} is JSON, such as a profiler trace, not a memory snapshot.")
     return parse_snapshot(path, data, on_progress)
 
 
@@ -62,12 +62,12 @@ def parse_snapshot(path: Path, data: bytes, on_progress: Progress = lambda what,
     """Reads a snapshot from the bytes of its pickle.
 
     Args:
-        path: What the file is called, for errors.
+        path: Name of the file, for errors.
         data: The pickle.
-        on_progress: Called now and then.
+        on_progress: Called from time to time.
 
     Raises:
-        BadInputError: It is no snapshot, damaged, or holds what no snapshot does.
+        BadInputError: It is not a snapshot, is damaged, or has invalid content.
     """
     with _without_collector():
         return _parse(path, data, on_progress)
@@ -75,7 +75,7 @@ def parse_snapshot(path: Path, data: bytes, on_progress: Progress = lambda what,
 
 @contextmanager
 def _without_collector() -> Iterator[None]:
-    """Keeps Python's collector from looking for garbage among millions of new containers: it takes longer than they."""
+    """Pauses Python's garbage collector, which would take longer over millions of new containers than loading them."""
     is_on = gc.isenabled()
     gc.disable()
     try:
@@ -102,13 +102,13 @@ def _parse(path: Path, data: bytes, on_progress: Progress) -> Snapshot:
 
 def _from_plain(loaded: Any, on_progress: Progress) -> Snapshot:
     if isinstance(loaded, list):
-        loaded = {"segments": loaded}  # what torch.cuda.memory_snapshot() returns, saved as it is
+        loaded = {"segments": loaded}  # the result of torch.cuda.memory_snapshot(), saved as it is
     if not isinstance(loaded, dict) or not ("segments" in loaded or "device_traces" in loaded):
-        raise BadInputError("it is a pickle, but holds no segments and no device_traces: it is no memory snapshot.")
+        raise BadInputError("it is a pickle, but has no segments and no device_traces: it is not a memory snapshot.")
     segments, traces = loaded.get("segments", []), loaded.get("device_traces", [])
     check_dicts(segments, "the segments")
     if not isinstance(traces, list) or len(traces) > _MOST_DEVICES:
-        raise BadInputError("Its device_traces are no list with one history for each device.")
+        raise BadInputError("Its device_traces are not a list with one history per device.")
     by_device: dict[int, list[Any]] = {}
     for segment in segments:
         number = segment.get("device", 0)
@@ -162,7 +162,7 @@ def _settings(raw: Any) -> str:
 
 
 def _torch_version(loaded: dict[str, Any], traces: list[Any]) -> str:
-    """Tells the versions of torch by the keys they added."""
+    """Identifies the versions of torch by the keys they added."""
     entry = next((trace[-1] for trace in traces if isinstance(trace, list) and trace), None)
     keys = entry.keys() if isinstance(entry, dict) else ()
     block: Any = next(

@@ -1,4 +1,4 @@
-"""What an imported snapshot says about itself: where it is from, what it cannot show, and its figures in sentences."""
+"""The manifest of an imported snapshot: its source, its blind spots, and its figures in sentences."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def device_manifest(path: Path, snapshot: Snapshot, device: DeviceHistory, phase
         snapshot: The snapshot.
         device: The device.
         phases: Its steps and phases.
-        rank: The rank it becomes.
+        rank: The rank to assign.
     """
     times = device.entries.time_us[~np.isnan(device.entries.time_us)]
     return Manifest(

@@ -1,4 +1,4 @@
-"""A snapshot's device as the tables of a trace: a row for every allocation, and everything that was there before."""
+"""A snapshot's device as the tables of a trace: a row per allocation, and everything that existed before."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from memprof.trace.schema import (
 )
 from memprof.trace.step import sum_at
 
-#: Names of the rows that are no allocation of the history.
+#: Names of the rows that are not allocations of the history.
 BEGINNING = "(recording begins)"
 AT_END = "(in use at the end)"
 
@@ -39,11 +39,11 @@ class _Rows:
     """The operators of a device; each column of shape ``(ops,)``.
 
     Attributes:
-        entry: Entry of the history each stands for, NONE for the first and for those of an end state.
+        entry: History entry of each; NONE for the first and for those of an end state.
         stacks: Their stacks.
-        time_us: When, NaN where unknown.
-        created: Operator that made each life, shape ``(lives,)``.
-        freed: Operator each life was freed after, shape ``(lives,)``.
+        time_us: Time of each; NaN where unknown.
+        created: Operator that created each life, shape ``(lives,)``.
+        freed: Operator after which each life was freed, shape ``(lives,)``.
     """
 
     entry: Ints
@@ -56,7 +56,7 @@ class _Rows:
         return len(self.entry)
 
 
-#: Tells steps and phases of operators, given their stacks and times.
+#: Derives the steps and phases of operators from their stacks and times.
 TellPhases = Callable[[Sequence[Stack], Floats], Phases]
 
 
@@ -65,10 +65,10 @@ def device_tables(device: DeviceHistory, tell: TellPhases) -> tuple[dict[type[Ta
 
     Args:
         device: The device.
-        tell: Tells steps and phases.
+        tell: Derives steps and phases.
 
     Returns:
-        The tables, and the steps and phases that were told.
+        The tables, and the derived steps and phases.
     """
     rows = _timeline(device) if device.facts.has_timeline else _end_state(device)
     phases = tell(rows.stacks, rows.time_us)
@@ -91,7 +91,7 @@ def _timeline(device: DeviceHistory) -> _Rows:
     entries, lives = device.entries, device.lives
     entry = np.concatenate(([NONE], np.flatnonzero(entries.action == ALLOC))).astype(np.int64)
     time_us = np.concatenate((entries.time_us[:1], entries.time_us[entry[1:]]))
-    # An entry belongs to the last allocation at or before it, which is row 0 before the first.
+    # An entry belongs to the last allocation at or before it, or to row 0 before the first allocation.
     row_of = np.cumsum(entries.action == ALLOC)
     before = np.concatenate(([0], row_of[:-1]))
     return _Rows(
@@ -104,7 +104,7 @@ def _timeline(device: DeviceHistory) -> _Rows:
 
 
 def _end_state(device: DeviceHistory) -> _Rows:
-    """A row for each place in the code whose memory is in use at the end: there is no history to tell an order."""
+    """A row per code location whose memory is in use at the end: without a history there is no order."""
     entries, blocks, lives = device.entries, device.blocks, device.lives
     stacks: dict[int, Stack] = {}
     for block in lives.block[lives.block != NONE].tolist():
@@ -163,11 +163,11 @@ def _storages(device: DeviceHistory, rows: _Rows, phases: Phases, order: Ints) -
 
 
 def _categories(rows: _Rows, phases: Phases) -> Texts:
-    """Returns what each life is for, as far as its stack or its two phases tell."""
+    """Returns the category of each life, as far as its stack or its two phases determine it."""
     created, freed = rows.created, rows.freed
     category = np.full(len(created), "unknown", dtype=object)
     born = created != NONE
-    # What forward makes and backward drops was kept for backward.
+    # What forward creates and backward frees was kept for backward.
     kept = born & (freed != NONE)
     kept[kept] = (phases.phase[created[kept]] == "forward") & (phases.phase[freed[kept]] == "backward")
     category[kept] = "activation"
@@ -179,7 +179,7 @@ def _categories(rows: _Rows, phases: Phases) -> Texts:
 
 
 def _memory(device: DeviceHistory, rows: _Rows, storages: Storages) -> Memory:
-    """Writes the counters: allocated as replayed, reserved as the entries up to each row tell at most."""
+    """Builds the counters: allocated bytes as replayed, reserved bytes as the peak of the entries up to each row."""
     ops = len(rows)
     born = sum_at(storages.created_op_id, storages.allocated_bytes, ops)
     freed = sum_at(storages.freed_op_id, storages.allocated_bytes, ops)
@@ -189,7 +189,7 @@ def _memory(device: DeviceHistory, rows: _Rows, storages: Storages) -> Memory:
     highest = np.full(ops, reserved.end, dtype=np.int64)
     pending = np.full(ops, int(device.blocks.size[device.blocks.is_pending].sum()), dtype=np.int64)
     if device.facts.has_timeline:
-        # Segments are taken right before the allocation that needs them, and count with it.
+        # Segments are allocated right before the allocation that needs them, and count with it.
         is_ahead = np.isin(entries.action, SEGMENT_GROWS)
         row_of = np.minimum(np.cumsum(entries.action == ALLOC) + is_ahead, ops - 1)
         highest[:] = NONE
@@ -210,10 +210,10 @@ def _memory(device: DeviceHistory, rows: _Rows, storages: Storages) -> Memory:
 
 
 def _events(device: DeviceHistory, rows: _Rows) -> AllocatorEvents:
-    """Writes the history as it is, after a row for each block that was there before it: no index, no operator."""
+    """Copies the history, after a row without index or operator for each block that existed before it."""
     entries, lives, blocks = device.entries, device.lives, device.blocks
     old = np.flatnonzero(lives.alloc == NONE)
-    # Where no address is known, as in profilers' traces, there is nothing to tell of a block.
+    # Without addresses, as in profiler traces, there is nothing to record about a block.
     old = old[(lives.block[old] == NONE) | (np.append(blocks.address, NONE)[lives.block[old]] != NONE)]
     from_block = lives.block[old] != NONE
     address = np.empty(len(old), dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Tells what a file is by its bytes: names lie."""
+"""Detects a file's format from its content, not its name."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from memprof.errors import BadInputError
 from memprof.trace.files.reading import read_bytes
 from memprof.units import format_bytes
 
-#: A profiler's trace shrinks 10 to 30 times in gzip; what grows more when it is unpacked is no trace.
+#: Profiler traces compress 10 to 30 times in gzip; a file that expands by more is not one.
 _MOST_GROWTH = 40
 _SLACK_BYTES = 64 << 20
 
-#: The pickle in a page of ``_memory_viz``; its name for the list has changed over versions.
+#: The pickle in a page of ``_memory_viz``; its name for the list has varied by version.
 _PICKLE_IN_PAGE = re.compile(rb'"base64"\s*:\s*"([A-Za-z0-9+/=\\]*)"')
 
 _FOREIGN = "{path} is neither a memory snapshot (pickle, or a page of memory_viz) nor a profiler's trace (JSON)."
-#: So many bytes are unpacked at a time.
+#: Bytes unpacked at a time.
 _PIECE_BYTES = 4 << 20
 
 SNAPSHOT, KINETO = "snapshot", "kineto"
 
 
 def read_input(path: Path) -> tuple[str, bytes]:
-    """Reads a file and tells what it holds.
+    """Reads a file and detects its format.
 
     Args:
-        path: The file: a pickle, a page of memory_viz that holds one, or a profiler's trace, with gzip or without.
+        path: The file: a pickle, a memory_viz page that contains one, or a profiler trace, with or without gzip.
 
     Returns:
         ``SNAPSHOT`` or ``KINETO``, and the bytes of the pickle or of the JSON.
 
     Raises:
-        BadInputError: There is no such file, it cannot be read, is empty, or is something else.
+        BadInputError: The file is missing, cannot be read, is empty, or has another format.
     """
     data = _read(path)
     _refuse_nonsense(path, data[:64])
@@ -73,12 +73,12 @@ def _read(path: Path) -> bytes:
 
 
 def _most_bytes() -> int:
-    """Returns the most bytes a file may have: loading it takes several times as much memory as there is then."""
+    """Returns the size limit in bytes of a file: loading it takes several times its size in memory."""
     return psutil.virtual_memory().total
 
 
 def _refuse_nonsense(path: Path, start: bytes) -> None:
-    """Refuses what begins as no snapshot and no trace does, before the rest of it is read or unpacked."""
+    """Rejects a file whose first bytes match no known format, before the rest is read or unpacked."""
     text = start.removeprefix(b"\xef\xbb\xbf").lstrip()
     if text and text[0] < 0x20 and not start.startswith(b"\x1f\x8b"):
         raise BadInputError(_FOREIGN.format(path=path))
@@ -110,7 +110,7 @@ def _unzipped(path: Path, data: bytes) -> bytes:
 
 
 def _looks_like_old_pickle(data: bytes) -> bool:
-    """Tells pickles of protocol 0 and 1 that ask for a name at once; they are refused by name, not as foreign."""
+    """Detects pickles of protocol 0 and 1 that request a name at once; the error names it, not a foreign format."""
     return re.match(rb"\(?[ci][\w.]+\n[\w.]+\n", data[:1000]) is not None
 
 
@@ -120,7 +120,7 @@ def _pickle_in_page(path: Path, data: bytes) -> bytes:
         raise BadInputError(f"{path} is a web page without a memory snapshot in it.")
     try:
         text = json.loads(b'"' + found[1] + b'"')
-        # Filled up with zeros to a multiple of three bytes, so that no = is needed.
+        # Padded with zeros to a multiple of three bytes, so that no = is needed.
         return base64.b64decode(text, validate=True).rstrip(b"\0")
     except (ValueError, binascii.Error) as error:
-        raise BadInputError(f"{path} is damaged: the snapshot in its page is no base64.") from error
+        raise BadInputError(f"{path} is damaged: the snapshot in its page is not base64.") from error

@@ -1,1 +1,1 @@
-"""Secrets in command lines and sentences: found and masked."""
+"""Detects and masks secrets in command lines and sentences."""

@@ -1,7 +1,7 @@
-"""Masks what looks like a secret in command lines and sentences, before they are written to a recording.
+"""Masks likely secrets in command lines and sentences before they are written to a recording.
 
-A value is masked for the name it is given under (``--password``, ``HF_TOKEN=``, ``"api_key":``) or for its own shape
-(``ghp_…``, a JSON web token, a long random string). What is no secret by name or shape stays.
+A value is masked because of its name (``--password``, ``HF_TOKEN=``, ``"api_key":``) or its own shape
+(``ghp_…``, a JSON web token, a long random string). Everything else is kept.
 """
 
 from __future__ import annotations
@@ -14,37 +14,37 @@ from typing import Any
 from memprof.trace.secrets.secret_names import is_secret_list, is_secret_name, names_a_digest
 from memprof.trace.secrets.secret_shapes import mask_shapes
 
-#: What stands where a secret was.
+#: Replacement for a secret.
 MASK = "***"
 
-#: Values that tell nothing: a switch, nothing at all, a variable that the shell fills in.
+#: Values that reveal nothing: a switch, an empty value, a variable that the shell expands.
 _HARMLESS = re.compile(r"(?:true|false|none|null|yes|no|on|off|\*\*\*|\$\w+|\$\{\w+\})?", re.IGNORECASE)
 
-#: Possessive: a long word that is no name is passed over once.
+#: Possessive: a long word that is not a name is scanned only once.
 _NAME = r"(?<![\w.+~@/-])[\w.+~@/-]++"
 #: ``password=``, ``"token": ``, ``Authorization: ``, ``--api-key `` inside a text, in front of the value.
 _HEAD = re.compile(rf"({_NAME})(\\*[\"']?\]?\s*[=:]\s*|\s+)")
 _QUOTE = re.compile(r"\\*[\"']")
 _PLAIN = re.compile(r"((?:(?:Bearer|Basic|Token)\s+)?)(\$\{\w+\}|[^\s\"'\\,;&|)}\]]+)", re.IGNORECASE)
 _BEARER = re.compile(r"\b(Bearer|Basic)(\s+)([\w.~+/-]{6,}=*)", re.IGNORECASE)
-#: The password of ``https://user:password@host``, and of ``user:password@host``.
+#: The password in ``https://user:password@host``, and in ``user:password@host``.
 _ADDRESS = re.compile(
     r"(?P<before>://[^\s:/@\"']*+:|(?<![\w.:/@+-])[\w.+-]++:)(?!//|\d{1,5}[/?#])[^\s\"']{1,500}@(?=[\w\[])"
 )
 _WHOLE_WORD = re.compile(rf"({_NAME})[=:]")
-#: Behind these, a word is a sentence or an address, and a value may end before the word does.
+#: Words after these are sentences or addresses, and a value may end before the word does.
 _NO_NAME = re.compile(r"\s|[?&]|://")
-#: Programs whose option ``-c`` has a whole program for its value.
+#: Programs whose option ``-c`` takes a whole program as its value.
 _SHELL = re.compile(r"(?:.*/)?(?:\w*sh|su|python[\d.]*)")
 
 
 def mask_words(words: Sequence[str]) -> tuple[str, ...]:
-    """Returns a command line with what looks like a secret masked; as many words as there were."""
+    """Returns a command line of the same number of words, with likely secrets masked."""
     shown: list[str] = []
     owner, is_list = "", False
     for place, word in enumerate(words):
         is_option = word.startswith("-") and word != "-"
-        # A short option cannot be told from a secret that begins with a dash.
+        # A short option cannot be distinguished from a secret that begins with a dash.
         if owner and (not is_option or (is_secret_name(owner) and len(word) > 3 and word[1] != "-")):
             shown.append(_masked_value(owner, word))
             owner = owner if is_list else ""
@@ -56,7 +56,7 @@ def mask_words(words: Sequence[str]) -> tuple[str, ...]:
 
 
 def mask_text(text: str) -> str:
-    """Returns a text of several words with what looks like a secret masked."""
+    """Returns a text of several words with likely secrets masked."""
     text = _ADDRESS.sub(lambda match: f"{match['before']}{MASK}@", text)
     text = _mask_values(text)
     text = _BEARER.sub(lambda match: f"{match[1]}{match[2]}{MASK}", text)
@@ -69,7 +69,7 @@ def is_masked(words: Sequence[str]) -> bool:
 
 
 def _is_program(words: Sequence[str], place: int) -> bool:
-    """Tells whether a word is what a shell or Python runs: ``bash -lc 'PASSWORD=x python train.py'``."""
+    """Returns whether a word is code for a shell or Python: ``bash -lc 'PASSWORD=x python train.py'``."""
     is_told = place > 1 and re.fullmatch(r"-[a-z]*c", words[place - 1]) is not None
     return is_told and any(_SHELL.fullmatch(word) for word in words[: place - 1])
 
@@ -97,7 +97,7 @@ def _masked_word(word: str) -> str:
 
 
 def _mask_values(text: str) -> str:
-    """Masks the values that stand behind names of secrets in a text."""
+    """Masks the values that follow names of secrets in a text."""
     parts: list[str] = []
     written = at = 0
     while (head := _HEAD.search(text, at)) is not None:
@@ -113,7 +113,7 @@ def _mask_values(text: str) -> str:
 
 
 def _value_at(text: str, at: int) -> tuple[int, int]:
-    """Returns where a value begins and ends: within its quotes, or up to what separates it from the next word."""
+    """Returns the start and end of a value: within its quotes, or up to the separator before the next word."""
     quote = _QUOTE.match(text, at)
     if quote is not None:
         end = text.find(quote[0], quote.end())
@@ -123,7 +123,7 @@ def _value_at(text: str, at: int) -> tuple[int, int]:
 
 
 def _masked_json(word: str) -> str:
-    """Masks a word that may be JSON: by its keys where it is."""
+    """Masks a word that may be JSON, by its keys if it is."""
     if word[:1] not in ("{", "["):
         return mask_text(word)
     try:
@@ -146,7 +146,7 @@ def _inside(value: Any) -> Any:
 
 
 def _blank(value: Any) -> Any:
-    """Masks everything inside the value of a secret's key."""
+    """Masks everything inside the value of a secret key."""
     if isinstance(value, dict):
         return {name: _blank(content) for name, content in value.items()}
     if isinstance(value, list):

@@ -1,10 +1,10 @@
-"""Tells by a name whether its value is a secret: that of ``--hf_token`` is, those of ``--max_tokens`` are not."""
+"""Decides by name whether a value is a secret: ``--hf_token`` is one, ``--max_tokens`` is not."""
 
 from __future__ import annotations
 
 import re
 
-#: Names that hold one of these anywhere, written together, are of secrets.
+#: A name that contains one of these anywhere, ignoring separators, denotes a secret.
 _ANYWHERE = re.compile(
     r"passw|passphrase|passcode|secret|credential|apikey|accesskey|authkey|privatekey|signingkey|encryptionkey"
     r"|authtoken|accesstoken|refreshtoken|bearer|authorization|connectionstring|webhook"
@@ -12,7 +12,7 @@ _ANYWHERE = re.compile(
 _PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 #: Last parts of names of secrets.
 _ENDS = {"token", "key", "pass", "pwd", "pw", "pat", "auth", "creds", "cookie", "dsn", "sig", "signature", "passwd"}
-#: What stands before such an end where the value is none.
+#: Parts before such an ending whose value is not a secret.
 _BEFORE = {
     "token": "pad eos bos unk sep cls mask image video audio special prompt stop start end next last first per max min "
     "num by one new text current prefix suffix separator begin cut drop each type",
@@ -27,7 +27,7 @@ _BEFORE = {
     "pw": "max min",
 }
 _BEFORE_SETS = {end: frozenset(words.split()) for end, words in _BEFORE.items()}
-#: Plural names of several secrets; ``--max_tokens`` counts, and ``--sort-keys`` names fields.
+#: Plural names of several secrets; but ``--max_tokens`` is a count, and ``--sort-keys`` names fields.
 _PLURAL_AFTER = frozenset(
     ("api", "auth", "access", "secret", "hf", "refresh", "bearer", "private", "signing", "wandb", "github", "openai")
 )
@@ -37,10 +37,10 @@ _DIGESTS = frozenset(
 
 
 def is_secret_name(name: str) -> bool:
-    """Returns whether the value of an option, a variable or a key of this name is a secret.
+    """Returns whether an option, variable or key of this name holds a secret.
 
     Args:
-        name: Such as ``--hf_token``, ``AWS_SECRET_ACCESS_KEY`` or ``logger.wandb.api_key``.
+        name: For example ``--hf_token``, ``AWS_SECRET_ACCESS_KEY`` or ``logger.wandb.api_key``.
     """
     parts = _parts_of(name)
     if not parts:
@@ -60,13 +60,13 @@ def is_secret_list(name: str) -> bool:
 
 
 def names_a_digest(name: str) -> bool:
-    """Returns whether a long random value under this name is none: a commit, a checksum."""
+    """Returns whether a long random value under this name is not a secret: a commit, a checksum."""
     parts = _parts_of(name)
     return bool(parts) and parts[-1] in _DIGESTS and not is_secret_name(name)
 
 
 def _parts_of(name: str) -> list[str]:
-    """Splits the last part of a dotted name at dashes, underscores and capitals; numbers at its end are left out."""
+    """Splits the last part of a dotted name at dashes, underscores and capitals; trailing numbers are dropped."""
     parts = [part.lower() for part in _PARTS.findall(re.split(r"[./@]", name.strip("./@"))[-1])]
     while len(parts) > 1 and parts[-1].isdigit():
         parts.pop()

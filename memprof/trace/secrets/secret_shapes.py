@@ -1,10 +1,10 @@
-"""Finds secrets by their shape, whatever they are called: tokens that begin as their maker's do, and random strings."""
+"""Finds secrets by their shape, whatever their name: tokens with a vendor's prefix, and random strings."""
 
 from __future__ import annotations
 
 import re
 
-#: Tokens by their makers' prefixes.
+#: Tokens by vendor prefix.
 _TOKENS = re.compile(
     r"(?<![A-Za-z0-9])(?:"
     r"hf_(?=\w*[A-Z0-9]|\w{16})[A-Za-z0-9]{10,}"  # Hugging Face
@@ -20,14 +20,14 @@ _TOKENS = re.compile(
 )
 _HOOKS = re.compile(r"(hooks\.slack\.com/services/|/api/webhooks/)[\w/-]{8,}", re.IGNORECASE)
 _PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY.*?(?:-----END [A-Z ]*-----|\Z)", re.DOTALL)
-#: What stands before a random string that is a digest and no secret.
+#: Prefixes of a random string that is a digest, not a secret.
 _DIGEST = r"(?:sha\d*|md5|commit|rev|revision|hash|digest|checksum)[:=@ -]"
 _RUN = re.compile(r"(?<![A-Za-z0-9+/=_-])[A-Za-z0-9+/_-]{20,}={0,2}(?![A-Za-z0-9+/_-])")
 _HEX = re.compile(r"[0-9a-f]{32,}|[0-9A-F]{32,}")
 
 
 def mask_shapes(text: str, mask: str) -> str:
-    """Returns a text with everything masked that is a secret by its shape."""
+    """Returns a text with everything masked that has the shape of a secret."""
     text = _PRIVATE_KEY.sub(mask, text)
     text = _HOOKS.sub(lambda match: match[1] + mask, text)
     text = _TOKENS.sub(mask, text)
@@ -35,7 +35,7 @@ def mask_shapes(text: str, mask: str) -> str:
 
 
 def _is_random(match: re.Match[str]) -> bool:
-    """Tells whether a run of letters and digits is a random string, and none that people or git make."""
+    """Returns whether a run of letters and digits is random, and not made by people or git."""
     run = match[0].rstrip("=")
     before = match.string[max(0, match.start() - 12) : match.start()]
     if re.search(_DIGEST + "$", before, re.IGNORECASE):
@@ -47,8 +47,8 @@ def _is_random(match: re.Match[str]) -> bool:
     parts = re.findall(r"[A-Z]?[a-z]+|[A-Z]+|\d+|.", run)
     longest, mean = max(map(len, parts)), len(run) / len(parts)
     if has_upper and has_lower and len(run) == 40 and digits and set("/+") & set(run):
-        return mean <= 3 and longest <= 12  # as secret keys of Amazon are
+        return mean <= 3 and longest <= 12  # as in Amazon's secret keys
     if has_upper and has_lower and digits >= 2:
-        # Words that people put together are longer than what chance makes.
+        # Compound words made by people have longer words than random strings do.
         return mean <= 2.7 and longest <= 7 and separators <= len(run) / 8
     return not separators and len(run) >= 32 and digits >= 5 and mean <= 4 and longest <= 10

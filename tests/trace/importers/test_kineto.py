@@ -127,15 +127,15 @@ def test_counts_that_drift_are_told(tmp_path: Path) -> None:
 
 
 BROKEN: dict[str, tuple[bytes, str]] = {
-    "cut short": (b'{"traceEvents": [{"name": "[mem', "no JSON, or is cut short"),
-    "deep": (b"[" * 100_000, "no JSON, or is cut short"),
+    "cut short": (b'{"traceEvents": [{"name": "[mem', "not JSON, or is cut short"),
+    "deep": (b"[" * 100_000, "not JSON, or is cut short"),
     "no events": (b'{"a": 1}', "no traceEvents"),
     "no memory": (b'{"traceEvents": [{"name": "x"}]}', "profile_memory=True"),
-    "bytes that are a text": (b'[{"name": "[memory]", "ts": 1, "args": {"Bytes": "x"}}]', "no whole number of bytes"),
+    "bytes that are a text": (b'[{"name": "[memory]", "ts": 1, "args": {"Bytes": "x"}}]', "no integer byte count"),
     "no args": (b'[{"name": "[memory]", "ts": 1}]', "no time or no args"),
     "an endless time": (b'[{"name": "[memory]", "ts": 1e999, "args": {"Bytes": 1}}]', "no time or no args"),
-    "bytes beyond measure": (b'[{"name": "[memory]", "ts": 1, "args": {"Bytes": 1' + b"0" * 5000 + b"}}]", "no JSON"),
-    "many bytes": (b'[{"name": "[memory]", "ts": 1, "args": {"Bytes": 1' + b"0" * 30 + b"}}]", "no whole number"),
+    "bytes beyond measure": (b'[{"name": "[memory]", "ts": 1, "args": {"Bytes": 1' + b"0" * 5000 + b"}}]", "not JSON"),
+    "many bytes": (b'[{"name": "[memory]", "ts": 1, "args": {"Bytes": 1' + b"0" * 30 + b"}}]", "no integer byte count"),
 }
 
 

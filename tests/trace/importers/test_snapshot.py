@@ -323,7 +323,7 @@ BROKEN: dict[str, tuple[Any, str]] = {
     "nothing at all": (snapshot(), "held nothing and recorded nothing"),
     "segments that are a text": ({"segments": "x"}, "no list but a text"),
     "segments of numbers": ({"segments": [1]}, "a number where a dict belongs"),
-    "traces that are a dict": ({"device_traces": {"a": 1}}, "one history for each device"),
+    "traces that are a dict": ({"device_traces": {"a": 1}}, "one history per device"),
     "a history of lists": (snapshot((), [[]]), "a list where a dict belongs"),
     "a size that is a text": (snapshot((), [entry("alloc", 0, "x")] * 2), "a text where a whole number belongs"),  # type: ignore[arg-type]
     "a size below 0": (snapshot((), [entry("alloc", 0, -5)] * 2), "-5, which is below 0"),
@@ -352,7 +352,7 @@ FOREIGN: dict[str, tuple[bytes, str]] = {
     "a trace": (b"PK\x03\x04....manifest.json", "a memprof trace already"),
     "text": (b"hello", "neither a memory snapshot"),
     "a page": (b"<html></html>", "without a memory snapshot in it"),
-    "a page with no base64": (b'<html>"base64": "a"', "is no base64"),
+    "a page with no base64": (b'<html>"base64": "a"', "is not base64"),
     "half a gzip": (gzip.compress(b"x" * 1000)[:20], "no end"),
     "no gzip": (b"\x1f\x8bxxxxxxxxxxxx", "damaged"),
     "a gzip bomb": (gzip.compress(bytes(300 << 20), 9), "no trace does"),

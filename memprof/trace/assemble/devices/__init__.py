@@ -1,1 +1,1 @@
-"""What a device's allocator, driver and kernels add to a recording."""
+"""Data that a device's allocator, driver and kernels add to a recording."""

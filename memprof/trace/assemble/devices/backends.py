@@ -1,4 +1,4 @@
-"""What each source of memory events sees, and what it cannot see."""
+"""What each source of memory events covers, and its blind spots."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ _BACKENDS = {
 
 
 def backend_of(recording: Recording) -> Backend:
-    """Returns where a recording's memory events come from, and what they cannot show."""
+    """Returns the source of a recording's memory events, with its blind spots."""
     heard = recording.heard
     if heard.device == CPU:
         return _BACKENDS[f"cpu-{recording.epoch.source}"]

@@ -1,4 +1,4 @@
-"""What a device's allocator counts beside allocated bytes: what was asked for, what is active, what is reserved."""
+"""The device allocator's counters besides allocated bytes: requested, active and reserved bytes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from memprof.trace.schema import NONE, Ints
 
 
 def requested_bytes(heard: DeviceEvents, lives: BlockLives) -> Ints:
-    """Returns the bytes that each life was asked for with; NONE where unknown. Shape (lives,)."""
+    """Returns the requested bytes of each life; NONE where unknown. Shape (lives,)."""
     requested = np.full(len(lives.born), NONE, dtype=np.int64)
     is_born = lives.born != NONE
     requested[is_born] = heard.requested[lives.born[is_born]]
@@ -23,10 +23,10 @@ def requested_bytes(heard: DeviceEvents, lives: BlockLives) -> Ints:
 
 
 def reserved_peaks(heard: DeviceEvents, timeline: Timeline) -> Ints:
-    """Returns the most bytes reserved while each row ran; NONE where the allocator has or tells none. Shape (rows,).
+    """Returns the peak reserved bytes while each row ran; NONE where the allocator reports none. Shape (rows,).
 
-    A row that takes and gives back nothing runs with what was reserved before; rows ahead of the first event with what
-    the first found.
+    A row that neither allocates nor frees keeps the previous value; rows before the first event get the value before
+    that event.
     """
     rows = len(timeline.raw_op)
     is_told = heard.reserved != NONE
@@ -42,12 +42,12 @@ def reserved_peaks(heard: DeviceEvents, timeline: Timeline) -> Ints:
 
 
 def active_peaks(heard: DeviceEvents, timeline: Timeline, allocated: Ints) -> Ints:
-    """Returns the most bytes in use, or freed and awaiting another stream, while each row ran. Shape (rows,).
+    """Returns the peak active bytes (in use, or pending free on another stream) while each row ran. Shape (rows,).
 
     Args:
         heard: The device's events.
         timeline: Rows and events.
-        allocated: The most bytes allocated while each row ran. Shape (rows,).
+        allocated: Peak allocated bytes while each row ran. Shape (rows,).
     """
     history = heard.history
     if not len(history):
@@ -57,7 +57,7 @@ def active_peaks(heard: DeviceEvents, timeline: Timeline, allocated: Ints) -> In
     pending = pending_bytes(history, block_bytes(history, taken))
     if not pending.any():
         return allocated
-    # What waits while a row takes its blocks; where it takes none, what waited before.
+    # Bytes pending free while a row allocates its blocks; for a row that allocates nothing, those pending before it.
     rows = np.full(len(history), NONE, dtype=np.int64)
     rows[event != NONE] = timeline.event_op[event[event != NONE]]
     told = np.flatnonzero(rows != NONE)
@@ -72,13 +72,13 @@ def active_peaks(heard: DeviceEvents, timeline: Timeline, allocated: Ints) -> In
 
 
 def _allocated_after(heard: DeviceEvents) -> Ints:
-    """Returns the allocated bytes after each event: the allocator's own count, or the sum where it told none."""
+    """Returns the allocated bytes after each event: the allocator's own counter, or the running sum without one."""
     summed = int(heard.alive_bytes.sum()) + np.cumsum(heard.size_bytes)
     return np.where(heard.total < 0, summed, heard.total)
 
 
 def _latest(values: Ints, rows: Ints, count: int) -> Ints:
-    """Returns the last value told up to each row; NONE before the first. Rows must not fall."""
+    """Returns the last reported value up to each row; NONE before the first. Rows must be non-decreasing."""
     told = np.full(count, NONE, dtype=np.int64)
     told[rows] = values
     place = np.maximum.accumulate(np.where(told == NONE, NONE, np.arange(count)))

@@ -1,4 +1,4 @@
-"""Makes the table of the allocator's events: those heard, or on a device its own history."""
+"""Builds the allocator event table: recorded events or, for a device, the allocator's own history."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from memprof.trace.schema import ACTIONS, NONE, AllocatorEvents, Ints
 
 
 def allocator_events(recording: Recording) -> AllocatorEvents:
-    """Makes the table of the allocator's events.
+    """Builds the table of allocator events.
 
-    Sizes are those asked for, where they are known. On a device, what was in use before comes first, without an index.
+    Sizes are requested bytes where known. For a device, blocks already in use come first, without an index.
     """
     heard, timeline = recording.heard, recording.timeline
     return _history(heard, timeline) if len(heard.history) else _heard(heard, timeline)
@@ -52,9 +52,9 @@ def _history(heard: DeviceEvents, timeline: Timeline) -> AllocatorEvents:
 
 
 def _rows(heard: DeviceEvents, timeline: Timeline) -> Ints:
-    """Returns the row each entry belongs to: of the event that reports it, else of the one before it.
+    """Returns the row each history entry belongs to: that of the event reporting it, else that of the previous event.
 
-    A segment is taken for the event behind.
+    A segment belongs to the event after it, which needed it.
     """
     event = heard.event_of_entry
     count = len(event)

@@ -1,4 +1,4 @@
-"""Makes the table of what a device's driver says of the whole device."""
+"""Builds the table of the device driver's memory samples."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from memprof.trace.schema import DeviceMemory
 
 
 def device_samples(spool: Spool) -> DeviceMemory:
-    """Makes the table of samples of whole devices, of the whole recording."""
+    """Builds the table of whole-device samples over the whole recording."""
     samples = spool.columns("device_memory")
     names = texts.listed(spool, "devices")
     return DeviceMemory.of(

@@ -1,4 +1,4 @@
-"""A device allocator's own history in a recording: what was asked for, what awaits another stream, segments."""
+"""A device allocator's own history in a recording: requested bytes, pending frees, segments."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ _TAKEN = (_CODES["alloc"],)
 _GIVEN_BACK = (_CODES["free"], _CODES["free_requested"])
 _GROWS = (_CODES["segment_alloc"], _CODES["segment_map"])
 _SHRINKS = (_CODES["segment_free"], _CODES["segment_unmap"])
-#: What CUDA's allocator rounds sizes up to (c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize).
+#: Rounding granularity of CUDA's allocator (c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize).
 _ROUNDING_BYTES = 512
 
 
 @dataclass(frozen=True, eq=False)
 class History:
-    """Entries of one device in the allocator's order; each of shape ``(entries,)``.
+    """History entries of one device in allocator order; each of shape ``(entries,)``.
 
     Attributes:
-        time_us: When, in whole microseconds.
-        action: A position in ``schema.ACTIONS``.
-        address: Where; of ``oom`` entries the bytes that were free.
-        size_bytes: Bytes asked for.
+        time_us: Time, in whole microseconds.
+        action: An index into ``schema.ACTIONS``.
+        address: Address; for ``oom`` entries the free bytes.
+        size_bytes: Requested bytes.
         stream: Stream.
-        pool: Number of the memory pool, 0 for the default one.
-        reserved: Bytes reserved after each; NONE where no end state tells.
+        pool: Memory pool number, 0 for the default pool.
+        reserved: Reserved bytes after each entry; NONE without an end state.
         alive: Blocks in use before the first, by column of the spool's ``device_alive``.
     """
 
@@ -51,17 +51,17 @@ class History:
 
     @property
     def is_taking(self) -> Bools:
-        """Which entries take a block."""
+        """Which entries allocate a block."""
         return np.isin(self.action, _TAKEN)
 
     @property
     def is_giving_back(self) -> Bools:
-        """Which entries give one back; other streams may still use it."""
+        """Which entries free a block (other streams may still be using it)."""
         return np.isin(self.action, _GIVEN_BACK)
 
     @property
     def is_growth(self) -> Bools:
-        """Which entries take a segment from the device, which is right before what it is taken for."""
+        """Which entries allocate a segment from the device; each directly precedes the allocation that needs it."""
         return np.isin(self.action, _GROWS)
 
 
@@ -79,13 +79,13 @@ NO_HISTORY = History(
 
 
 def read_history(spool: Spool, epoch: Epoch, device: int, alive: dict[str, Ints]) -> History:
-    """Reads the entries of a device in an epoch.
+    """Reads the history entries of a device in an epoch.
 
     Args:
         spool: The raw recording.
-        epoch: The part of it that is told.
-        device: Number of the device.
-        alive: Its blocks in use before the first entry.
+        epoch: The epoch to report.
+        device: Device number.
+        alive: The device's blocks in use before the first entry.
     """
     columns = spool.columns("history")
     moment = columns["time_us"] * 1000
@@ -109,12 +109,12 @@ def read_history(spool: Spool, epoch: Epoch, device: int, alive: dict[str, Ints]
 
 
 def block_bytes(history: History, taken_bytes: Ints | None = None) -> Ints:
-    """Returns the bytes of the block each entry is about. Shape (entries,).
+    """Returns the size of the block each entry refers to. Shape (entries,).
 
     Args:
         history: The entries.
-        taken_bytes: The block of each entry that takes one, where that was heard; NONE elsewhere. Shape (entries,).
-            Others are rounded up; such a block may be larger, where cutting it to size was not worth it.
+        taken_bytes: Block size of each allocating entry where an event recorded it; NONE elsewhere. Shape (entries,).
+            Other sizes are rounded up; the real block may be larger when the allocator did not split it.
     """
     size = -(-history.size_bytes // _ROUNDING_BYTES) * _ROUNDING_BYTES
     if taken_bytes is not None:
@@ -128,11 +128,11 @@ def block_bytes(history: History, taken_bytes: Ints | None = None) -> Ints:
 
 
 def pending_bytes(history: History, size: Ints) -> Ints:
-    """Returns the bytes that are freed and await another stream after each entry. Shape (entries,).
+    """Returns the bytes pending free (in use by another stream) after each entry. Shape (entries,).
 
     Args:
         history: The entries.
-        size: The block of each, as ``block_bytes`` returns it.
+        size: Block size of each entry, as returned by ``block_bytes``.
     """
     is_requested = history.action == _CODES["free_requested"]
     is_completed = history.action == _CODES["free_completed"]
@@ -142,7 +142,7 @@ def pending_bytes(history: History, size: Ints) -> Ints:
 
 
 def _taking_of(history: History) -> Ints:
-    """Returns the entry that took the block each entry is about; NONE for blocks in use before. Shape (entries,)."""
+    """Returns the entry that allocated each entry's block; NONE for blocks already in use. Shape (entries,)."""
     count = len(history)
     order = np.lexsort((np.arange(count), history.address))
     is_first = np.ones(count, dtype=np.bool_)
@@ -155,11 +155,11 @@ def _taking_of(history: History) -> Ints:
 
 
 def rows_at(address: Ints, asked: Ints) -> Ints:
-    """Finds the first row with each of some addresses; NONE where there is none. Shape (asked,).
+    """Finds the first row with each requested address; NONE where there is none. Shape (asked,).
 
     Args:
         address: Addresses of the rows, in any order. Shape (rows,).
-        asked: Addresses asked about. Shape (asked,).
+        asked: Addresses to look up. Shape (asked,).
     """
     if not len(address):
         return np.full(len(asked), NONE, dtype=np.int64)
@@ -170,13 +170,13 @@ def rows_at(address: Ints, asked: Ints) -> Ints:
 
 
 def last_at(address: Ints, time_us: Ints, asked_address: Ints, asked_ns: Ints) -> Ints:
-    """Finds the last row at each address no later than a moment.
+    """Finds the last row at each address no later than a given time.
 
     Args:
         address: Addresses of the rows. Shape (rows,).
-        time_us: Their moments, in whole microseconds.
-        asked_address: Addresses asked about. Shape (asked,).
-        asked_ns: The moments, in nanoseconds.
+        time_us: Their times, in whole microseconds.
+        asked_address: Addresses to look up. Shape (asked,).
+        asked_ns: Times to look up, in nanoseconds.
 
     Returns:
         Rows; NONE where there is none. Shape (asked,).
@@ -197,7 +197,7 @@ def last_at(address: Ints, time_us: Ints, asked_address: Ints, asked_ns: Ints) -
 
 
 def segment_table(spool: Spool, epoch: Epoch, device: str) -> Segments:
-    """Makes the table of a device's segments as they stood at the end of an epoch; empty where nobody told."""
+    """Builds the table of a device's segments at the end of an epoch; empty if not recorded."""
     raw = [one for one in _segments_at_end(spool, epoch) if f"cuda:{one['device']}" == device]
     return Segments.of(
         device=[device] * len(raw),

@@ -1,4 +1,4 @@
-"""What operators do on a device: how long their work takes there, and on which stream it runs."""
+"""Device time of operators, and the stream each runs on."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from memprof.trace.schema import NONE, Bools, Floats, Ints
 
 
 def has_kernels(recording: Recording) -> bool:
-    """Whether work on a device was timed."""
+    """Whether device time was measured."""
     return len(recording.spool.rows["kernels"]) > 0
 
 
 def on_device(recording: Recording, processor_us: Floats, timed_row: Ints) -> Floats:
-    """Returns what each raw operator takes of the device's time, in microseconds. Shape (raw,).
+    """Returns the device time of each raw operator, in microseconds. Shape (raw,).
 
-    Launching work takes the processor's time, which passes while the device works: it is no part of it. Operators on
-    tensors of the processor take what they take there.
+    Launch overhead on the CPU overlaps with device work and is excluded. Operators on CPU tensors get their
+    CPU time.
 
     Args:
         recording: The raw recording.
-        processor_us: What each takes of the processor's time. Shape (raw,).
-        timed_row: Its row of the timed step; NONE without.
+        processor_us: CPU time of each operator. Shape (raw,).
+        timed_row: The operator's row in the timed step; NONE without one.
 
     Returns:
-        NaN where no device was timed, or the operator is not in the timed step.
+        NaN where no device was timed or the operator is missing from the timed step.
     """
     work_us = np.full(recording.raw_count, np.nan)
     if has_kernels(recording):
@@ -40,7 +40,7 @@ def on_device(recording: Recording, processor_us: Floats, timed_row: Ints) -> Fl
 
 
 def subtree_sums(own: Ints, depth: Ints) -> Ints:
-    """Sums a column over each row and all below it.
+    """Sums a column over each row and its descendants.
 
     Args:
         own: Values of the rows, parents before children. Shape (rows,).
@@ -58,7 +58,7 @@ def subtree_sums(own: Ints, depth: Ints) -> Ints:
 
 
 def is_on_processor(recording: Recording) -> Bools:
-    """Tells which raw operators return tensors on the processor alone. Shape (raw,)."""
+    """Returns which raw operators return only CPU tensors. Shape (raw,)."""
     touches = recording.spool.columns("touches")
     op = touches["op"] - recording.epoch.first_op
     is_made = (op >= 0) & (op < recording.raw_count) & (touches["role"] == WRITE) & (touches["tensor"] != NONE)
@@ -70,7 +70,7 @@ def is_on_processor(recording: Recording) -> Bools:
 
 
 def streams_of(recording: Recording) -> Ints:
-    """Returns the stream of each raw operator, numbered in the order met with 0 for the default one. Shape (raw,)."""
+    """Returns the stream of each raw operator, numbered by first appearance; 0 is the default stream. Shape (raw,)."""
     changes = recording.spool.columns("streams")
     stream = np.zeros(recording.raw_count, dtype=np.int64)
     if not len(changes["op"]):

@@ -1,4 +1,4 @@
-"""Names memory on a device that no tensor holds: workspaces that libraries keep from one call to the next."""
+"""Identifies device memory that no tensor owns: library workspaces kept between calls."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import numpy as np
 
 from memprof.trace.schema import NONE, Bools, Ints, Ops, Texts
 
-#: Libraries by the operators that run on them; torch keeps cuBLAS's workspace for each thread and stream
-#: (aten/src/ATen/cuda/CUDABlas.cpp, CublasHandlePool.cpp), and cuDNN's within the operator.
+#: Libraries by the operators that use them; torch keeps cuBLAS's workspace per thread and stream
+#: (aten/src/ATen/cuda/CUDABlas.cpp, CublasHandlePool.cpp), and frees cuDNN's within the operator.
 _LIBRARIES = (
     (
         re.compile(r"^aten\.(?:_?addmm|mm|bmm|baddbmm|addbmm|addmv|linear|_scaled_mm|_grouped_mm|matmul|mv|dot)"),
@@ -24,21 +24,21 @@ _LIBRARIES = (
 def name_workspaces(
     is_own: Bools, category: Texts, names: Texts, created: Ints, freed: Ints, used: Ints, ops: Ops
 ) -> None:
-    """Puts what no operator ever touches, and nobody stated, under workspaces; changes categories and names in place.
+    """Labels unused storages without recorded facts as workspaces; edits categories and names in place.
 
     Args:
-        is_own: Storages of the device's allocator. Shape (storages,).
+        is_own: Storages owned by the device's allocator. Shape (storages,).
         category: Their categories.
         names: Their names.
-        created: Row that made each; NONE where older.
-        freed: Row behind which each was freed; NONE where it stays.
-        used: Storages that operators touch. Shape (uses,).
+        created: Row that created each; NONE where older.
+        freed: Row after which each was freed; NONE where it stays.
+        used: Storages that operators use. Shape (uses,).
         ops: The operators.
     """
     is_touched = np.zeros(len(created), dtype=np.bool_)
     is_touched[used] = True
     is_nobodys = is_own & ~is_touched & (names == "") & np.isin(category, ("temporary", "unknown"))
-    # What lives from one operator into another, and is of no tensor. Memory taken between operators is autograd's.
+    # Memory of no tensor that outlives its operator. Memory allocated between operators is autograd's.
     is_made = is_nobodys & (created != NONE) & ((freed == NONE) | (freed > created))
     is_made[is_made] = ops.kind[created[is_made]] != "allocation"
     for row in np.flatnonzero(is_made).tolist():

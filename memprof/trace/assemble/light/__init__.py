@@ -1,1 +1,1 @@
-"""Assembles light recordings: the whole run in counts, its last stretch in full."""
+"""Assembles light recordings: counters for the whole run, full detail for the last stretch."""

@@ -1,4 +1,4 @@
-"""Writes the manifest of a lightly recorded process."""
+"""Builds the manifest of a lightly recorded process."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ def light_manifest(
 
     Args:
         folder: The process's folder in the spool.
-        main: What is told of the whole run.
-        run: Its steps.
-        tables: The tables made so far.
-        launch: What the parent wrote when it started the job.
-        exit_record: What the parent wrote at its end; None while it runs.
+        main: The records of the whole run.
+        run: The steps of the run.
+        tables: The tables built so far.
+        launch: The launch record that the parent process wrote when it started the job.
+        exit_record: The exit record that the parent wrote at the end; None while the job runs.
     """
     start = main.records["start"][0]
     machine = start["machine"]

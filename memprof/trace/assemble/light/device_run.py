@@ -1,4 +1,4 @@
-"""Tells a light recording of a job on CUDA: its allocator's snapshot, with the run's steps and modules."""
+"""Builds a light recording of a CUDA job from its allocator's snapshot and the run's steps and modules."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from memprof.trace.schema import NONE, Ops, Steps, Table, Texts
 
 
 def find_snapshot(folder: Path, main: Spool) -> Path | None:
-    """Returns the snapshot to tell: that of the failed request where the job ended by it, else that of the end."""
+    """Returns the snapshot to use: that of the failed request if it ended the job, else the final one."""
     at_end, at_failure = folder / SNAPSHOT_AT_END, folder / SNAPSHOT_AT_FAILURE
     is_fatal = bool(main.records.get("fatal")) or not at_end.is_file()
     order = (at_failure, at_end) if is_fatal else (at_end, at_failure)
@@ -28,12 +28,12 @@ def find_snapshot(folder: Path, main: Spool) -> Path | None:
 
 
 def assemble_device(path: Path, folder: Path, main: Spool) -> tuple[dict[type[Table], Table], str]:
-    """Makes the tables of the device that the process used most.
+    """Builds the tables of the device that the process used most.
 
     Args:
         path: The snapshot.
         folder: The process's folder in the spool.
-        main: What is told of the whole run.
+        main: The records of the whole run.
 
     Returns:
         The tables, and the device's name.
@@ -55,7 +55,7 @@ def assemble_device(path: Path, folder: Path, main: Spool) -> tuple[dict[type[Ta
     assert isinstance(ops, Ops)
     assert isinstance(steps, Steps)
     if len(annotations) > 1:
-        # The history begins within a step, or before the first one.
+        # The history begins in the middle of a step, or before the first one.
         place = np.maximum(np.searchsorted(start_us, steps.start_us, side="right") - 1, 0)
         place[0] = max(int(np.searchsorted(start_us, np.nan_to_num(steps.start_us[0]), side="right")) - 1, 0)
         named = number[place]
@@ -67,14 +67,14 @@ def assemble_device(path: Path, folder: Path, main: Spool) -> tuple[dict[type[Ta
 
 
 def _annotations(device: DeviceHistory, starts_us: Sequence[float]) -> list[Annotation]:
-    """Returns the run's steps as stretches of the history, beside those it has itself but for steps."""
+    """Returns the run's steps as stretches of the history, plus the history's own annotations other than steps."""
     own = [one for one in device.annotations if not one.name.startswith("ProfilerStep")]
     steps = [Annotation(f"ProfilerStep#{place}", True, moment) for place, moment in enumerate(starts_us)]
     return sorted([*own, *steps], key=lambda one: one.time_us) if len(steps) > 1 else list(device.annotations)
 
 
 def _with_modules(ops: Ops, folder: Path, names: Texts) -> Ops:
-    """Gives each allocation the module that was called innermost when it happened, by the clock both share."""
+    """Assigns each allocation the innermost module called at that time; both use the same clock."""
     rings = sorted(folder.glob(f"{RING_PREFIX}*"), key=lambda path: int(path.name.removeprefix(RING_PREFIX)))
     parts = [read_spool(path).rows["marks"] for path in rings]
     marks = np.concatenate(parts) if parts else np.empty((0, 5), dtype=np.int64)
@@ -83,10 +83,10 @@ def _with_modules(ops: Ops, folder: Path, names: Texts) -> Ops:
     moment_us, module, phase = marks[:, 0] / 1000, marks[:, 1], marks[:, 2]
     place = np.searchsorted(moment_us, ops.start_us, side="right") - 1
     is_known = (place >= 0) & ~np.isnan(ops.start_us)
-    is_known[0] = False  # the beginning is no allocation
+    is_known[0] = False  # the row for the beginning is not an allocation
     place = np.maximum(place, 0)
     told = names[phase[place]]
-    # Stacks know backward, which runs in threads of its own while no module is called.
+    # Backward is read from stacks: it runs in threads of its own, outside any module call.
     is_here = is_known & (module[place] != NONE) & (ops.phase != "backward")
     phases = ops.phase.copy()
     phases[is_here] = told[is_here]

@@ -1,4 +1,4 @@
-"""Assembles the tables and the manifest of one lightly recorded process."""
+"""Assembles the tables and manifest of one lightly recorded process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from memprof.trace.files.spool import LIGHT_FOLDER, Spool, read_spool
 from memprof.trace.manifest import Manifest
 from memprof.trace.schema import NONE, ModulePeaks, Modules, Ops, StepPeaks, Steps, Storages, Table
 
-#: What memory is called that was there before the stretch and that no model or optimizer holds.
+#: Name of memory that predates the stretch and is held by no model or optimizer.
 _OLDER = "older than the stretch, held by no model and no optimizer"
 
 
@@ -31,12 +31,12 @@ def is_light(folder: Path) -> bool:
 def assemble_light(
     folder: Path, launch: Mapping[str, Any], exit_record: Mapping[str, Any] | None
 ) -> tuple[Manifest, dict[type[Table], Table]] | None:
-    """Assembles one process's light recording; None when it recorded nothing.
+    """Assembles one process's light recording; None when nothing was recorded.
 
     Args:
         folder: The process's folder in the spool.
-        launch: What the parent wrote when it started the job.
-        exit_record: What the parent wrote when the job had ended; None while it runs.
+        launch: The launch record that the parent process wrote when it started the job.
+        exit_record: The exit record that the parent wrote when the job ended; None while it runs.
 
     Raises:
         OSError: The recording cannot be read.
@@ -76,7 +76,7 @@ def _stretch_tables(
 
 
 def _categorised(storages: Storages, ops: Ops) -> Storages:
-    """Tells activations by their lives, since uses are not recorded: made in forward and given back in backward."""
+    """Marks activations by lifetime, since uses are not recorded: created in forward, freed in backward."""
     category, name = storages.category.copy(), storages.name.copy()
     has_both = (storages.created_op_id != NONE) & (storages.freed_op_id != NONE)
     born, died = storages.created_op_id[has_both], storages.freed_op_id[has_both]

@@ -1,7 +1,7 @@
 """Cuts a stretch of a light recording into regions: module calls, backward nodes, updates, and what lies between.
 
-A region stands where an operator stands in an ordinary recording: it is the smallest part of a step whose place is
-known.
+A region takes the place of an operator in an ordinary recording: it is the smallest part of a step that can be
+located.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class Region:
     """One region.
 
     Attributes:
-        start_ns: When it begins.
-        end_ns: When it ends.
-        phase: Code of the phase.
-        module: Number of the innermost module, NONE outside.
-        call: Number of the module call around it, NONE outside.
-        node: Number of the name of the backward node, NONE outside.
-        is_recompute: A module that runs again inside backward.
+        start_ns: Start time.
+        end_ns: End time.
+        phase: Phase code.
+        module: Number of the innermost module; NONE outside.
+        call: Number of the enclosing module call; NONE outside.
+        node: Number of the backward node's name; NONE outside.
+        is_recompute: A module is run again inside backward.
     """
 
     start_ns: int
@@ -49,7 +49,7 @@ class Region:
     is_recompute: bool
 
     def name(self, node_names: list[str], module_types: list[str]) -> str:
-        """Returns what the region is called."""
+        """Returns the region's name."""
         if self.node != NONE:
             return node_names[self.node]
         if self.phase == BACKWARD and not self.is_recompute:
@@ -60,7 +60,7 @@ class Region:
 
 
 def cut_regions(spool: Spool, end_ns: int) -> list[Region]:
-    """Cuts a stretch into regions without gaps, in order.
+    """Cuts a stretch into contiguous regions, in order.
 
     Args:
         spool: A file of the ring.
@@ -74,8 +74,8 @@ def cut_regions(spool: Spool, end_ns: int) -> list[Region]:
     node_name = nodes["name"].tolist()
     regions: list[Region] = []
     mark, since, last = NONE, 0, NONE
-    is_after_node = False  # since the mark, a node has ended: backward is under way, or over
-    running: list[tuple[int, int]] = []  # nodes, each with the mark it began under
+    is_after_node = False  # a node has ended since the mark: backward is running, or over
+    running: list[tuple[int, int]] = []  # nodes, each with the mark that was current when it began
     for moment, kind, row in _edges(marks["time_ns"], nodes["start_ns"], nodes["end_ns"], end_ns):
         if mark != NONE and moment > since:
             module, phase, call, name = modules[mark], phases[mark], calls[mark], NONE
@@ -85,8 +85,8 @@ def cut_regions(spool: Spool, end_ns: int) -> list[Region]:
             elif running:
                 phase, is_recompute = BACKWARD, True
             elif is_after_node:
-                phase = phase if phase > LOADING else OTHER  # a name of the job's own goes on
-                if kind == _NODE_BEGINS:  # autograd's own work on what the node returned
+                phase = phase if phase > LOADING else OTHER  # a phase named by the job continues
+                if kind == _NODE_BEGINS:  # autograd's own work on the node's result
                     module, phase = last, BACKWARD
             regions.append(Region(since, moment, phase, module, call, name, is_recompute))
         since = moment
@@ -102,23 +102,23 @@ def cut_regions(spool: Spool, end_ns: int) -> list[Region]:
 
 
 def _edges(mark_ns: Ints, begin_ns: Ints, end_ns: Ints, last_ns: int) -> Iterator[tuple[int, int, int]]:
-    """Yields the moments at which something changes, what changes, and its row; the end of the stretch is a mark."""
+    """Yields the time of each change, what changes, and its row; the end of the stretch counts as a mark."""
     moments = np.concatenate((end_ns, mark_ns, begin_ns))
     kinds = np.repeat([_NODE_ENDS, _MARK, _NODE_BEGINS], [len(end_ns), len(mark_ns), len(begin_ns)])
     rows = np.concatenate((np.arange(len(end_ns)), np.arange(len(mark_ns)), np.arange(len(begin_ns))))
-    order = np.argsort(moments, kind="stable")  # of one moment, ends come first
+    order = np.argsort(moments, kind="stable")  # at equal times, ends come first
     yield from zip(moments[order].tolist(), kinds[order].tolist(), rows[order].tolist(), strict=True)
     yield max(last_ns, int(moments.max(initial=0))), _MARK, NONE
 
 
 def _carry(module_of_node: list[int], sequence: list[int]) -> None:
-    """Gives nodes without a number, which accumulate gradients, the module of the node that they follow."""
+    """Assigns nodes without a number, which accumulate gradients, the module of the preceding node."""
     for row in range(1, len(sequence)):
         if sequence[row] < 0:
             module_of_node[row] = module_of_node[row - 1]
 
 
 def _module_of(sequence: list[int], modules: list[int], node: int) -> int:
-    """Returns the module that was running when autograd made a node: its number is the counter's at that time."""
+    """Returns the module that was running when autograd created a node, found by the sequence counter."""
     place = bisect_right(sequence, node) - 1 if node >= 0 else NONE
     return modules[place] if place >= 0 else NONE

@@ -1,4 +1,4 @@
-"""The whole run of a light recording: its steps, their highest counts, and those of every module."""
+"""The whole run of a light recording: its steps, their peaks, and the peak of every module."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Run:
 
     Attributes:
         columns: The last row of each step, by column of the ``step_peaks`` stream. Shape (steps,).
-        device: The device that was counted.
-        phases: Name of each phase code.
+        device: The device whose memory was counted.
+        phases: Name by phase code.
     """
 
     columns: dict[str, Ints]
@@ -30,7 +30,7 @@ class Run:
         return len(self.columns["step"])
 
     def steps(self) -> Steps:
-        """Lists the steps, all without operators."""
+        """Lists the steps, all of them without operators."""
         columns = self.columns
         none = np.full(len(self), NONE, dtype=np.int64)
         return Steps.of(
@@ -46,7 +46,7 @@ class Run:
         )
 
     def step_peaks(self) -> StepPeaks:
-        """Lists the highest count of each step."""
+        """Lists the peak of each step."""
         columns = self.columns
         return StepPeaks.of(
             step=columns["step"],
@@ -59,7 +59,7 @@ class Run:
         )
 
     def place_at_end(self, modules: Modules, failed_at: list[int] | None) -> str:
-        """Says where the run was when it ended, such as ``step 812, backward of layers.3``."""
+        """Returns where the run was when it ended, such as ``step 812, backward of layers.3``."""
         if not len(self):
             return ""
         phase, module = failed_at or (int(self.columns["phase_now"][-1]), int(self.columns["module_now"][-1]))
@@ -70,14 +70,14 @@ class Run:
 def read_run(main: Spool, device: str) -> Run:
     """Reads the steps of a run."""
     columns = main.columns("step_peaks")
-    # Of several rows of a step the last one counts.
+    # Where a step has several rows, the last one counts.
     is_last = np.ones(len(columns["step"]), dtype=np.bool_)
     is_last[:-1] = columns["step"][1:] != columns["step"][:-1]
     return Run({name: values[is_last] for name, values in columns.items()}, device, phase_names(main))
 
 
 def module_peaks(main: Spool, device: str) -> ModulePeaks:
-    """Lists the highest count of each phase and module, with the step it was reached in first."""
+    """Lists the peak of each phase and module, with the first step that reached it."""
     columns = main.columns("module_peaks")
     order = np.lexsort((columns["step"], -columns["allocated_bytes"], columns["module"], columns["phase"]))
     ordered = {name: values[order] for name, values in columns.items()}
@@ -94,7 +94,7 @@ def module_peaks(main: Spool, device: str) -> ModulePeaks:
 
 
 def join_steps(run: Steps, told: Steps) -> Steps:
-    """Puts the steps that are told in full into those of the run, in place of their counts alone."""
+    """Replaces counter-only steps of the run by those recorded in full."""
     is_told: Bools = np.isin(run.step, told.step)
     kept = run.take(~is_told)
     rows = np.searchsorted(run.step, told.step)

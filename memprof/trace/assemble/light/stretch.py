@@ -1,4 +1,4 @@
-"""Turns a stretch of a light recording into an ordinary raw recording, whose operators are regions."""
+"""Turns a stretch of a light recording into an ordinary raw recording, with regions as operators."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from memprof.trace.assemble.light.regions import Region, cut_regions
 from memprof.trace.files.spool import COLUMNS, FLAG_RECOMPUTE, RING_PREFIX, Spool, read_spool
 from memprof.trace.schema import NONE, Ints
 
-#: Streams of records that are the whole run's and go with the stretch as they are.
+#: Record streams of the whole run, passed on with the stretch unchanged.
 _KEPT = (
     "modules",
     "names",
@@ -29,7 +29,7 @@ _KEPT = (
 
 
 def choose_stretch(folder: Path) -> Spool | None:
-    """Returns the last stretch that holds a whole step, or else the last of all; None where there is none.
+    """Returns the last stretch that contains a whole step, else the last stretch; None where there is none.
 
     Raises:
         OSError: A file of the ring cannot be read.
@@ -45,10 +45,10 @@ def choose_stretch(folder: Path) -> Spool | None:
 
 
 def ordinary_spool(main: Spool, stretch: Spool) -> Spool:
-    """Returns a stretch as a raw recording of the usual kind.
+    """Returns a stretch as an ordinary raw recording.
 
     Args:
-        main: What is told of the whole run.
+        main: The records of the whole run.
         stretch: The stretch.
     """
     begin = stretch.records["begin"][0]
@@ -57,7 +57,7 @@ def ordinary_spool(main: Spool, stretch: Spool) -> Spool:
     regions = cut_regions(stretch, heard_ns)
     starts = np.array([region.start_ns for region in regions], dtype=np.int64)
     steps = _steps(begin, ended, starts)
-    # What follows the last step, where nothing but the script's way to the next one does, is told of no step.
+    # What follows the last step belongs to no step if it is only the script on its way to the next one.
     regions = regions[: steps[-1]["end_op"]] if steps else regions
     names = texts.listed(main, "names")
     fresh: dict[str, int] = {}
@@ -71,7 +71,7 @@ def ordinary_spool(main: Spool, stretch: Spool) -> Spool:
     for region, of_step in zip(regions, _step_of(steps, len(regions)), strict=True):
         name = region.name(names, types)
         number = fresh.setdefault(name, len(names) + len(fresh))
-        # What the recorder does between two steps is no time of the job's.
+        # The recorder's own work between two steps is excluded from the job's time.
         last_ns = max(ends.get(of_step, region.end_ns), region.start_ns)
         rows += _operator(region, number, min(region.end_ns, last_ns))
     records["names"] = [*records.get("names", []), list(fresh)]
@@ -88,16 +88,16 @@ def ordinary_spool(main: Spool, stretch: Spool) -> Spool:
 
 
 def _steps(begin: dict[str, Any], ended: list[dict[str, Any]], starts: Ints) -> list[dict[str, Any]]:
-    """Returns the records of the steps, with that of a last one that is not whole."""
+    """Returns the step records, including a last step that is incomplete."""
     records = []
     first = 0
     for position, step in enumerate(ended):
-        # What the recorder does between two steps is the earlier one's.
+        # The recorder's work between two steps is counted in the earlier step.
         following = ended[position + 1]["start_ns"] if position + 1 < len(ended) else step["end_ns"]
         end = int(np.searchsorted(starts, following, side="left"))
         records.append(_step(step["step"], step["start_ns"], step["end_ns"], first, end, is_complete=True))
         first = end
-    if first < len(starts) - 1:  # more than the script's way to the next step
+    if first < len(starts) - 1:  # more than the script's code between steps
         last = ended[-1]["step"] + 1 if ended else begin["step"]
         records.append(_step(last, int(starts[first]), int(starts[-1]), first, len(starts), is_complete=False))
     return records
@@ -143,7 +143,7 @@ def _operator(region: Region, name: int, end_ns: int) -> list[int]:
 
 
 def _calls(stretch: Spool, starts: Ints) -> Ints:
-    """Returns the module calls with the regions they began and ended before, which the job does not number."""
+    """Returns the module calls with the first and last regions of each; the job does not number them."""
     rows = stretch.rows["calls"].copy()
     place = {name: i for i, name in enumerate(COLUMNS["calls"])}
     rows[:, place["first_op"]] = np.searchsorted(starts, rows[:, place["enter_ns"]], side="left")

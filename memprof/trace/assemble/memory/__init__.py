@@ -1,1 +1,1 @@
-"""From allocation events to storages: what was alive when, and what for."""
+"""Builds storages from allocation events: lifetimes and categories."""

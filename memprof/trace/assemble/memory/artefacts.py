@@ -1,8 +1,8 @@
-"""Takes out what watching itself did to memory, so that the trace tells the plain run's.
+"""Removes the recorder's own effects on memory, so that the trace matches the unrecorded run.
 
-A dispatch mode on the stack changes two things. Autograd takes every tensor for a subclass, and adds gradients that
-meet at one tensor into new memory, where it would else add them into the first. And a number among an operator's
-arguments, wrapped as a tensor of a few bytes before the mode is asked, is wrapped again below it.
+A dispatch mode on the stack changes two things. Autograd treats every tensor as a subclass, and accumulates
+gradients that meet at one tensor out of place instead of into the first. And a number among an operator's
+arguments, wrapped as a tensor of a few bytes before the mode is called, is wrapped again below it.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from memprof.trace.assemble.memory.block_lives import BlockLives
 from memprof.trace.assemble.timeline import NEVER, Timeline
 from memprof.trace.schema import NONE, Bools, Ints
 
-#: The largest number that can be wrapped: complex128.
+#: Size of the largest number that can be wrapped: complex128.
 _NUMBER_BYTES = 16
 
 
 @dataclass(frozen=True)
 class Mergers:
-    """Lives that are one in the plain run. Shape (mergers,) each.
+    """Lives that are one in the unrecorded run. Shape (mergers,) each.
 
     Attributes:
         op: Row of the operator.
-        kept: Life of its first input, which takes its result.
+        kept: Life of its first input, which also holds its result.
         dropped: Life of the result as recorded.
     """
 
@@ -35,14 +35,14 @@ class Mergers:
 
 
 def find_mergers(timeline: Timeline, lives: BlockLives, op: Ints, input_life: Ints, output_life: Ints) -> Mergers:
-    """Finds, among operators said to run in place, those whose input gave way to their result.
+    """Finds in-place operators (in the unrecorded run) whose input was freed in favor of a separate result.
 
     Args:
         timeline: Rows and events.
         lives: Lives of blocks.
         op: Rows of the operators. Shape (candidates,), ascending.
-        input_life: Life of the first input of each; NONE without.
-        output_life: Life of the result of each; NONE without.
+        input_life: Life of each operator's first input; NONE without.
+        output_life: Life of each operator's result; NONE without.
     """
     is_known = (input_life != NONE) & (output_life != NONE) & (input_life != output_life)
     op, kept, dropped = op[is_known], input_life[is_known], output_life[is_known]
@@ -55,18 +55,18 @@ def find_mergers(timeline: Timeline, lives: BlockLives, op: Ints, input_life: In
 
 
 def merge_lives(timeline: Timeline, lives: BlockLives, mergers: Mergers) -> tuple[BlockLives, Ints, Bools]:
-    """Makes one life of each pair.
+    """Merges each pair into one life.
 
     Returns:
-        The lives, where the kept one now lasts as long as the result did; the life each life has become, shape
-        (lives,); and which events thereby never happened, shape (events,).
+        The lives, with each kept one extended to the end of its result; the life each life has become, shape
+        (lives,); and the events that the unrecorded run does not have, shape (events,).
     """
     become = np.arange(len(lives.born))
     died = lives.died.copy()
     is_void = np.zeros(len(timeline.event_bytes), dtype=np.bool_)
     for kept, dropped in zip(mergers.kept.tolist(), mergers.dropped.tolist(), strict=True):
         root = kept
-        while become[root] != root:  # a sum of three gradients merges twice
+        while become[root] != root:  # a sum of three gradients is merged twice
             root = int(become[root])
         become[dropped] = root
         is_void[lives.born[dropped]] = True
@@ -76,15 +76,15 @@ def merge_lives(timeline: Timeline, lives: BlockLives, mergers: Mergers) -> tupl
 
 
 def wrapped_twice(timeline: Timeline, lives: BlockLives, op_start_ns: Ints) -> Bools:
-    """Finds the numbers that operators wrapped as tensors although they had been wrapped ahead of them.
+    """Finds numbers that operators wrapped as tensors although they were already wrapped.
 
     Args:
         timeline: Rows and events.
         lives: Lives of blocks.
-        op_start_ns: Start of each row's operator; of rows that are none, any moment. Shape (rows,).
+        op_start_ns: Start of each row's operator; any time for rows that are not operators. Shape (rows,).
 
     Returns:
-        The lives that do not exist in the plain run. Shape (lives,).
+        The lives that do not exist in the unrecorded run. Shape (lives,).
     """
     found = np.zeros(len(lives.born), dtype=np.bool_)
     small = np.flatnonzero((lives.size_bytes <= _NUMBER_BYTES) & (lives.born != NONE))
@@ -99,7 +99,7 @@ def wrapped_twice(timeline: Timeline, lives: BlockLives, op_start_ns: Ints) -> B
     ends_inside[ends_inside] = (timeline.event_op[ended] == op[ends_inside]) & timeline.event_is_inside[ended]
     again = is_inside & ~is_ahead & ends_inside
     keys = op * (_NUMBER_BYTES + 1) + lives.size_bytes[small]
-    # Of each size, as many were wrapped again as had been wrapped ahead.
+    # For each size, as many were wrapped again as had been wrapped before.
     keys_ahead, counts = np.unique(keys[ahead], return_counts=True)
     if not len(keys_ahead) or not again.any():
         return found
@@ -110,7 +110,7 @@ def wrapped_twice(timeline: Timeline, lives: BlockLives, op_start_ns: Ints) -> B
 
 
 def _rank_within(keys: Ints) -> Ints:
-    """Returns how many equal keys stand before each."""
+    """Returns the number of equal keys before each key."""
     order = np.argsort(keys, kind="stable")
     is_first = np.ones(len(keys), dtype=np.bool_)
     is_first[1:] = keys[order][1:] != keys[order][:-1]

@@ -1,4 +1,4 @@
-"""Pairs allocations with frees: the lives of blocks, and the counter they add up to."""
+"""Pairs allocations with frees: block lifetimes, and the allocated-bytes counter they sum to."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class BlockLives:
     Attributes:
         address: Where the block was.
         size_bytes: Its size.
-        born: Index of the event that made it; NONE when alive before.
+        born: Index of the event that allocated it; NONE when alive before.
         died: Index of the event that freed it; NEVER when alive at the end.
     """
 
@@ -27,7 +27,7 @@ class BlockLives:
     died: Ints
 
     def find(self, address: Ints, position: Ints) -> Ints:
-        """Returns the life alive at each address after so many events; NONE where there is none."""
+        """Returns the life at each address after a given number of events; NONE where there is none."""
         if not len(self.address):
             return np.full(len(address), NONE, dtype=np.int64)
         known, code = np.unique(self.address, return_inverse=True)
@@ -46,7 +46,7 @@ def pair(timeline: Timeline, alive_address: Ints, alive_bytes: Ints) -> BlockLiv
     """Pairs events into lives.
 
     A free of an unknown block means that it was alive before. A second allocation at an address means that the
-    free between was not heard (another thread's): the block died no later than that.
+    free between them was missed (it ran on another thread): the block died no later than that.
 
     Args:
         timeline: The events.
@@ -68,7 +68,7 @@ def pair(timeline: Timeline, alive_address: Ints, alive_bytes: Ints) -> BlockLiv
     died = np.full(len(address), NEVER, dtype=np.int64)
     followed = np.flatnonzero(is_taking & same_next)
     died[followed] = index[followed + 1]
-    # A free with no taking before it: a life that was there already.
+    # A free without a preceding allocation: the life began before the recording.
     previous_is_taking = np.zeros(len(address), dtype=np.bool_)
     previous_is_taking[1:] = is_taking[:-1]
     is_older = ~is_taking & ~(same_previous & previous_is_taking)
@@ -83,10 +83,10 @@ def pair(timeline: Timeline, alive_address: Ints, alive_bytes: Ints) -> BlockLiv
 
 @dataclass(frozen=True)
 class Counter:
-    """The allocated bytes over time, and what of it stays within one operator.
+    """Allocated bytes over time, and which lives stay within one operator.
 
     Attributes:
-        peak: Highest value while each row ran. Shape (ops,).
+        peak: Peak while each row ran. Shape (ops,).
         before: Value before each row. Shape (ops,).
         is_temporary: Lives that begin and end inside one row. Shape (lives,).
     """
@@ -99,18 +99,18 @@ class Counter:
 def count(
     timeline: Timeline, lives: BlockLives, start_bytes: int, is_void: Bools, extra: Ints, relief: Ints
 ) -> Counter:
-    """Follows the allocator's counter through the events.
+    """Replays the allocator's counter through the events.
 
     Args:
         timeline: Rows and events.
         lives: Lives of blocks.
         start_bytes: The counter's value before the first event.
-        is_void: Events that do not happen without the recorder. Shape (events,).
-        extra: Bytes that others took before each event, negative where they gave back. Shape (events,).
-        relief: Of those, what was given back by the time each row ran, negative. Shape (rows,).
+        is_void: Events that do not happen in the unrecorded run. Shape (events,).
+        extra: Bytes allocated elsewhere before each event, negative where freed. Shape (events,).
+        relief: The part of it freed by the time each row ran, negative. Shape (rows,).
     """
     rows = len(timeline.raw_op)
-    # Frees that were never heard take effect where the address was used again.
+    # Missed frees take effect where the address was reused.
     change = np.where(is_void, 0, timeline.event_bytes)
     died = lives.died[lives.died != NEVER]
     lost = timeline.event_bytes[died] > 0
@@ -118,7 +118,7 @@ def count(
     total = start_bytes + np.cumsum(change + extra)
     counter = np.concatenate([[start_bytes], total])
 
-    # A row's own part of the events: those inside it, or, for memory between operators, its takings.
+    # A row's own events are those inside it or, for memory between operators, its allocations.
     is_own = timeline.event_is_inside | (timeline.event_bytes > 0)
     is_own &= timeline.event_op != NONE
     own = np.flatnonzero(is_own)

@@ -1,4 +1,4 @@
-"""Decides what each storage is for, from what was stated about it and from who made and who reads it."""
+"""Assigns each storage a category, from recorded facts and from which operators create and read it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import numpy as np
 from memprof.trace.files.spool import ACTIVATION, BUFFER, GRADIENT, HELD, INPUT, OPTIMIZER_STATE, PARAMETER
 from memprof.trace.schema import NONE, Bools, Ints, Ops, Texts, Uses, is_beside
 
-#: fully_shard's copies of a buffer into a unit's whole parameters, and of its gradients into one.
+#: fully_shard's copies of a buffer into a unit's unsharded parameters, and of its gradients into one buffer.
 _COPIES_OUT, _COPIES_IN = "fsdp.split_with_sizes_copy.default", "fsdp.chunk_cat.default"
-#: Operators that take memory and compute nothing.
+#: Operators that allocate memory and compute nothing.
 _EMPTY = ("aten.empty", "aten.new_empty", "aten.zeros", "aten.new_zeros")
 
-#: Stated purposes that settle a storage's category, the first one found in this order.
+#: Recorded purposes that determine a storage's category; the first match in this order applies.
 _SETTLED = (
     (PARAMETER, "parameter"),
     (BUFFER, "buffer"),
@@ -25,15 +25,15 @@ _SETTLED = (
 
 @dataclass(frozen=True)
 class Facts:
-    """What the recorder stated about storages. Shape (facts,) each.
+    """Facts that the recorder stated about storages. Shape (facts,) each.
 
     Attributes:
-        storage: The storage; facts about memory that is not in the trace are left out.
-        category: Category code of trace.spool.
-        name: Raw number of the name, NONE without.
-        module: Module that owns it, NONE without.
+        storage: The storage; facts about memory outside the trace are dropped.
+        category: Category code of ``trace.files.spool``.
+        name: Raw number of the name; NONE without.
+        module: Module that owns it; NONE without.
         tensor: Raw number of its shape and type.
-        family: Number of its type and of all sizes but the first: a data set and its batches have the same.
+        family: Number of its type and all sizes but the first; a data set and its batches share it.
     """
 
     storage: Ints
@@ -44,7 +44,7 @@ class Facts:
     family: Ints
 
     def about(self, code: int, storages: int) -> Bools:
-        """Returns which storages a fact with this category code is about."""
+        """Returns which storages have a fact with this category code."""
         mask = np.zeros(storages, dtype=np.bool_)
         mask[self.storage[self.category == code]] = True
         return mask
@@ -52,16 +52,16 @@ class Facts:
 
 @dataclass(frozen=True)
 class Lifetimes:
-    """What the categories need to know of storages and their uses.
+    """The properties of storages and their uses from which categories are derived.
 
     Attributes:
-        created_op: Operator that made each storage; NONE when older. Shape (storages,).
-        use_op: Operator of each use that reads or changes. Shape (uses,).
+        created_op: Operator that created each storage; NONE when older. Shape (storages,).
+        use_op: Operator of each use that reads or mutates. Shape (uses,).
         use_storage: Its storage.
         phase: Phase of each operator. Shape (ops,).
-        is_recompute: Operators that repeat forward.
-        is_exchanged: Storages that ranks exchange: buffers of collectives, and parameters gathered whole.
-        is_scattered: Storages that are copied into such a buffer to be summed over ranks: whole gradients.
+        is_recompute: Operators that repeat a forward operator.
+        is_exchanged: Storages that ranks exchange: collective buffers and all-gathered parameters.
+        is_scattered: Storages copied into such a buffer to be summed over ranks: unsharded gradients.
     """
 
     created_op: Ints
@@ -74,13 +74,13 @@ class Lifetimes:
 
     @classmethod
     def of(cls, created_op: Ints, uses: Uses, ops: Ops) -> Lifetimes:
-        """Collects them from tables.
+        """Collects the evidence from tables.
 
-        An activation that is summed over ranks in place stays one: the buffers of collectives are empty at first.
+        An activation that is all-reduced in place stays an activation; collective buffers are empty at first.
 
         Args:
-            created_op: Operator that made each storage; NONE when older. Shape (storages,).
-            uses: Who touches them.
+            created_op: Operator that created each storage; NONE when older. Shape (storages,).
+            uses: Which operator uses which storage.
             ops: The operators.
         """
         names = ops.name.astype(str)
@@ -105,13 +105,13 @@ class Lifetimes:
         )
 
     def used_by(self, is_wanted: Bools) -> Bools:
-        """Returns which storages some operator of a kind touches."""
+        """Returns which storages some operator of a kind uses."""
         mask = np.zeros(len(self.created_op), dtype=np.bool_)
         mask[self.use_storage[is_wanted[self.use_op]]] = True
         return mask
 
     def made_by(self, is_wanted: Bools) -> Bools:
-        """Returns which storages an operator of a kind made."""
+        """Returns which storages an operator of a kind created."""
         known = self.created_op != NONE
         mask = np.zeros(len(self.created_op), dtype=np.bool_)
         mask[known] = is_wanted[self.created_op[known]]
@@ -121,10 +121,10 @@ class Lifetimes:
 def categorize(facts: Facts, lives: Lifetimes) -> Texts:
     """Returns the category of each storage. Shape (storages,).
 
-    Parameters, buffers, optimizer state and gradients are stated. What is made in forward and read in backward is
-    an activation. What a model is called with, or what is made outside the training phases (or before) and read
-    there, is input; so is what Python held of the same type and sizes but for the first. The rest of what operators
-    made is temporary; the rest of what is older is unknown.
+    Parameters, buffers, optimizer state and gradients come from recorded facts. A storage created in forward and read
+    in backward is an activation. A model argument, or a storage created outside the training phases (or before) and
+    read in them, is input; so is one Python held with the same type and sizes except the first. Other storages
+    created by operators are temporary; other older ones are unknown.
     """
     storages = len(lives.created_op)
     phase = lives.phase
@@ -151,7 +151,7 @@ def categorize(facts: Facts, lives: Lifetimes) -> Texts:
     category[lives.is_exchanged] = "collective"
     for code, text in reversed(_SETTLED):
         category[facts.about(code, storages)] = text
-    # The data set, and batches made ahead and not used yet, look like the batches that were used.
+    # The data set and prefetched, unused batches look like the batches that were used.
     families = facts.family[np.isin(facts.storage, np.flatnonzero(category == "input"))]
     alike = facts.storage[(facts.category == HELD) & np.isin(facts.family, families)]
     category[alike[category[alike] == "unknown"]] = "input"

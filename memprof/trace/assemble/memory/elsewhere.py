@@ -1,7 +1,7 @@
-"""Accounts for memory that the allocator counts but whose events were not heard: other threads', C++ objects'.
+"""Accounts for memory the allocator counts without a recorded event: other threads and C++ objects.
 
-The allocator tells its count with every event. Where it moves by more or less than the event itself, another
-thread took or gave back memory. That memory becomes storages of its own, so that the replay reaches the true count.
+Every event carries the allocator's own count. Where the count changes by more or less than the event itself, another
+thread allocated or freed memory. That memory becomes storages of its own, so that the replay matches the true count.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ NAME = "taken by another thread, or held by no Python object"
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """Storages for memory taken elsewhere. Shape (storages,) each.
+    """Storages for memory allocated elsewhere. Shape (storages,) each.
 
     Attributes:
         size_bytes: Their sizes.
-        created: Row that ran when each appeared; NONE when there at the start.
-        freed: Row that ran when each went; NONE when it stayed.
-        change: What it adds to the counter at each event. Shape (events,).
-        relief: What of it was given back by the time each row ran, negative. Shape (rows,).
-        start_bytes: What was there before the first event.
-        missing_bytes: By how much known memory exceeds the allocator's count at the start; 0 where it fits.
+        created: Row during which each appeared; NONE when it existed at the start.
+        freed: Row during which each was freed; NONE when it stayed.
+        change: Change of the counter at each event. Shape (events,).
+        relief: The part freed by the time each row ran, negative. Shape (rows,).
+        start_bytes: Bytes before the first event.
+        missing_bytes: By how much known memory exceeds the allocator's count at the start; 0 if it does not.
     """
 
     size_bytes: Ints
@@ -43,13 +43,13 @@ class Elsewhere:
 
     @classmethod
     def nothing(cls, events: int, rows: int) -> Elsewhere:
-        """Returns the account of a recording whose allocator tells no count."""
+        """Returns the account of a recording whose allocator reports no count."""
         none = np.empty(0, dtype=np.int64)
         return cls(none, none, none, np.zeros(events, dtype=np.int64), np.zeros(rows, dtype=np.int64), 0, 0)
 
 
 def account(timeline: Timeline, lives: BlockLives, totals: Ints) -> Elsewhere:
-    """Follows the difference between the allocator's count and the lives that are known.
+    """Follows the difference between the allocator's count and the known lives.
 
     Args:
         timeline: Rows and events.
@@ -60,7 +60,7 @@ def account(timeline: Timeline, lives: BlockLives, totals: Ints) -> Elsewhere:
     start = int(totals[0] - timeline.event_bytes[0]) - known_start
     change = np.zeros(len(totals), dtype=np.int64)
     change[1:] = np.diff(totals) - timeline.event_bytes[1:]
-    # What is known to have ended there is no change of what is not known.
+    # Known frees do not change the unknown part.
     told = told_ends(timeline, lives)
     change -= told
     relief = np.zeros(len(timeline.raw_op), dtype=np.int64)
@@ -78,7 +78,7 @@ def account(timeline: Timeline, lives: BlockLives, totals: Ints) -> Elsewhere:
             open_units.append((amount, row))
             continue
         left, passing = -amount, 0
-        # Given back while a row ran: it was gone by then, and the row before saw it last.
+        # Freed while a row ran: gone by then, so the previous row is the last that had it.
         last_seen = row - 1 if is_own[event] else row
         while left and open_units:
             size, since = open_units.pop()
@@ -89,12 +89,12 @@ def account(timeline: Timeline, lives: BlockLives, totals: Ints) -> Elsewhere:
             if since == row and is_own[event]:  # a worker thread of the kernel: part of the operator's workspace
                 passing += gone
                 continue
-            if max(last_seen, since) != NONE:  # else it was gone before the first row
+            if max(last_seen, since) != NONE:  # otherwise it was freed before the first row
                 sizes.append(gone)
                 created.append(since)
                 freed.append(max(last_seen, since))
         change[event] = -passing
-        given = amount + left + passing  # what nobody had seen taken cannot be given back
+        given = amount + left + passing  # memory whose allocation was not seen cannot be freed here
         if is_own[event]:
             relief[row] += given
             change[first_event[row]] += given
@@ -108,7 +108,7 @@ def account(timeline: Timeline, lives: BlockLives, totals: Ints) -> Elsewhere:
         size_bytes=np.array(sizes, dtype=np.int64),
         created=np.array(created, dtype=np.int64),
         freed=np.array(freed, dtype=np.int64),
-        change=change + np.where(timeline.event_bytes > 0, 0, told),  # the counter ends lives at takings by itself
+        change=change + np.where(timeline.event_bytes > 0, 0, told),  # the counter already ends lives at allocations
         relief=relief,
         start_bytes=max(start, 0),
         missing_bytes=max(-start, 0),

@@ -1,4 +1,4 @@
-"""Chooses, among the memory events heard, those that are one taking or one giving back of the allocator's memory."""
+"""Selects, among recorded memory events, those that are one allocation or free of the allocator's own memory."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from memprof.trace.schema import Bools, Ints
 
 
 def own_events(time_ns: Ints, address: Ints, size_bytes: Ints, total: Ints, alive_address: Ints) -> Bools:
-    """Tells the allocator's own events, each once, from what else was heard.
+    """Selects the allocator's own events, each once.
 
-    Files and shared memory that torch maps report themselves, too, but the allocator counts none of it: their
-    events stand beside a count of 0, where the allocator's own can stand only when its last block goes.
-    What was freed and not taken since is not freed again: the end of memory older than the recorder is told by a
-    weak reference and sometimes by the allocator, too; or another thread took the block in between, unheard.
+    Mapped files and shared memory report events too, but the allocator does not count them: their events carry a count
+    of 0, which the allocator's own events have only when its last block is freed.
+    A block that was freed and not reallocated is not freed again: for memory older than the recorder, a weak reference
+    reports the free and sometimes the allocator does too, or another thread reallocated the block unseen in between.
 
     Args:
         time_ns: Time of each event. Shape (events,).
         address: Their addresses.
         size_bytes: Their sizes, negative for frees.
-        total: The allocator's count after each, -1 where it was not told.
-        alive_address: Blocks of the allocator's known to be alive before the first event.
+        total: The allocator's count after each event; -1 where not reported.
+        alive_address: Allocator blocks known to be alive before the first event.
     """
     order = np.lexsort((time_ns, address))
     ordered, is_taking = address[order], size_bytes[order] > 0

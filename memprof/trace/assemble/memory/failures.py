@@ -1,4 +1,4 @@
-"""Makes the table of failed requests for memory."""
+"""Builds the table of failed memory requests."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ def failure_records(spool: Spool) -> list[dict[str, Any]]:
 def failure_table(
     recording: Recording, ops: Ops, stacks: Stacks, exit_record: Mapping[str, Any] | None
 ) -> tuple[OutOfMemory, Stacks]:
-    """Makes the table, and adds the stacks of requests that no recorded operator made.
+    """Builds the table, and adds the stacks of requests outside recorded operators.
 
-    A request made by an operator has that operator as its own: it is recorded although it failed.
+    A request made by an operator gets that operator's id: the operator is recorded although it failed.
 
     Args:
         recording: The raw recording.
         ops: The operator table.
         stacks: The stacks of the operators.
-        exit_record: What the parent wrote when the job had ended; None while it runs.
+        exit_record: The exit record that the parent wrote when the job ended; None while it runs.
     """
     records = failure_records(recording.spool)
     frames = [str(text) for text in stacks.frames]
@@ -68,10 +68,10 @@ def failure_table(
 
 
 def kept_for_backward(storages: Storages, failures: OutOfMemory, ops: Ops) -> Storages:
-    """Calls activation what forward had made by the time memory ran out, and backward had not come to.
+    """Labels as activation what forward had created when memory ran out, and backward had not yet reached.
 
-    What is read in backward is told by backward; where that never ran, or ended halfway, what is alive of forward is
-    taken to wait for it.
+    What backward reads is known only once backward runs; where it never ran or stopped halfway, live forward storages
+    are assumed to be saved for it.
 
     Args:
         storages: The storages.
@@ -88,16 +88,16 @@ def kept_for_backward(storages: Storages, failures: OutOfMemory, ops: Ops) -> St
 
 
 def is_fatal(spool: Spool, number: int, names: Sequence[str], exit_record: Mapping[str, Any] | None) -> bool:
-    """Tells whether a failed request ended the job.
+    """Returns whether a failed request ended the job.
 
-    Python says so where it printed the traceback. A job that ends in an order of its own (its own handler, a
-    launcher that reports for it) ended with the last failure when it ran no operator since and did not end well.
+    Python's traceback shows it where one was printed. A job that shuts down on its own terms (its own handler, or a
+    launcher that reports for it) ended by its last failure if it ran no operator since and exited with an error.
 
     Args:
         spool: The raw recording.
         number: Number of the failure.
         names: The recording's names.
-        exit_record: What the parent wrote when the job had ended; None while it runs.
+        exit_record: The exit record that the parent wrote when the job ended; None while it runs.
     """
     if spool.records.get("fatal"):
         return number in spool.records["fatal"]
@@ -106,12 +106,12 @@ def is_fatal(spool: Spool, number: int, names: Sequence[str], exit_record: Mappi
     if not ended_badly or number != len(records) - 1:
         return False
     since = spool.columns("operators")["name"][records[number]["op"] + 1 :]
-    # An optimizer's step ends the range that it drew around itself, error or not.
+    # An optimizer's step closes its profiler range whether or not it failed.
     return all(names[name].startswith("profiler.") for name in since.tolist())
 
 
 def _row(recording: Recording, ops: Ops, record: dict[str, Any], frames: list[str]) -> dict[str, Any]:
-    """Returns what a failure has of the operator that asked, or of the traceback where none did."""
+    """Returns a failure's columns from the operator that made the request, or from the traceback without one."""
     raw = record["op"] - recording.epoch.first_op
     is_told = 0 <= raw < recording.raw_count
     op_id = int(recording.row_of_raw[raw]) if is_told else NONE
@@ -134,7 +134,7 @@ def _row(recording: Recording, ops: Ops, record: dict[str, Any], frames: list[st
 
 
 def _of_raw(recording: Recording, op: int) -> dict[str, Any]:
-    """Returns the same of an operator in a part of the recording that is not told."""
+    """Returns the same for an operator in a part of the recording that is not in the trace."""
     raw = {name: int(values[op]) for name, values in recording.spool.columns("operators").items()}
     return {
         "step": NONE,
@@ -147,7 +147,7 @@ def _of_raw(recording: Recording, op: int) -> dict[str, Any]:
 
 
 def _counted(recording: Recording, times_ns: list[int]) -> list[int]:
-    """Returns the CPU allocator's own count at each moment; NONE where it told none."""
+    """Returns the CPU allocator's own count at each time; NONE where it reported none."""
     totals: Ints = recording.heard.total
     places = recording.timeline.position(np.array(times_ns, dtype=np.int64)) - 1
     return [int(totals[place]) if place >= 0 and totals[place] >= 0 else NONE for place in places.tolist()]

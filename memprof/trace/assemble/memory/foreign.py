@@ -1,4 +1,4 @@
-"""Makes storages of memory that torch's allocator does not own: numpy's, shared, mapped."""
+"""Builds storages for memory that torch's allocator does not own: numpy, shared and mapped memory."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ class Foreign:
     """Foreign storages, by ascending address.
 
     Attributes:
-        address: Where each is. Shape (foreign,).
-        size_bytes: The largest tensor seen on it.
-        first: Raw operator that returned it first; NONE when it was an input before.
-        last: Raw operator that touched it last.
-        storage: Storage of each touch; NONE for touches of torch's own memory. Shape (touches,).
-        offset: Number of the first of them.
+        address: Address of each. Shape (foreign,).
+        size_bytes: Size of the largest tensor seen on it.
+        first: Raw operator that first returned it; NONE when it was an input before that.
+        last: Raw operator that used it last.
+        storage: Storage of each use; NONE for uses of torch's own memory. Shape (touches,).
+        offset: Number of the first foreign storage.
     """
 
     address: Ints
@@ -40,14 +40,14 @@ class Foreign:
 def find_foreign(
     raw_op: Ints, address: Ints, size_bytes: Ints, is_write: Bools, is_foreign: Bools, offset: int
 ) -> Foreign:
-    """Groups touches of foreign memory by address: one storage from the first touch to the last.
+    """Groups uses of foreign memory by address: one storage lives from the first use to the last.
 
     Args:
-        raw_op: Operator of each touch. Shape (touches,).
+        raw_op: Operator of each use. Shape (touches,).
         address: Address of its storage.
         size_bytes: Bytes of its tensor.
-        is_write: Touches by the operator that returned it.
-        is_foreign: Touches of memory that no allocation explains.
+        is_write: Uses by the operator that returned the tensor.
+        is_foreign: Uses of memory that no allocation explains.
         offset: Number of the first foreign storage.
     """
     unique, code = np.unique(address[is_foreign], return_inverse=True)

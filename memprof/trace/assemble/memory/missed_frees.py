@@ -1,6 +1,6 @@
-"""Ends lives whose end was not heard, where the allocator's count tells of it: blocks that another thread gave back.
+"""Ends lives whose free was missed but shows in the allocator's count: blocks that another thread freed.
 
-A collective's own thread drops the last reference to a buffer that the training thread took.
+A collective's own thread drops the last reference to a buffer that the training thread allocated.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from memprof.trace.assemble.memory.block_lives import BlockLives
 from memprof.trace.assemble.timeline import NEVER, Timeline
 from memprof.trace.schema import NONE, Ints
 
-#: A difference is looked for among the sums of so many lives at most, and among so many of them.
+#: Limits of the search: at most this many lives in one sum, out of at most this many candidates.
 _SUM_OF, _AMONG = 3, 24
-#: Smaller blocks end as they did: what they are cannot be told by their size.
+#: Smaller blocks are left alone: their size does not identify them.
 _LEAST_BYTES = 1024
 
 
@@ -33,7 +33,7 @@ def end_unheard(timeline: Timeline, lives: BlockLives, totals: Ints) -> BlockLiv
     fallen = np.flatnonzero(change <= -_LEAST_BYTES)
     died = lives.died.copy()
     last = np.minimum(died, len(totals) - 1)
-    is_open = (died == NEVER) | (timeline.event_bytes[last] > 0)  # it ends where its address was taken again
+    is_open = (died == NEVER) | (timeline.event_bytes[last] > 0)  # it ends where its address was reused
     is_open &= (lives.born != NONE) & (lives.size_bytes >= _LEAST_BYTES)
     rows = np.flatnonzero(is_open)
     if not len(fallen) or not len(rows):
@@ -49,7 +49,7 @@ def end_unheard(timeline: Timeline, lives: BlockLives, totals: Ints) -> BlockLiv
 
 
 def told_ends(timeline: Timeline, lives: BlockLives) -> Ints:
-    """Returns the bytes, negative, of the lives that end at an event of another block's. Shape (events,)."""
+    """Returns the bytes, negative, of lives that end at another block's event. Shape (events,)."""
     ended = np.zeros(len(timeline.event_bytes), dtype=np.int64)
     rows = np.flatnonzero(lives.died != NEVER)
     rows = rows[timeline.event_address[lives.died[rows]] != lives.address[rows]]
@@ -58,7 +58,7 @@ def told_ends(timeline: Timeline, lives: BlockLives) -> Ints:
 
 
 def _sum_to(sizes: list[int], amount: int) -> list[int]:
-    """Returns places of the fewest sizes that sum to an amount; none where there are none."""
+    """Returns the positions of the fewest sizes that sum to an amount; empty if none do."""
     for count in range(1, _SUM_OF + 1):
         for places in itertools.combinations(range(len(sizes)), count):
             if sum(sizes[place] for place in places) == amount:

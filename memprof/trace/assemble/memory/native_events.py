@@ -1,4 +1,4 @@
-"""What was heard of the memory of one device: takings and givings back in order, and what was in use before."""
+"""Recorded memory events of one device: allocations and frees in order, and the blocks in use before them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from memprof.trace.assemble.steps import Epoch
 from memprof.trace.files.spool import DRY_RUN, Spool
 from memprof.trace.schema import NONE, Ints
 
-#: The processor, whose memory is heard on a stream of its own.
+#: The CPU, whose memory events have their own stream.
 CPU = "cpu"
-#: Half of what a moment in whole microseconds may be early by.
+#: Half the maximum error of a time truncated to whole microseconds.
 _HALF_US = 500
 
 
@@ -26,15 +26,15 @@ class DeviceEvents:
 
     Attributes:
         device: The device, such as ``cpu`` or ``cuda:0``.
-        time_ns: When.
-        address: Where.
-        size_bytes: Bytes of the block, negative where it was given back.
-        total: The allocator's own count of allocated bytes afterwards; -1 where it tells none.
-        reserved: Its count of reserved bytes; NONE where it tells or has none.
-        requested: Bytes asked for; NONE where unknown.
+        time_ns: Time of each event.
+        address: Address of the block.
+        size_bytes: Block size in bytes, negative for frees.
+        total: The allocator's own count of allocated bytes afterwards; -1 where not reported.
+        reserved: Its count of reserved bytes; NONE where it has or reports none.
+        requested: Requested bytes; NONE where unknown.
         alive_address: Blocks in use before the first event. Shape (alive,).
-        alive_bytes: Their bytes.
-        alive_requested: Bytes asked for; NONE where unknown.
+        alive_bytes: Their sizes in bytes.
+        alive_requested: Their requested bytes; NONE where unknown.
         history: The allocator's own history; without rows where it keeps none.
     """
 
@@ -52,9 +52,9 @@ class DeviceEvents:
 
     @cached_property
     def event_of_entry(self) -> Ints:
-        """The event that reports what each entry of the history says; NONE where none does. Shape (entries,).
+        """The event that reports each history entry; NONE where none does. Shape (entries,).
 
-        The allocator writes an entry just before it reports: the entry is the last of its kind at that address by then.
+        The allocator writes an entry just before it reports the event: it is the last such entry at that address.
         """
         history = self.history
         event = np.full(len(history), NONE, dtype=np.int64)
@@ -72,9 +72,9 @@ class DeviceEvents:
 
 
 def devices_of(spool: Spool, epoch: Epoch) -> list[str]:
-    """Returns the devices whose memory was heard of in an epoch, that with most bytes first; the processor where none.
+    """Returns the devices with memory events in an epoch, the most bytes first; the CPU where there are none.
 
-    A job that trains on a device has its batches on the processor, too: what matters is the device.
+    A job that trains on a device also has its batches on the CPU; the device takes precedence.
     """
     names: list[str] = texts.listed(spool, "devices")
     size = np.zeros(len(names), dtype=np.int64)
@@ -92,12 +92,12 @@ def devices_of(spool: Spool, epoch: Epoch) -> list[str]:
 def read_device_events(spool: Spool, epoch: Epoch, device: str) -> DeviceEvents:
     """Returns the events of a device.
 
-    Of a device they come from the allocator's reports to the profiler where the epoch has them, else from the
+    For a device they come from the allocator's reports to the profiler if the epoch has them, else from the
     allocator's own history, else from weak references.
 
     Args:
         spool: The raw recording.
-        epoch: The part of it that is told.
+        epoch: The epoch to report.
         device: The device.
     """
     if device == CPU:
@@ -130,7 +130,7 @@ def read_device_events(spool: Spool, epoch: Epoch, device: str) -> DeviceEvents:
 
 
 def within(columns: dict[str, Ints], epoch: Epoch) -> dict[str, Ints]:
-    """Cuts the columns of a stream with times to an epoch."""
+    """Restricts the columns of a timed stream to an epoch."""
     moment = columns["enter_ns"] if "enter_ns" in columns else columns["time_ns"]
     is_inside = (moment >= epoch.start_ns) & (moment < epoch.end_ns)
     return {name: values[is_inside] for name, values in columns.items()}
@@ -139,11 +139,11 @@ def within(columns: dict[str, Ints], epoch: Epoch) -> dict[str, Ints]:
 def _on_cpu(spool: Spool, epoch: Epoch) -> DeviceEvents:
     events, alive = within(spool.columns("events"), epoch), within(spool.columns("alive"), epoch)
     is_own = own_events(events["time_ns"], events["address"], events["size_bytes"], events["total"], alive["address"])
-    is_own &= events["size_bytes"] != 0  # else a mark: everything up to here was heard
+    is_own &= events["size_bytes"] != 0  # else a mark: all events up to here have been recorded
     order = np.flatnonzero(is_own)
     order = order[np.argsort(events["time_ns"][order], kind="stable")]
     unknown = np.full(len(order), NONE, dtype=np.int64)
-    # Tensors on a device are held by Python, too, but their memory is not the processor's.
+    # Python also holds tensors on devices, but their memory is not the CPU's.
     is_here = ~np.isin(alive["address"], spool.columns("device_alive")["address"])
     return DeviceEvents(
         device=CPU,
@@ -166,7 +166,7 @@ def _of_device(columns: dict[str, Ints], number: int) -> dict[str, Ints]:
 
 
 def _alive_before(alive: dict[str, Ints], events: dict[str, Ints]) -> dict[str, Ints]:
-    """Leaves out of the blocks stated in use those that were heard being taken: the device may be new in the epoch."""
+    """Drops initial blocks whose allocation was recorded: the device may be first used within the epoch."""
     if not len(alive["address"]):
         return alive
     stated_ns = alive["time_ns"][0]
@@ -176,7 +176,7 @@ def _alive_before(alive: dict[str, Ints], events: dict[str, Ints]) -> dict[str, 
 
 
 def _requested(events: dict[str, Ints], history: History) -> Ints:
-    """Returns what each taking asked for: the allocator writes it down just before it reports the block."""
+    """Returns the requested bytes of each allocation: its history entry directly precedes the report."""
     requested = np.full(len(events["time_ns"]), NONE, dtype=np.int64)
     takings = np.flatnonzero(events["size_bytes"] > 0)
     entries = np.flatnonzero(history.is_taking)
@@ -189,14 +189,14 @@ def _requested(events: dict[str, Ints], history: History) -> Ints:
 
 
 def _from_history(device: str, history: History, alive: dict[str, Ints]) -> DeviceEvents:
-    """Makes events of the allocator's history alone; blocks are as large as rounding makes them."""
+    """Builds events from the allocator's history alone; block sizes are the rounded requested sizes."""
     rows = np.flatnonzero(history.is_taking | history.is_giving_back)
     size = block_bytes(history)[rows]
     in_use = alive["is_pending"] == 0
     taking = history.is_taking[rows]
     return DeviceEvents(
         device=device,
-        # Entries tie, and their moments are cut to microseconds: order is theirs.
+        # Entries tie, as times are truncated to microseconds; their order in the history decides.
         time_ns=np.maximum.accumulate(history.time_us[rows] * 1000 + _HALF_US) if len(rows) else rows,
         address=history.address[rows],
         size_bytes=np.where(taking, size, -size),

@@ -1,4 +1,4 @@
-"""Makes the storage and use tables of a recording, and follows the allocator's counter."""
+"""Builds the storage and use tables of a recording, and replays the allocator's counter."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from memprof.trace.schema import (
     Uses,
 )
 
-#: Autograd's own accumulation of gradients, where no timed step tells whether it runs in place.
+#: Autograd's gradient accumulation, where no timed step shows whether it runs in place.
 _ACCUMULATION = "aten.add.Tensor"
 
 
 @dataclass(frozen=True)
 class _Touches:
-    """Operators and the memory they touch. Shape (touches,) each."""
+    """Operators and the memory they use. Shape (touches,) each."""
 
     raw_op: Ints
     address: Ints
@@ -51,13 +51,13 @@ class _Touches:
 
 @dataclass(frozen=True)
 class MemoryTables:
-    """What a recording says of memory.
+    """The memory tables of a recording.
 
     Attributes:
         storages: Lives of storages.
-        uses: Who touches them.
+        uses: Which operator uses which storage.
         counter: The allocator's counter.
-        notes: What a reader must know of them.
+        notes: Caveats for the reader.
     """
 
     storages: Storages
@@ -67,13 +67,13 @@ class MemoryTables:
 
 
 def memory_tables(recording: Recording, modules: Modules, ops: Ops, partners: dict[int, Partners]) -> MemoryTables:
-    """Makes the tables of storages and uses.
+    """Builds the storage and use tables.
 
     Args:
         recording: The raw recording.
         modules: The module table.
         ops: The operator table.
-        partners: What the timed step says of the operators, by step.
+        partners: The matching operators of the timed step, by step.
     """
     timeline = recording.timeline
     heard = recording.heard
@@ -89,7 +89,7 @@ def memory_tables(recording: Recording, modules: Modules, ops: Ops, partners: di
     start_bytes = int(lives.size_bytes[lives.born == NONE].sum()) + elsewhere.start_bytes
     counter = count(timeline, lives, start_bytes, is_void, elsewhere.change, elsewhere.relief)
 
-    # Storages: lives longer than one operator, then foreign memory, then what nobody held.
+    # Storages: lives longer than one operator, then foreign memory, then memory allocated elsewhere.
     event_op = timeline.event_op
     born = np.full(len(lives.born), NONE, dtype=np.int64)
     died = np.full(len(lives.born), NONE, dtype=np.int64)
@@ -157,7 +157,7 @@ def memory_tables(recording: Recording, modules: Modules, ops: Ops, partners: di
 
 
 def workspace_bytes(storages: Storages, counter: Counter) -> Ints:
-    """Returns what each row held beyond what was alive before it and what it made. Shape (rows,)."""
+    """Returns the bytes each row held beyond what was alive before it and its own outputs. Shape (rows,)."""
     born = np.zeros(len(counter.peak), dtype=np.int64)
     is_made = storages.created_op_id != NONE
     np.add.at(born, storages.created_op_id[is_made], storages.allocated_bytes[is_made])
@@ -165,7 +165,7 @@ def workspace_bytes(storages: Storages, counter: Counter) -> Ints:
 
 
 def memory_samples(recording: Recording, counter: Counter) -> Memory:
-    """Makes the table of counters."""
+    """Builds the table of counters."""
     samples = recording.in_epoch("rss")
     raw = samples["op"] - recording.epoch.first_op
     is_inside = (raw >= 0) & (raw < recording.raw_count)
@@ -194,7 +194,7 @@ def _touches(recording: Recording, lives: BlockLives) -> _Touches:
 
 
 def _mergers(recording: Recording, lives: BlockLives, touches: _Touches, partners: dict[int, Partners]) -> Mergers:
-    """Finds operators that run in place without the recorder: as the timed step says, or as autograd does."""
+    """Finds operators that run in place in the unrecorded run, per the timed step or autograd's own rules."""
     raw = recording.raw
     names = texts.look_up(recording.names, raw["name"])
     in_backward = (raw["phase"] == BACKWARD) & ((raw["flags"] & FLAG_RECOMPUTE) == 0)
@@ -214,9 +214,9 @@ def _mergers(recording: Recording, lives: BlockLives, touches: _Touches, partner
 
 
 def _is_sum_of_gradients(recording: Recording, lives: BlockLives, touches: _Touches, raw_op: Ints) -> Bools:
-    """Tells the engine's sums of gradients from sums within a backward formula.
+    """Distinguishes the engine's gradient sums from sums within a backward formula.
 
-    The engine's first term was made under another node, and its result is used under another node.
+    In an engine sum, the first term was created under another node, and the result is used under another node.
     """
     node = recording.raw["node_sequence"]
     first = _first_life(touches, raw_op, READ)
@@ -238,9 +238,9 @@ def _is_sum_of_gradients(recording: Recording, lives: BlockLives, touches: _Touc
 
 
 def _was_viewed(recording: Recording, touches: _Touches, raw_op: Ints) -> Bools:
-    """Tells where the first term of a sum was looked at through a view, which autograd then keeps: it adds anew.
+    """Returns where a view of a sum's first term exists: autograd then keeps that term and adds out of place.
 
-    No timed step of a dry run can tell.
+    A dry run has no timed step to show this.
     """
     first = _first_life(touches, raw_op, READ)
     is_view = (recording.raw["flags"][touches.raw_op] & FLAG_VIEW) != 0
@@ -256,7 +256,7 @@ def _was_viewed(recording: Recording, touches: _Touches, raw_op: Ints) -> Bools:
 
 
 def _first_life(touches: _Touches, raw_ops: Ints, role: int) -> Ints:
-    """Returns the life that each operator touches first in a role; NONE where there is none."""
+    """Returns the life that each operator uses first in a role; NONE where there is none."""
     rows = np.flatnonzero(touches.role == role)
     ops, first = np.unique(touches.raw_op[rows], return_index=True)
     if not len(ops):
@@ -266,7 +266,7 @@ def _first_life(touches: _Touches, raw_ops: Ints, role: int) -> Ints:
 
 
 def _own_start(recording: Recording) -> Ints:
-    """Returns when each row's operator itself started; for memory between operators, when that began."""
+    """Returns the start of each row's own operator; for memory between operators, the start of the row."""
     return np.where(recording.is_real, recording.raw["start_ns"][recording.before], recording.timeline.start_ns)
 
 
@@ -278,9 +278,9 @@ def _elsewhere(recording: Recording, lives: BlockLives) -> Elsewhere:
 
 
 def _has_totals(recording: Recording) -> bool:
-    """Whether the allocator told its own count with every event, and all that it counts is known."""
+    """Returns whether every event carries the allocator's count, and all that it counts is known."""
     totals = recording.heard.total
-    # On a device everything in use is known from its allocator, whenever the recorder came.
+    # On a device, the allocator lists everything in use, whenever the recorder started.
     is_incomplete = recording.is_late and recording.heard.device == CPU
     return recording.epoch.source == "native" and not is_incomplete and len(totals) > 0 and bool(totals[0] >= 0)
 
@@ -315,7 +315,7 @@ def _facts(recording: Recording, lives: BlockLives, storage_of_life: Ints, forei
 
 
 def _attributes(facts: Facts, touches: _Touches, storage: Ints, created: Ints, ops: Ops) -> tuple[Ints, Ints, Ints]:
-    """Returns tensor, module and name of each storage: what was stated first, else what its maker says."""
+    """Returns tensor, module and name of each storage: from recorded facts first, else from its creator."""
     tensor, module, name = (np.full(len(created), NONE, dtype=np.int64) for _ in range(3))
     is_written = (touches.role == WRITE) & (storage != NONE)
     tensor[storage[is_written][::-1]] = touches.tensor[is_written][::-1]
@@ -330,7 +330,7 @@ def _attributes(facts: Facts, touches: _Touches, storage: Ints, created: Ints, o
 
 
 def _qualified(names: Texts, category: Texts, module: Ints, modules: Modules) -> Texts:
-    """Completes names: a buffer's with its module, and those of a model that is not the only one with its root's."""
+    """Qualifies names: a buffer's by its module, and those of a second model by its root."""
     owners = np.append(modules.name, "")[module]
     roots = _root_names(modules)
     result = names.copy()
@@ -350,7 +350,7 @@ def _root_names(modules: Modules) -> list[str]:
 
 
 def _unique_uses(op: Ints, storage: Ints, role: Ints) -> Uses:
-    """Drops repeated uses: an operator that takes a storage twice uses it once in each role."""
+    """Drops repeated uses: an operator that takes a storage twice uses it once per role."""
     is_known = storage != NONE
     keys = np.unique(np.stack([op[is_known], storage[is_known], role[is_known]], axis=1), axis=0)
     return Uses.of(op_id=keys[:, 0], storage_id=keys[:, 1], role=np.array(ROLES, dtype=np.object_)[keys[:, 2]])

@@ -1,7 +1,7 @@
-"""How many bytes of state each of torch's own optimizers makes with its first update, to the byte.
+"""Bytes of state that each of torch's own optimizers creates in its first update, exact to the byte.
 
-Source: torch/optim/*.py of torch 2.13, the ``_init_group`` of each class: state is made with ``zeros_like`` of the
-parameter (or a copy of its gradient), and a number of its own for each parameter (``step``) as a tensor.
+Source: torch/optim/*.py of torch 2.13, the ``_init_group`` of each class: state is created with ``zeros_like`` of the
+parameter (or a copy of its gradient), plus a scalar tensor per parameter (``step``).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-#: Bytes of one parameter's state, of its sizes, the bytes of an element, those of a scalar, and the group's settings.
+#: Bytes of one parameter's state, from its sizes, element bytes, scalar bytes and the group's settings.
 Formula = Callable[[tuple[int, ...], int, int, dict[str, Any]], int]
 
 
@@ -21,11 +21,11 @@ def _elements(sizes: tuple[int, ...]) -> int:
 
 
 def _copies(count: int, scalars: int, *also_if: str) -> Formula:
-    """Makes the formula of so many tensors like the parameter, one more for each setting that is on, and scalars."""
+    """Returns the formula for a number of tensors like the parameter, one more per enabled setting, and scalars."""
 
     def state_bytes(sizes: tuple[int, ...], item: int, scalar: int, settings: dict[str, Any]) -> int:
         tensors = count + sum(bool(settings.get(name)) for name in also_if)
-        # A fused kernel counts its steps in float32 whatever the default type.
+        # A fused kernel counts its steps in float32, whatever the default type.
         width = 4 if settings.get("fused") else scalar
         return tensors * _elements(sizes) * item + scalars * width
 
@@ -33,7 +33,7 @@ def _copies(count: int, scalars: int, *also_if: str) -> Formula:
 
 
 def _adafactor(sizes: tuple[int, ...], item: int, scalar: int, settings: dict[str, Any]) -> int:
-    """Keeps the rows' and the columns' variance of a matrix, and the whole of anything smaller."""
+    """Returns the state of a factored optimizer: row and column variances of a matrix, the full size otherwise."""
     if len(sizes) < 2:
         return _elements(sizes) * item + scalar
     rows, columns = _elements(sizes[:-1]), _elements((*sizes[:-2], sizes[-1]))
@@ -45,7 +45,7 @@ FORMULAS: dict[str, Formula] = {
     "torch.optim.adam.Adam": _copies(2, 1, "amsgrad"),  # exp_avg, exp_avg_sq, max_exp_avg_sq, step
     "torch.optim.adamw.AdamW": _copies(2, 1, "amsgrad"),
     "torch.optim.rmsprop.RMSprop": _copies(1, 1, "momentum", "centered"),  # square_avg, momentum_buffer, grad_avg
-    "torch.optim.adagrad.Adagrad": _copies(1, 1),  # sum, made with the optimizer
+    "torch.optim.adagrad.Adagrad": _copies(1, 1),  # sum, created with the optimizer
     "torch.optim.adadelta.Adadelta": _copies(2, 1),  # square_avg, acc_delta
     "torch.optim.nadam.NAdam": _copies(2, 2),  # exp_avg, exp_avg_sq, step, mu_product
     "torch.optim.radam.RAdam": _copies(2, 1),  # exp_avg, exp_avg_sq
@@ -54,20 +54,20 @@ FORMULAS: dict[str, Formula] = {
     "torch.optim.rprop.Rprop": _copies(2, 1),  # prev, step_size
     "torch.optim._adafactor.Adafactor": _adafactor,
     "torch.optim._muon.Muon": _copies(1, 0),  # momentum_buffer
-    "torch.optim.sparse_adam.SparseAdam": _copies(2, 0),  # exp_avg, exp_avg_sq; step is a number of Python's
+    "torch.optim.sparse_adam.SparseAdam": _copies(2, 0),  # exp_avg, exp_avg_sq; step is a Python number
 }
 
 
 def full_state_bytes(algorithm: str, groups: list[dict[str, Any]], scalar_bytes: int) -> int | None:
-    """Returns the bytes an optimizer's state has once every parameter has been updated.
+    """Returns the bytes of an optimizer's state once every parameter has been updated.
 
     Args:
         algorithm: Class whose ``step`` it runs, with its module.
-        groups: Its parameter groups: ``settings``, and ``parameters`` as [sizes, bytes of an element, how many].
+        groups: Its parameter groups: ``settings``, and ``parameters`` as [sizes, bytes of an element, count].
         scalar_bytes: Bytes of a scalar of torch's default type.
 
     Returns:
-        The bytes; None for a class that is not known, or whose state has no fixed size (LBFGS keeps a history).
+        The bytes; None for an unknown class, or one whose state has no fixed size (LBFGS keeps a history).
     """
     formula = FORMULAS.get(algorithm)
     if formula is None:

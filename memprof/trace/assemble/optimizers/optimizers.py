@@ -1,4 +1,4 @@
-"""Makes the table of optimizers, each as it was last seen."""
+"""Builds the table of optimizers, each in its last recorded state."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from memprof.trace.schema import NONE, Optimizers
 
 
 def optimizer_table(spool: Spool) -> Optimizers:
-    """Lists the optimizers; of what was said of one several times, the last holds."""
+    """Lists the optimizers; where one has several records, the last one counts."""
     last: dict[int, dict[str, Any]] = {}
     for batch in spool.records.get("optimizers", []):
         last.update({record["number"]: record for record in batch})
