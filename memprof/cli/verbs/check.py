@@ -110,8 +110,15 @@ def check(
         for command, reason in _another_plan(trace, planned):
             print(printable(f"next: {command}  {reason}"))
     elif is_failed:
-        print(printable(f"next: memprof suggest {trace} --budget {budget or machine or '80%'}  what makes it fit"))
+        print(printable(f"next: memprof suggest {trace} {_limit(budget, machine)}  what makes it fit"))
     return status
+
+
+def _limit(budget: str | None, machine: str | None) -> str:
+    """Returns the options with which `memprof suggest` searches below the limit that was exceeded."""
+    if budget is None and machine is not None:
+        return f"--machine {machine}"
+    return f"--budget {budget or '80%'}"
 
 
 def _another_plan(path: str, found: BudgetVerdict) -> list[tuple[str, str]]:

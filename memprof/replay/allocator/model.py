@@ -186,7 +186,7 @@ class CachingAllocator:
         pool.remove(free)
         if address > free.address:
             self._split(free, address - free.address, pool)
-            pool.add(free.previous)  # the front that was just split off
+            pool.add(free.previous)  # type: ignore[arg-type]  # the front that was just split off
             pool.remove(free)
         block = self._split(free, size, pool) if size < free.size else free
         block.state = ALLOCATED
