@@ -1,4 +1,4 @@
-"""Peaks of every rank of a recording: read one rank at a time, kept in little room, cut into comparable columns."""
+"""Peaks of every rank of a recording: read one rank at a time, downsampled, and cut into comparable columns."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from memprof.trace.schema import NONE, Floats, Ints
 from memprof.trace.store import Trace
 from memprof_dashboard.figures.timeline import draw
 
-#: Stretches that a rank is kept in at most; a rank of no more operators is kept exactly.
+#: Maximum stretches stored per rank; a rank with at most as many operators is stored exactly.
 MOST_STRETCHES = 16_384
-#: Columns that ranks are compared in at most.
+#: Maximum columns in which ranks are compared.
 MOST_COLUMNS = 300
 
 
@@ -53,7 +53,7 @@ class RankPeaks:
 
 
 def read_peaks(trace: Trace) -> RankPeaks:
-    """Reads one rank; nothing of it is kept but the columns returned.
+    """Reads one rank; only the returned columns are kept.
 
     Raises:
         BadInputError: The rank's recording is damaged.
@@ -101,7 +101,7 @@ class Compared:
 
     @property
     def spread(self) -> Floats:
-        """Bytes between the fullest and the emptiest rank of each column, NaN where fewer than two have it."""
+        """Highest minus lowest peak of the ranks in each column, in bytes; NaN where fewer than two have it."""
         is_there = np.isfinite(self.peaks)
         spread = np.where(is_there, self.peaks, -np.inf).max(axis=0) - np.where(is_there, self.peaks, np.inf).min(
             axis=0
@@ -115,7 +115,7 @@ class Compared:
 
 
 def compare_ranks(ranks: tuple[RankPeaks, ...], reference: RankPeaks, first: int, end: int) -> Compared:
-    """Cuts the same stretch out of every rank: as far inside the same steps, as ranks may run different operators.
+    """Cuts the same range out of every rank, by relative position in the same steps: ranks may run different operators.
 
     Args:
         ranks: The ranks.

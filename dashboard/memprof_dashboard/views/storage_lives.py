@@ -1,4 +1,4 @@
-"""The lives of storages in a stretch of a recording: how long each is alive, and how long after its last use."""
+"""Storage lifetimes in a range of a recording: how long each is alive, and how long after its last use."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from memprof.trace.schema import NONE, Bools, Floats, Ints, Uses
 from memprof.trace.store import Trace
 from memprof_dashboard.views.placement import addresses_of, compress, first_fit
 
-#: Blocks drawn at most: more rectangles than this make a browser slow.
+#: Maximum blocks drawn: more rectangles make a browser slow.
 MOST_BLOCKS = 2_000
-#: Storages listed at most as those that waste most.
+#: Maximum storages listed as wasters.
 MOST_WASTERS = 10
 
 
 class StorageLives:
-    """What the view of blocks reads off a recording, once.
+    """Data of the blocks view, read once per recording.
 
     Attributes:
         history: The recording.

@@ -1,4 +1,4 @@
-"""What the what-if page asks of the planners: plans for a budget, one plan's step, and plans that were run."""
+"""Interface of the what-if page to the planners: plans for a budget, one plan's step, and recorded plans."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def count_points() -> int:
 
 @dataclass(frozen=True)
 class Asked:
-    """What is asked for, as it was typed.
+    """A search request, as typed.
 
     Attributes:
         budget: The budget.
@@ -55,11 +55,11 @@ class Asked:
     allow: tuple[str, ...]
 
     def check(self) -> None:
-        """Finds mistakes that need no recording to be found.
+        """Checks the request as far as possible without a recording.
 
         Raises:
-            UsageError: The budget is none, or nothing is allowed.
-            PolicyError: A policy is named that there is not.
+            UsageError: The budget is invalid, or no policy is allowed.
+            PolicyError: A policy is unknown.
         """
         if not self.budget.strip():
             raise UsageError("A budget is needed: write a size such as 24GiB, or a share of the peak such as 60%.")
@@ -93,7 +93,7 @@ def find_plans(rank: Rank, asked: Asked, report: Callable[[Candidate], None]) ->
 
 
 def ask_planners(rank: Rank, report: Callable[[Point], None]) -> tuple[Point, ...]:
-    """Asks every planner at every budget; what was answered before an interruption is kept.
+    """Runs every planner at every budget; results before an interruption are kept.
 
     Args:
         rank: The recording.

@@ -1,4 +1,4 @@
-"""Searches that run beside the page: each in a thread of its own, watched, stopped, and kept to come back to."""
+"""Background searches: each runs in its own thread, can be polled and stopped, and its result is cached."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Search(Generic[P, R]):
 
     @property
     def was_stopped(self) -> bool:
-        """Whether it was told to end."""
+        """Whether it was stopped."""
         return self._is_stopped.is_set()
 
     @property
@@ -62,7 +62,7 @@ class Search(Generic[P, R]):
         return time.monotonic() - self._began
 
     def stop(self) -> None:
-        """Tells it to end with what it has; it does at the next thing it finds."""
+        """Requests a stop; the search ends with its results so far at the next one it reports."""
         self._is_stopped.set()
 
     def result(self, timeout_s: float | None = 0.0) -> R:

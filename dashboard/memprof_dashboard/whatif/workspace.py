@@ -1,4 +1,4 @@
-"""What the parts of the what-if page share: the searches of a dashboard, and the places their results go to."""
+"""Shared state of the what-if page: a dashboard's searches, and the ids of their results."""
 
 from __future__ import annotations
 
