@@ -36,7 +36,7 @@ class SegmentsPage:
         return html.Div(id=_BODY)
 
     def register(self, app: Dash, desk: Workspace) -> None:
-        """Adds the callback that fills it."""
+        """Registers the callback that fills it."""
 
         @app.callback(Output(_BODY, "children"), Input(ids.PLACE, "data"), Input(ids.THEME, "data"))
         @or_sentence

@@ -45,7 +45,7 @@ class StorageLives:
         np.maximum.at(self.last_use, uses["storage_id"], uses["op_id"].astype(np.int32))
         del uses
         self.right: Ids = np.where(history.freed == NONE, history.ops, history.freed + 1).astype(np.int32)
-        # What is alive at the end may be used after it, unless a whole step went by without a use.
+        # A storage alive at the end may be used later, unless a whole step passed without a use.
         is_told = (self.last_use != NONE) & ((history.freed != NONE) | (self.last_use < _last_step(history)))
         self.idle: Ids = np.where(is_told, self.last_use + 1, self.right).astype(np.int32)
 
@@ -166,7 +166,7 @@ class Wasters:
 
 
 def find_wasters(stretch: Stretch, most: int = MOST_WASTERS) -> Wasters:
-    """Finds what is held longest after its last use, at most ``most``."""
+    """Returns the storages that waste most after their last use, at most ``most``."""
     lives, rows = stretch.lives, stretch.rows
     held = np.maximum(np.minimum(lives.right[rows], stretch.end) - np.maximum(lives.idle[rows], stretch.first), 0)
     waste = held * lives.history.size[rows].astype(np.float64)

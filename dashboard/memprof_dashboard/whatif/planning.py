@@ -74,7 +74,7 @@ def find_plans(rank: Rank, asked: Asked, report: Callable[[Candidate], None]) ->
 
     Args:
         rank: The recording.
-        asked: What is asked for.
+        asked: The search request.
         report: Called with each plan that was replayed; a KeyboardInterrupt from it ends the search.
 
     Raises:
@@ -115,13 +115,13 @@ def ask_planners(rank: Rank, report: Callable[[Point], None]) -> tuple[Point, ..
 
 
 def plans_of(found: Suggestion) -> tuple[Candidate, ...]:
-    """Returns every plan that was tried, the job as it is left out: the fitting ones first, as the search ordered."""
+    """Returns every plan tried except the unmodified job: those that fit first, in search order."""
     return tuple(one for one in (*found.answer.fitting, *found.answer.others) if one.policies)
 
 
 @dataclass(frozen=True, eq=False)
 class Detail:
-    """One plan, and the step it is predicted to lead to.
+    """One plan and its predicted step.
 
     Attributes:
         plan: The plan with its prediction.
@@ -141,7 +141,7 @@ class Detail:
 
 
 def detail_of(rank: Rank, found: Suggestion, one: Candidate) -> Detail:
-    """Replays a plan once more, to show its step.
+    """Replays a plan again to show its step.
 
     Args:
         rank: The recording.
@@ -178,7 +178,7 @@ class Run:
 
 
 def runs_under_plans(desk: Workspace, view: View) -> tuple[Run, ...]:
-    """Finds the other recordings of the same model that were made under a plan, and holds each to its prediction."""
+    """Finds other recordings of the same model made under a plan, and compares each with its prediction."""
     rank = desk.rank(view.trace, view.rank)
     runs = []
     for place, source in enumerate(desk.sources):
