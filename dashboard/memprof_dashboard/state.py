@@ -25,10 +25,10 @@ class View:
         rank: Its rank; -1 for the lowest.
         tab: What is shown below the timeline, one of TABS.
         first: First operator shown; -1 for the recording's own choice.
-        end: The one behind the last shown.
+        end: End of the visible range (exclusive).
         at: The operator under the cursor; -1 for the peak.
         other: Place of a second recording shown beside it; -1 for none.
-        storage: Row of the storage looked at; -1 for none.
+        storage: Row of the selected storage; -1 for none.
         find: Search text: part of a module's, operator's or file's name.
         budget: Budget line, as it was typed.
     """

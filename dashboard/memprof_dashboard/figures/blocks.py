@@ -69,11 +69,11 @@ def blocks(drawn: Rectangles, first: int, end: int, at: int, theme: Theme, stora
 
     Args:
         drawn: The blocks, the largest first.
-        first: First operator of the stretch.
-        end: The one behind its last.
+        first: First operator of the range.
+        end: End of the range (exclusive).
         at: The operator under the cursor.
         theme: The page's colours.
-        storage: Row of the storage that is looked at, NONE for none.
+        storage: Row of the selected storage, NONE for none.
 
     Returns:
         The figure: bars for each category, then one trace that covers what is held after its last use. x is the
@@ -132,7 +132,7 @@ def blocks(drawn: Rectangles, first: int, end: int, at: int, theme: Theme, stora
 
 
 def chosen_frame(box: Box | None, top: int, theme: Theme) -> dict[str, object]:
-    """Returns the shape around the block that is looked at, the figure's second; without width where there is none.
+    """Returns the shape around the selected block, the figure's second; without width where there is none.
 
     Args:
         box: Where the block is.

@@ -28,8 +28,8 @@ class Drawn:
     """The operators drawn for a range.
 
     Attributes:
-        first: First operator of the stretch.
-        end: The one behind its last.
+        first: First operator of the range.
+        end: End of the range (exclusive).
         left: Where each column begins, shape ``(columns,)``.
         op_ids: The operator drawn in each column: its fullest one.
         lows: Fewest bytes alive in each column.
@@ -55,8 +55,8 @@ def draw(total: Ints, first: int, end: int, columns: int = COLUMNS) -> Drawn:
 
     Args:
         total: Bytes alive during each operator of the recording, shape ``(ops,)``.
-        first: First operator of the stretch.
-        end: The one behind its last.
+        first: First operator of the range.
+        end: End of the range (exclusive).
         columns: Most columns.
     """
     count = end - first
@@ -97,8 +97,8 @@ def timeline(history: History, first: int, end: int, theme: Theme, marks: Marks 
 
     Args:
         history: The recording.
-        first: First operator of the stretch.
-        end: The one behind its last.
+        first: First operator of the range.
+        end: End of the range (exclusive).
         theme: The page's colours.
         marks: Lines to mark.
 

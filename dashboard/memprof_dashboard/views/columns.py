@@ -25,7 +25,7 @@ class RankPeaks:
         rank: Its number.
         ops: Number of its operators.
         left: Where each stretch begins.
-        op_ids: The fullest operator of each.
+        op_ids: The peak operator of each.
         peaks: Bytes alive during it.
         largest: The category that most of them are of, as a place in ``categories``.
         largest_bytes: Bytes of that category.
@@ -87,7 +87,7 @@ class Compared:
     """Ranks side by side, each cut into the same columns.
 
     Attributes:
-        edges: Where columns begin and the last ends, as operators of the rank looked at; shape ``(columns + 1,)``.
+        edges: Where columns begin and the last ends, as operators of the selected rank; shape ``(columns + 1,)``.
         ranks: The ranks.
         stretch: The fullest stretch of each rank and column, ``NONE`` where it has no operators there; shape
             ``(ranks, columns)``.
@@ -120,8 +120,8 @@ def compare_ranks(ranks: tuple[RankPeaks, ...], reference: RankPeaks, first: int
     Args:
         ranks: The ranks.
         reference: The rank whose operators ``first`` and ``end`` are.
-        first: First operator of the stretch.
-        end: The one behind its last.
+        first: First operator of the range.
+        end: End of the range (exclusive).
     """
     count = min(MOST_COLUMNS, end - first)
     edges = first + (np.arange(count + 1) * (end - first)) // count

@@ -21,7 +21,7 @@ class Shown:
 
     Attributes:
         first: First operator shown.
-        end: The one behind the last shown.
+        end: End of the visible range (exclusive).
         at: The operator under the cursor.
     """
 
