@@ -17,18 +17,18 @@ from memprof_dashboard.sources import MemprofError, Source, Workspace
 from memprof_dashboard.state import View
 from memprof_dashboard.views.reactions import on_click, on_key, on_zoom, shown
 
-#: How often a recording that is going on is looked at, in milliseconds.
+#: Polling interval for a recording in progress, in milliseconds.
 _TICK_MS = 2_000
 
 
 def create_app(
     sources: list[Source], *, token: str, hosts: Sequence[str] = ("127.0.0.1", "localhost", "::1"), prefix: str = "/"
 ) -> Dash:
-    """Makes the dashboard of some recordings.
+    """Creates the dashboard app for some recordings.
 
     Args:
         sources: The recordings, at least one.
-        token: What a browser must know to be answered; see ``guard``.
+        token: Token that a browser must present; see ``guard``.
         hosts: Names under which it is served.
         prefix: Path, with slashes around, below which it is served at a path of its own (``own_path``).
 
@@ -85,7 +85,7 @@ def _layout(desk: Workspace) -> html.Div:
 
 
 def _register(app: Dash, desk: Workspace) -> None:
-    """Adds what makes the view, and what hands its parts on."""
+    """Registers the callbacks that update the view and distribute its parts."""
 
     @app.callback(
         Output(ids.VIEW, "data"),
@@ -120,7 +120,7 @@ def _register(app: Dash, desk: Workspace) -> None:
         kept = view.to_search()
         return resolved.to_json(), no_update if kept == search else kept
 
-    # In the browser: hands on the parts of the view that changed, and sets the controls to it.
+    # In the browser: forwards the parts of the view that changed and updates the controls.
     app.clientside_callback(  # type: ignore[no-untyped-call]  # dash has no types for it
         ClientsideFunction("memprof", "split"),
         Output(ids.WINDOW, "data"),
@@ -183,7 +183,7 @@ def _after(desk: Workspace, view: View, name: str, what: str, value: Any) -> Vie
 
 
 def _resolved(desk: Workspace, view: View) -> View:
-    """Returns the view with what it left to the recording filled in; as it is where that cannot be read."""
+    """Returns the view with defaults filled in from the recording; unchanged where the recording is unreadable."""
     try:
         now = shown(view, desk.rank(view.trace, view.rank))
     except MemprofError:
@@ -192,9 +192,9 @@ def _resolved(desk: Workspace, view: View) -> View:
 
 
 def _tell(error: Exception) -> None:
-    """Tells of a fault of ours: its traceback goes where memprof was started."""
+    """Prints the traceback of an internal error to memprof's stderr."""
     told = "".join(traceback.format_exception(error))
-    # Names from a recording may be in it, and a terminal obeys what is not printable.
+    # It may contain names from a recording, and terminals interpret control characters.
     print("".join(one if one.isprintable() or one == "\n" else repr(one)[1:-1] for one in told), file=sys.stderr)
     set_props(
         ids.NOTE,

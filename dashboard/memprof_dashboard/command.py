@@ -1,4 +1,4 @@
-"""The words behind ``memprof dashboard``, which are also those of ``python -m memprof_dashboard``."""
+"""The command ``memprof dashboard``, also run by ``python -m memprof_dashboard``."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def dashboard(traces: tuple[Path, ...], host: str, port: int, prefix: str, brows
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs it by itself; returns the exit code."""
+    """Runs the command standalone; returns the exit code."""
     try:
         dashboard.main(args=arguments, prog_name="python -m memprof_dashboard", standalone_mode=False)
     except click.ClickException as error:

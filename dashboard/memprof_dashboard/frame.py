@@ -1,4 +1,4 @@
-"""What stays on the page: the recordings, their figures at a glance, the timeline, and what is under the cursor."""
+"""The fixed part of the page: recording selector, summary bar, timeline, and cursor readout."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from memprof_dashboard.views.reactions import shown
 from memprof_dashboard.views.search import storages_found
 
 _MOST_TABLE_ROWS = 200
-#: Where the cursor is in the timeline that was drawn last; None while there is none.
+#: Cursor position in the timeline drawn last; None without a cursor.
 _DRAWN_AT = "drawn-at"
 _OVERVIEW = {"height": "56px"}
 _TIMELINE = {"height": "var(--timeline-height)"}
@@ -101,7 +101,7 @@ def _chosen(label: str, control: Any, *, is_hidden: bool = False) -> html.Label:
 
 
 def register(app: Dash, desk: Workspace) -> None:
-    """Adds the callbacks that draw it."""
+    """Registers the callbacks that draw it."""
 
     @app.callback(Output(ids.FACTS, "children"), Input(ids.WINDOW, "data"))
     @or_sentence
@@ -150,7 +150,7 @@ def register(app: Dash, desk: Workspace) -> None:
         now = shown(view, rank)
         return overview(rank.history, now.first, now.end, theme_of(theme))
 
-    # Waits for a picture that is under way, which may have the cursor where it was before.
+    # Waits for a figure still being drawn, which may have the cursor at its previous position.
     @app.callback(
         Output(ids.TIMELINE, "figure", allow_duplicate=True),
         Input(ids.CURSOR, "data"),
@@ -242,7 +242,7 @@ def _timeline_beside(desk: Workspace, view: View, theme: Any) -> Any:
 
 
 def _stretch_of(beside: Rank, rank: Rank, first: int, end: int) -> tuple[int, int]:
-    """Returns the stretch of another recording that goes with one: the steps of the same numbers, or all of it."""
+    """Returns the matching range of another recording: the steps of the same numbers, or all of it."""
     steps = rank.history.step[first:end]
     if not len(steps):
         return 0, beside.history.ops
@@ -258,7 +258,7 @@ def _nothing(theme: Any) -> Any:
 
 
 def _capacity(rank: Rank, history: History) -> int:
-    """Returns the device's memory where it is near enough to the peak to be drawn."""
+    """Returns the device's capacity where it is close enough to the peak to be drawn."""
     machine = rank.trace.manifest.machine
     if machine.device_kind == "cpu" or not history.ops:
         return 0

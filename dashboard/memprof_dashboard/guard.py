@@ -1,4 +1,4 @@
-"""Who may talk to the dashboard: a browser on this machine that was given its address, and no page of another site."""
+"""Access control: only browsers that have the dashboard's address may use it, and no page of another site."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from flask import Flask, Response, abort, redirect, request
 #: Largest request that is read; a callback's is below 20 kB.
 LARGEST_REQUEST_BYTES = 256 * 1024
 
-#: What dash raises over a request that its page does not send.
+#: Exceptions that dash raises for malformed requests.
 _MALFORMED = (
     *(AttributeError, CallbackException, DependencyException, IndexError, KeyError),
     *(RecursionError, TypeError, ValueError),
@@ -26,17 +26,17 @@ _PARAMETER = "token"
 
 
 def new_token() -> str:
-    """Returns a token that nobody guesses."""
+    """Returns an unguessable token."""
     return secrets.token_urlsafe(24)
 
 
 def own_path(token: str) -> str:
-    """Returns the path of one dashboard below its prefix, which nobody guesses and no other dashboard has."""
+    """Returns a dashboard's path below its prefix, unguessable and unique to it."""
     return f"{hashlib.sha256(b'path:' + token.encode()).hexdigest()[:24]}/"
 
 
 def guard(app: Dash, token: str, hosts: Sequence[str]) -> None:
-    """Lets requests through that carry the token, to one of the names the dashboard is served under.
+    """Accepts only requests that carry the token and are addressed to one of the dashboard's host names.
 
     On a shared machine others reach its port too, and a page of any other site can make a browser send it requests. The
     token is in the address that is opened; the answer to that keeps it in a cookie. Browsers send cookies to every port
@@ -75,7 +75,7 @@ def guard(app: Dash, token: str, hosts: Sequence[str]) -> None:
         return answer  # type: ignore[return-value]  # werkzeug's response is what flask sends
 
     def refuse(error: Exception) -> tuple[str, int]:
-        # What fails in a callback is told on the page; this failed before one was found.
+        # Errors in a callback are shown on the page; this one occurred before a callback was found.
         if "/_dash-" not in request.path or isinstance(error, InvalidCallbackReturnValue):
             raise error
         return "This is no request of the dashboard's page.", 400
@@ -97,7 +97,7 @@ def guard(app: Dash, token: str, hosts: Sequence[str]) -> None:
         answer.headers["Cross-Origin-Opener-Policy"] = "same-origin"
         answer.headers["X-Frame-Options"] = "DENY"
         if answer.mimetype in ("text/html", "application/json"):
-            answer.headers["Cache-Control"] = "no-store"  # what is recorded is not left in the browser's files
+            answer.headers["Cache-Control"] = "no-store"  # keeps recorded data out of the browser's cache
         return answer
 
 

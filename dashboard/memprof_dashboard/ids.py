@@ -1,22 +1,22 @@
-"""Ids of the components that more than one file speaks of."""
+"""Ids of components used by more than one file."""
 
 from __future__ import annotations
 
 #: The address bar.
 URL = "url"
-#: What is looked at: state.View as JSON. Everything else follows from it.
+#: The current state.View as JSON. Everything else is derived from it.
 VIEW = "view"
 #: Parts of VIEW, each changed only when its own fields change: what the timeline shows, where the cursor is, and which
 #: page of which recording stands below.
 WINDOW = "window"
 CURSOR = "cursor"
 PLACE = "place"
-#: A key that was pressed, and a jump that a page asks for: fields of View to change.
+#: A key press, and a jump requested by a page: fields of View to change.
 KEY = "key"
 GO = "go"
 #: ``light`` or ``dark``.
 THEME = "theme"
-#: Ticks while a recording is going on; counts its refreshes.
+#: Ticks while a recording is in progress; counts its refreshes.
 TICK = "tick"
 LIVE = "live"
 

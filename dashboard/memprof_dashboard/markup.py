@@ -1,11 +1,11 @@
-"""Writes HTML by hand: what is not marked as HTML is text, and is escaped."""
+"""HTML generation: anything not marked as HTML is text and is escaped."""
 
 from __future__ import annotations
 
 import html
 from collections.abc import Iterable, Sequence
 
-#: Longest name that is shown whole.
+#: Longest name shown in full.
 LONGEST = 90
 _LONGEST_TOOLTIP = 1_000
 
@@ -17,12 +17,12 @@ class Html(str):
 
 
 def visible(text: str) -> str:
-    """Returns a text with the characters written out that show nothing or turn its direction."""
+    """Returns a text with invisible and bidirectional control characters escaped."""
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def text(part: str) -> Html:
-    """Returns a part as HTML; escaped unless it is."""
+    """Returns a part as HTML, escaped unless it already is HTML."""
     return part if isinstance(part, Html) else Html(html.escape(visible(part)))
 
 
@@ -42,7 +42,7 @@ def name(part: str, longest: int = LONGEST, kind: str = "name") -> Html:
 
 
 def shorten(part: str, longest: int) -> str:
-    """Returns a text, cut in the middle where it is longer."""
+    """Returns a text, cut in the middle where it exceeds ``longest`` characters."""
     return part if len(part) <= longest else f"{part[: longest // 2]}…{part[-longest // 2 :]}"
 
 
@@ -51,7 +51,7 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]], marked: dict[int,
 
     Args:
         heads: Heads of the columns; those that begin with ``>`` are of numbers.
-        rows: Cells; what is not HTML is a name.
+        rows: Cells; a cell that is not HTML is a name.
         marked: Classes of some rows, by place.
     """
     kinds = ["number" if head.startswith(">") else "" for head in heads]

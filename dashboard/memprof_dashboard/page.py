@@ -1,4 +1,4 @@
-"""What a page of the dashboard is, and how its callbacks answer when something cannot be shown."""
+"""Protocol of a dashboard page, and error handling of its callbacks."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ R = TypeVar("R")
 class Page(Protocol):
     """A module of ``pages``."""
 
-    #: What stands on its tab.
+    #: Title of its tab.
     TITLE: str
 
     def layout(self, desk: Workspace, view: View) -> Any:
-        """Returns its components; what follows the window or the cursor is filled by its callbacks."""
+        """Returns its components; callbacks fill those that depend on the window or the cursor."""
         ...
 
     def register(self, app: Dash, desk: Workspace) -> None:
-        """Adds its callbacks."""
+        """Registers its callbacks."""
         ...
 
 
 def theme_of(name: Any) -> Theme:
-    """Returns a theme by the name that a browser sent."""
+    """Returns the theme for a name sent by the browser."""
     return THEMES["dark" if name == "dark" else "light"]
 
 
 def or_sentence(fill: Callable[P, R]) -> Callable[P, R | Any]:
-    """Makes a callback that returns components answer with the sentence of what cannot be read."""
+    """Wraps a callback that returns components: on a read error it returns the error message."""
 
     @functools.wraps(fill)
     def filled(*args: P.args, **kwargs: P.kwargs) -> R | Any:
@@ -54,7 +54,7 @@ def or_sentence(fill: Callable[P, R]) -> Callable[P, R | Any]:
 
 
 def or_message(draw: Callable[..., go.Figure]) -> Callable[..., go.Figure]:
-    """Makes a callback that returns a figure, its theme's name last, answer with a sentence where it cannot."""
+    """Wraps a callback that returns a figure (theme name last): on an error it draws the message."""
 
     @functools.wraps(draw)
     def drawn(*args: Any) -> go.Figure:

@@ -10,11 +10,11 @@ from memprof.phases import in_order
 
 @dataclass(frozen=True)
 class Fill:
-    """How the area of one category looks. The pattern tells areas apart where colour does not.
+    """Style of one category's area. The pattern distinguishes areas without colour.
 
     Attributes:
-        label: The category as people read it.
-        colour: From the palette of Okabe and Ito, which colour-blind people can tell apart.
+        label: Display name of the category.
+        colour: From the colour-blind-safe palette of Okabe and Ito.
         pattern: Plotly's name of a hatching; empty for a plain area.
     """
 
@@ -23,7 +23,7 @@ class Fill:
     pattern: str = ""
 
 
-#: Categories from the bottom of the picture to its top: what stays for the whole step lies below what comes and goes.
+#: Categories from bottom to top: those alive for the whole step lie below transient ones.
 FILLS = {
     "parameter": Fill("parameters", "#0072B2"),
     "buffer": Fill("buffers", "#0072B2", "."),
@@ -37,7 +37,7 @@ FILLS = {
     "unknown": Fill("unknown", "#999999", "/"),
 }
 
-#: Phases: those that the recorder tells, from the palette of Okabe and Ito.
+#: Colours of the recorder's own phases, from the palette of Okabe and Ito.
 PHASE_COLOURS = {
     "forward": "#56B4E9",
     "backward": "#E69F00",
@@ -47,9 +47,9 @@ PHASE_COLOURS = {
     "loading": "#F0E442",
     "other": "#BBBBBB",
 }
-#: Those that a job names, in turn; chosen to lie as far from the others as can be, also for the colour-blind.
+#: Colours of user-named phases, in order; as distinct from the others as possible, also for the colour-blind.
 _OWN_COLOURS = ("#8844EE", "#AAEE88", "#668844", "#66EEAA", "#8888EE")
-#: Operators of any phase that recompute what was dropped, and what a reader sees them called.
+#: Display name and colour of recomputed operators in any phase.
 RECOMPUTED, RECOMPUTED_COLOUR = "recomputed", "#D55E00"
 
 
@@ -81,7 +81,7 @@ THEMES = {
 
 
 def phase_colours(phases: Iterable[str]) -> dict[str, str]:
-    """Returns the colour of each phase that there is, in the order in which phases are listed."""
+    """Returns the colour of each phase present, in listing order."""
     listed = in_order(phases)
     own = [name for name in listed if name not in PHASE_COLOURS]
     colours = {name: _OWN_COLOURS[place % len(_OWN_COLOURS)] for place, name in enumerate(own)}
@@ -89,6 +89,6 @@ def phase_colours(phases: Iterable[str]) -> dict[str, str]:
 
 
 def fill_of(category: str) -> Fill:
-    """Returns the look of a category; one this version does not know (a newer trace's) looks like an unknown one."""
+    """Returns the style of a category; one unknown to this version (from a newer trace) is styled as uncategorized."""
     unknown = FILLS["unknown"]
     return FILLS.get(category, Fill(category, unknown.colour, unknown.pattern))

@@ -1,6 +1,6 @@
 """Small parts of a page: states without content, tables, and lines of text. Names from a trace are children only.
 
-Whatever stands as a child of a component is text to the browser, never markup.
+The browser treats children of a component as text, never as markup.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from typing import Any
 from dash import html
 from dash.development.base_component import Component
 
-#: Longest name that a table shows; the whole one is in its tooltip.
+#: Longest name shown in a table; the tooltip holds the full name.
 _LONGEST = 90
 
 
 def empty(title: str, sentence: str) -> html.Div:
-    """Returns what stands where a view has nothing to show."""
+    """Returns the placeholder of a view with nothing to show."""
     return html.Div([html.H3(title), html.P(sentence)], className="state empty", role="status")
 
 
 def error(sentence: str) -> html.Div:
-    """Returns what stands where a view cannot be shown."""
+    """Returns the placeholder of a view that cannot be shown."""
     return html.Div([html.H3("This cannot be shown"), html.P(sentence)], className="state error", role="alert")
 
 
 def note(sentence: str) -> html.P:
-    """Returns a remark, such as on what was left out."""
+    """Returns a note, such as on omitted rows."""
     return html.P(sentence, className="note")
 
 

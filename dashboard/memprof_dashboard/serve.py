@@ -18,9 +18,9 @@ from memprof_dashboard.app import create_app
 from memprof_dashboard.guard import new_token
 from memprof_dashboard.sources import Source, open_sources
 
-#: How many ports behind the one asked for are tried.
+#: Number of ports tried after the requested one.
 _TRIES = 50
-#: The parameter of glibc's mallopt, and the bytes from which on an array has pages of its own.
+#: glibc's mallopt parameter, and the size in bytes from which an array gets its own pages.
 _M_MMAP_THRESHOLD, _LARGE_BYTES = -3, 1 << 20
 _OWN_NAMES = ("127.0.0.1", "localhost", "::1")
 
@@ -42,7 +42,7 @@ def serve(
         port: Port to listen on; where it is taken, the next that is free.
         prefix: Path below which it is served, behind a proxy.
         opens_browser: Open the page in a browser.
-        say: Told in sentences where the page is.
+        say: Called with messages about the page's address.
 
     Raises:
         BadInputError: A recording cannot be opened.
@@ -70,21 +70,21 @@ def serve(
 
 
 def _give_back_memory() -> None:
-    """Has the C library return large arrays to the system once they are gone: it would keep some for each thread."""
-    with contextlib.suppress(OSError, AttributeError):  # others than glibc have no such parameter, and no such need
+    """Makes the C library return freed large arrays to the system; by default it keeps some per thread."""
+    with contextlib.suppress(OSError, AttributeError):  # only glibc has, and needs, this parameter
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
 
 
 def _read_ahead(source: Source) -> None:
-    """Reads what the first picture needs while the browser is still starting."""
-    with contextlib.suppress(MemprofError):  # the page tells what cannot be read
+    """Prefetches the data of the first figure while the browser starts."""
+    with contextlib.suppress(MemprofError):  # the page reports read errors
         rank = source.rank(-1)
         rank.steps, rank.history, rank.op_names, rank.op_stacks, rank.storage_texts  # noqa: B018 - read once, and kept
 
 
 def _listen(app: object, host: str, port: int) -> tuple[BaseWSGIServer, bool]:
-    """Returns a server on the port or a free one behind it, and whether the port was taken."""
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # a line for each request helps nobody here
+    """Returns a server on the port or the next free one, and whether the port was taken."""
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # suppresses the line per request
     taken = False
     for number in range(port, port + _TRIES) if port else (0,):
         try:
@@ -103,7 +103,7 @@ def _listen(app: object, host: str, port: int) -> tuple[BaseWSGIServer, bool]:
 
 
 def _open(url: str, say: Callable[[str], None]) -> None:
-    """Opens the page; where there is no browser, the address that was printed is all there is."""
+    """Opens the page in a browser; without one, only the printed address remains."""
     try:
         is_open = webbrowser.open(url)
     except (webbrowser.Error, OSError):

@@ -1,4 +1,4 @@
-"""The recordings that are open: each is read once, and again when it has grown."""
+"""The open recordings: each is read once, and reread when it has grown."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from memprof.trace.store import Trace
 
 
 class Rank:
-    """One process of a recording, with what the views read off it, each part read when it is first asked for."""
+    """One process of a recording, with the data of the views, each part read on first use."""
 
     def __init__(self, trace: Trace) -> None:
-        """Takes the rank's trace."""
+        """Wraps the rank's trace."""
         self.trace = trace
         self._lock = threading.RLock()
         self._steps: dict[int, Step] = {}
@@ -31,7 +31,7 @@ class Rank:
 
     @property
     def history(self) -> History:
-        """What is alive during every operator; made once, however many ask for it at the same time."""
+        """Live bytes during every operator; computed once, also under concurrent access."""
         with self._lock:
             if self._history is None:
                 self._history = History(self.trace)
@@ -54,7 +54,7 @@ class Rank:
 
     @cached_property
     def op_stacks(self) -> np.ndarray:
-        """Stack of each operator, NONE where none was taken."""
+        """Stack of each operator, NONE where none was captured."""
         stacks: np.ndarray = self.trace.columns(Ops, "stack_id")["stack_id"].astype(np.int32)
         return stacks
 
@@ -70,11 +70,11 @@ class Rank:
 
     @cached_property
     def sources(self) -> Sources:
-        """The user's own lines of code in each stack."""
+        """The lines of user code in each stack."""
         return find_sources(self.stacks)
 
     def step(self, number: int) -> Step:
-        """Returns a step; the last few are kept."""
+        """Returns a step; the last few are cached."""
         with self._lock:
             if number not in self._steps:
                 self._steps = dict(list(self._steps.items())[-3:])
@@ -82,14 +82,14 @@ class Rank:
             return self._steps[number]
 
     def step_range(self, number: int) -> tuple[int, int]:
-        """Returns the first operator of a step, and the one behind its last; all of them where it has none."""
+        """Returns a step's operators as [first, end); all operators where the step has none."""
         rows = np.flatnonzero((self.steps.step == number) & (self.steps.first_op_id != NONE))
         if not len(rows):
             return 0, self.history.ops
         return int(self.steps.first_op_id[rows[0]]), int(self.steps.last_op_id[rows[0]]) + 1
 
     def fullest_number(self) -> int:
-        """Returns the step the dashboard opens at: the fullest that was recorded whole, or what comes nearest; -1."""
+        """Returns the step shown first: the complete step with the highest peak, else the best match; -1 for none."""
         steps = self.steps
         has_ops = (steps.first_op_id != NONE) & (steps.last_op_id != NONE)
         for is_chosen in (
@@ -120,12 +120,12 @@ class Rank:
 
 @dataclass
 class Source:
-    """One recording that was opened.
+    """One open recording.
 
     Attributes:
-        path: Where it lies.
-        name: What it is called on the page, unlike those of the others.
-        trace: What was opened.
+        path: Its path.
+        name: Its unique display name.
+        trace: The open trace.
     """
 
     path: Path
@@ -137,11 +137,11 @@ class Source:
 
     @property
     def is_growing(self) -> bool:
-        """Whether the recording may still be going on: it is a spool folder."""
+        """Whether the recording may still be in progress: it is a spool folder."""
         return is_spool_folder(self.path)
 
     def rank(self, number: int) -> Rank:
-        """Returns one process of it; the lowest where there is none of that number."""
+        """Returns one rank; the lowest where the number is unknown."""
         with self._lock:
             number = number if number in self.trace.ranks else self.trace.rank
             if number not in self._ranks:
@@ -149,7 +149,7 @@ class Source:
             return self._ranks[number]
 
     def refresh(self) -> bool:
-        """Reads it again where it has grown; returns whether it was.
+        """Rereads the recording where it has grown; returns whether it was reread.
 
         Raises:
             BadInputError: It is gone, or damaged.
@@ -167,14 +167,14 @@ class Source:
 
 
 class Workspace:
-    """The recordings that are open, by place."""
+    """The open recordings, by index."""
 
     def __init__(self, sources: list[Source]) -> None:
-        """Takes them; there is at least one."""
+        """Stores the recordings, at least one."""
         self.sources = sources
 
     def source(self, place: int) -> Source:
-        """Returns a recording; the first where there is none at that place."""
+        """Returns a recording; the first where the index is out of range."""
         return self.sources[place if 0 <= place < len(self.sources) else 0]
 
     def rank(self, place: int, number: int) -> Rank:
@@ -197,7 +197,7 @@ def open_sources(paths: list[Path]) -> list[Source]:
 
 
 def _name(path: Path, paths: list[Path]) -> str:
-    """Returns the shortest end of a path that no other path has."""
+    """Returns the shortest suffix of a path that is unique among the paths."""
     parts = path.resolve().parts
     for count in range(1, len(parts)):
         name = "/".join(parts[-count:])
@@ -207,7 +207,7 @@ def _name(path: Path, paths: list[Path]) -> str:
 
 
 def _stamp(path: Path) -> tuple[int, int]:
-    """Returns what changes when a recording grows."""
+    """Returns a stamp that changes when a recording grows."""
     try:
         files = sorted(path.rglob("*")) if path.is_dir() else [path]
         stats = [file.stat() for file in files]

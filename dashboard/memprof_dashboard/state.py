@@ -1,4 +1,4 @@
-"""What is looked at: which recording, which stretch of it, which moment; in the URL, so that a link restores it."""
+"""The view: recording, range and moment; encoded in the URL, so that a link restores it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl, urlencode
 
 TABS = ("live", "blocks", "segments", "treemap", "whatif", "diff", "ranks")
 
-#: Longest text that is taken from a URL.
+#: Longest text accepted from a URL.
 _LONGEST = 200
 _LARGEST = 2**53
 _NUMBER = re.compile(r"-?[0-9]{1,20}")
@@ -18,18 +18,18 @@ _NUMBER = re.compile(r"-?[0-9]{1,20}")
 
 @dataclass(frozen=True)
 class View:
-    """What is looked at. Positions are rows of the recording's operators.
+    """The current view. Positions are rows of the recording's operators.
 
     Attributes:
         trace: Place of the recording among those opened.
         rank: Its rank; -1 for the lowest.
         tab: What is shown below the timeline, one of TABS.
         first: First operator shown; -1 for the recording's own choice.
-        end: The one behind the last shown.
+        end: End of the visible range (exclusive).
         at: The operator under the cursor; -1 for the peak.
         other: Place of a second recording shown beside it; -1 for none.
-        storage: Row of the storage looked at; -1 for none.
-        find: What is searched for: part of a module's, operator's or file's name.
+        storage: Row of the selected storage; -1 for none.
+        find: Search text: part of a module's, operator's or file's name.
         budget: Budget line, as it was typed.
     """
 
@@ -50,13 +50,13 @@ class View:
 
     @staticmethod
     def from_json(fields: Any) -> View:
-        """Reads what a browser sent; what makes no sense takes its default."""
+        """Parses fields sent by the browser; invalid ones take their default."""
         if not isinstance(fields, dict):
             return View()
         return View(**{name: value for name, value in fields.items() if _is_sound(name, value)})
 
     def to_search(self) -> str:
-        """Returns the URL's part behind the question mark; what is as by default is left out."""
+        """Returns the URL's query string; default values are omitted."""
         fields = {
             field.name: getattr(self, field.name)
             for field in dataclasses.fields(self)
@@ -66,7 +66,7 @@ class View:
 
     @staticmethod
     def from_search(search: Any) -> View:
-        """Reads a URL's part behind the question mark; what makes no sense takes its default."""
+        """Parses a URL's query string; invalid fields take their default."""
         text = search if isinstance(search, str) else ""
         texts = dict(parse_qsl(text.removeprefix("?")[: 20 * _LONGEST], keep_blank_values=True))
         defaults = {field.name: field.default for field in dataclasses.fields(View)}
@@ -79,7 +79,7 @@ class View:
         return View.from_json(fields)
 
     def change(self, /, **fields: Any) -> View:
-        """Returns the view with some fields changed; those that make no sense stay."""
+        """Returns the view with some fields changed; invalid values are ignored."""
         return dataclasses.replace(self, **{name: value for name, value in fields.items() if _is_sound(name, value)})
 
 

@@ -1,4 +1,4 @@
-"""What is said about a stretch of a recording and the moment under the cursor: figures at a glance, and rows."""
+"""Summary of a range of a recording and of the moment at the cursor: key figures, and table rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from memprof_dashboard.views.reactions import shown
 
 
 def budget_of(text: str, peak_bytes: int) -> int:
-    """Reads a budget line; 0 where there is none or it makes no sense."""
+    """Parses a budget line; 0 where it is empty or invalid."""
     try:
         if text.strip().endswith("%"):
             return int(peak_bytes * float(text.strip().removesuffix("%")) / 100)
@@ -29,7 +29,7 @@ def budget_of(text: str, peak_bytes: int) -> int:
 
 
 def facts_of(rank: Rank, view: View) -> Any:
-    """Returns the figures at a glance: the peak, where, how far from the budget, what is biggest, what is missing."""
+    """Returns the key figures: peak, its location, distance to the budget, largest category, missing data."""
     history, manifest = rank.history, rank.trace.manifest
     if not history.ops:
         return parts.empty(
@@ -84,7 +84,7 @@ def _phase(history: History, op_id: int) -> str:
 
 
 def readout(rank: Rank, view: View) -> Any:
-    """Returns what runs under the cursor, in words."""
+    """Returns a description of the operator at the cursor."""
     history = rank.history
     if not history.ops:
         return ""
@@ -103,7 +103,7 @@ def readout(rank: Rank, view: View) -> Any:
 
 
 def rows_of(rank: Rank, view: View, most: int | None) -> tuple[list[str], list[list[Any]]]:
-    """Returns what the timeline shows as rows: the fullest ones where ``most`` limits them."""
+    """Returns the timeline's data as rows, limited to the ``most`` highest where it is set."""
     history, now = rank.history, shown(view, rank)
     if not history.ops:
         return ["operator"], []

@@ -1,4 +1,4 @@
-"""A report as one HTML file that needs nothing else: to read, to print, to hang on an issue."""
+"""A report as one self-contained HTML file: to read, print or attach to an issue."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _ROWS = 10
 _TREE_ROWS = 18
 _LARGEST_ROWS = 20
 _SCREEN = CONFIG | {"scrollZoom": False}
-#: A capacity is drawn where it is no further above the peak than this.
+#: The capacity line is drawn only where capacity is at most this many times the peak.
 _CAPACITY_IN_SIGHT = 3
 
 
@@ -44,10 +44,10 @@ def export_html(
     op_id: int | None = None,
     rows: int | None = None,
 ) -> str:
-    """Writes what `memprof report` says of a recording, with the figures, as one HTML page.
+    """Writes the contents of `memprof report`, with figures, as one HTML page.
 
-    The page asks for nothing: scripts and styles are in it, and its content security policy forbids the rest. Every
-    text of the recording is escaped.
+    The page loads nothing: scripts and styles are inline, and its content security policy forbids anything else. All
+    text from the recording is escaped.
 
     Args:
         trace: The recording.
@@ -73,7 +73,7 @@ def export_html(
         "plotly": plotly,
         "script": script,
     }
-    # In one pass: what is filled in is not looked at again.
+    # In one pass, so that substituted text is not expanded again.
     return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _resource("export.html"))
 
 
@@ -91,7 +91,7 @@ def _policy(*scripts: str) -> str:
 
 
 def _json(content: Any) -> str:
-    """Returns JSON that cannot end the element it stands in."""
+    """Returns JSON that cannot close its enclosing element."""
     written = json.dumps(content, separators=(",", ":"), allow_nan=False)
     return written.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
@@ -178,7 +178,7 @@ def _body(report: Report, rank: Rank, rows: int | None) -> str:
 
 
 def _phases(rank: Rank) -> Html:
-    """Returns what the colours of the band below the timeline stand for."""
+    """Returns the legend of the phase band below the timeline."""
     shown = list(phase_colours(rank.history.phases).items())
     if rank.history.runs_again.any():
         shown.append((RECOMPUTED, RECOMPUTED_COLOUR))
@@ -190,7 +190,7 @@ def _phases(rank: Rank) -> Html:
 
 
 def _hint(sentence: str) -> Html:
-    """Returns what helps on a screen only."""
+    """Returns a hint shown on screen but not in print."""
     return element("p", sentence, kind="about hint")
 
 
@@ -234,7 +234,7 @@ def _headline(report: Report) -> Html:
 
 
 def _room(report: Report) -> list[Html]:
-    """Returns what the device has left beside the peak, where there is a device."""
+    """Returns the device's headroom above the peak, where there is a device."""
     if not has_device(report.manifest):
         return []
     capacity, peak = report.manifest.machine.capacity_bytes, report.at_peak.moment.allocated_bytes

@@ -1,4 +1,4 @@
-"""How a recording was made, as HTML: machine, versions, what the recorder cannot see, and how to do it again."""
+"""How a recording was made, as HTML: machine, versions, recorder limitations, and commands to reproduce it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from memprof_dashboard.sources import Rank
 
 
 def has_device(manifest: Manifest) -> bool:
-    """Tells whether the recorded device has memory of its own, of a size that is known."""
+    """Returns whether the recorded device has its own memory of known size."""
     return manifest.machine.device_kind != "cpu" and manifest.machine.capacity_bytes > 0
 
 
 def recording(report: Report) -> Html:
-    """Returns what there is to know about the recording, and its steps."""
+    """Returns the recording's metadata and its steps."""
     manifest, capture = report.manifest, report.manifest.capture
     machine, backend = manifest.machine, manifest.backend
     is_device = has_device(manifest)
@@ -67,16 +67,16 @@ def _versions(manifest: Manifest) -> str:
 
 
 def date_of(manifest: Manifest) -> str:
-    """Returns when a recording began, "" where that is unknown."""
+    """Returns the start date of a recording, "" where unknown."""
     try:
         moment = datetime.fromtimestamp(manifest.created_us / 1e6, UTC)
-    except (ValueError, OverflowError, OSError):  # a moment no calendar has
+    except (ValueError, OverflowError, OSError):  # timestamp out of range
         return ""
     return f"{moment:%Y-%m-%d %H:%M} UTC" if manifest.created_us > 0 else ""
 
 
 def commands(report: Report, rank: Rank) -> list[Html]:
-    """Returns the section with the commands that record the job and write the page again."""
+    """Returns the section with the commands that reproduce the recording and the page."""
     manifest, path = report.manifest, shlex.quote(rank.trace.path.name)
     lines = []
     if manifest.command and manifest.backend.name != PREDICTED:

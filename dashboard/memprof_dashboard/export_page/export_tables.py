@@ -1,4 +1,4 @@
-"""The tables of a report as HTML: what is alive at a moment, split every way."""
+"""The tables of a report as HTML: live bytes at one moment, broken down by each attribute."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from memprof_dashboard.palette import fill_of
 _BEFORE = "(alive before the step)"
 _NOWHERE = "(before the step, or no stack)"
 _OUTSIDE = "(outside any module)"
-#: Of modules that would free less than this share of what is saved, the table says nothing.
+#: Modules that would free less than this share of the saved bytes are omitted from the table.
 _WORTH_A_ROW = 0.01
 
 
 def categories(report: Report) -> Html:
-    """Returns what is alive by category, beside each category's own maximum over the step."""
+    """Returns live bytes by category, with each category's own maximum over the step."""
     split = report.shown.by_category
     held = {str(part.key): part.bytes for part in split.parts}
     elsewhere = {category: 0 for category in report.category_maxima if category not in held}
@@ -45,7 +45,7 @@ def categories(report: Report) -> Html:
 
 
 def phase_peaks(report: Report) -> Html:
-    """Returns the fullest moment of each phase."""
+    """Returns the peak of each phase."""
     rows = [
         [
             moment.phase,
@@ -61,7 +61,7 @@ def phase_peaks(report: Report) -> Html:
 
 
 def modules(report: Report, split: Breakdown[int], limit: int) -> Html:
-    """Returns bytes by module as a tree; a module's own and the rows right below it sum to its bytes."""
+    """Returns bytes by module as a tree; a module's own bytes and its direct children sum to its total."""
     chosen = choose_rows(split, report.tree, limit) if split.parts else ()
     rows = [
         [
@@ -77,19 +77,19 @@ def modules(report: Report, split: Breakdown[int], limit: int) -> Html:
 
 
 def source_lines(report: Report, limit: int) -> Html:
-    """Returns bytes by the line of the user's code that made them."""
+    """Returns bytes by the line of user code that allocated them."""
     return _flat(
         report.shown.by_source, limit, ("line", "function"), lambda line: (line.place, line.function), _NOWHERE
     )
 
 
 def operators(report: Report, limit: int) -> Html:
-    """Returns bytes by the operator that made them."""
+    """Returns bytes by the operator that allocated them."""
     return _flat(report.shown.by_op, limit, ("operator",), lambda op: (_short_op(op),), _BEFORE)
 
 
 def largest(report: Report, limit: int) -> Html:
-    """Returns the largest single storages; the others and the operator's workspace are summed in the last rows."""
+    """Returns the largest storages; the last rows sum the others and the operator's workspace."""
     holding = report.shown.holding
     found = find_largest(holding, report.sources, limit)
     rows = [
@@ -118,7 +118,7 @@ def largest(report: Report, limit: int) -> Html:
 
 
 def recompute(report: Report, limit: int) -> Html:
-    """Returns what running a module's forward again would cost beside what it would free, best first; "" for none."""
+    """Returns recompute cost versus bytes freed for each module, best first; "" for none."""
     worth = _WORTH_A_ROW * report.saved_summary.by_module.total_bytes
     costs = [cost for cost in report.recompute if cost.freed_bytes >= worth][:limit]
     rows = [
@@ -157,7 +157,7 @@ def ranks(report: Report) -> Html:
 
 
 def steps(report: Report) -> Html:
-    """Returns every step seen."""
+    """Returns every recorded step."""
     rows = [
         [
             f"{one.step:,}",
@@ -172,7 +172,7 @@ def steps(report: Report) -> Html:
 
 
 def category_name(category: str) -> Html:
-    """Returns a category beside its colour in the figures."""
+    """Returns a category's name with its colour swatch."""
     fill = fill_of(category)
     swatch = element("span", kind="swatch", style=f"background:{fill.colour}")
     return element("span", swatch, name(fill.label, 40), kind="category")
@@ -189,7 +189,7 @@ def _bar(category: str, size: int, whole: int) -> Html:
 def _flat(
     split: Breakdown[K], limit: int, heads: Sequence[str], named: Callable[[K], Sequence[str]], nowhere: str
 ) -> Html:
-    """Returns a split, largest part first; what is cut is summed in the last row, so that the rows sum to the whole."""
+    """Returns a breakdown, largest part first; the last row sums the omitted parts, so that rows sum to the total."""
     blanks = [""] * (len(heads) - 1)
     parts, rest, cut = split.top(limit)
     rows: list[list[str]] = []
@@ -210,7 +210,7 @@ def _figures(part: Part[K], whole: int) -> tuple[str, str, str]:
 
 
 def _module_name(tree: ModuleTree, row: TreeRow) -> Html:
-    """Returns ``label Type x12``, indented: the type where the label is another word, the count where it is folded."""
+    """Returns ``label Type x12``, indented: the type where it differs from the label, the count where folded."""
     indent = f"padding-left:{1.3 * row.depth:.1f}em"
     if row.node is None:
         return element("span", f"{row.cut:,} others" if row.cut else _OUTSIDE, style=indent)
@@ -229,7 +229,7 @@ def _counted(title: str, count: int) -> Html:
 
 
 def _short_op(op: str) -> str:
-    """Leaves out what most operators have in common: the namespace of torch's own, and the default overload."""
+    """Strips the common parts of an operator name: torch's own namespace and the default overload."""
     return op.removeprefix("aten.").removesuffix(".default")
 
 

@@ -1,1 +1,1 @@
-"""Pictures: columns in, plotly figures out; no Dash."""
+"""Figures: columns in, plotly figures out; no Dash."""

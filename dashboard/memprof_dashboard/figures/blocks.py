@@ -1,4 +1,4 @@
-"""Lifetimes of storages by where they lie: a rectangle for each, lighter from its last use on."""
+"""Storage lifetimes by address: one rectangle each, lighter after its last use."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from memprof_dashboard.figures.shared import escaped, framed, message, unit_of
 from memprof_dashboard.figures.timeline import cursor_line
 from memprof_dashboard.palette import FILLS, Theme, fill_of
 
-#: Bytes of hover texts at most; the largest blocks have theirs first. A response stays small with any names.
+#: Maximum bytes of hover text, given to the largest blocks first; bounds the response for names of any length.
 _MOST_TEXT = 50_000
-#: Lives after the last use narrower than this part of the stretch are not told apart by the eye.
+#: Idle tails narrower than this fraction of the range are too narrow to see.
 _NARROWEST = 0.002
-#: Lives after the last use that are marked at most: those of the largest areas.
+#: Maximum number of idle tails marked: those of the largest area.
 _MOST_IDLE = 1_000
 
 
@@ -29,13 +29,13 @@ Box = tuple[int, int, int, int]
 
 @dataclass(frozen=True, eq=False)
 class Rectangles:
-    """Blocks as they are drawn; arrays of shape ``(blocks,)``.
+    """Blocks as drawn; arrays of shape ``(blocks,)``.
 
     Attributes:
         rows: The storage of each.
         left: The operator it is born at, 0 for those alive before.
         right: The operator behind its last.
-        idle: The operator behind its last use; as ``right`` where it is used to its end, or nothing is told.
+        idle: The operator after its last use; equal to ``right`` where it is used to its end or its use is unknown.
         y: Where it begins, in bytes.
         size: Its bytes.
         category: Its category.
@@ -56,7 +56,7 @@ class Rectangles:
     top: int
 
     def box(self, storage: int) -> Box | None:
-        """Returns where the block of a storage is; None where it is not drawn."""
+        """Returns the box of a storage's block; None where it is not drawn."""
         places = np.flatnonzero(self.rows == storage)
         if not len(places):
             return None
@@ -65,15 +65,15 @@ class Rectangles:
 
 
 def blocks(drawn: Rectangles, first: int, end: int, at: int, theme: Theme, storage: int = NONE) -> go.Figure:
-    """Draws blocks of a stretch.
+    """Draws the blocks in a range of operators.
 
     Args:
         drawn: The blocks, the largest first.
-        first: First operator of the stretch.
-        end: The one behind its last.
+        first: First operator of the range.
+        end: End of the range (exclusive).
         at: The operator under the cursor.
         theme: The page's colours.
-        storage: Row of the storage that is looked at, NONE for none.
+        storage: Row of the selected storage, NONE for none.
 
     Returns:
         The figure: bars for each category, then one trace that covers what is held after its last use. x is the
@@ -132,7 +132,7 @@ def blocks(drawn: Rectangles, first: int, end: int, at: int, theme: Theme, stora
 
 
 def chosen_frame(box: Box | None, top: int, theme: Theme) -> dict[str, object]:
-    """Returns the shape around the block that is looked at, the figure's second; without width where there is none.
+    """Returns the shape around the selected block, the figure's second; without width where there is none.
 
     Args:
         box: Where the block is.
@@ -152,7 +152,7 @@ def chosen_frame(box: Box | None, top: int, theme: Theme) -> dict[str, object]:
 
 
 def _idle(drawn: Rectangles, first: int, end: int, unit_bytes: int, theme: Theme) -> go.Bar:
-    """Returns what makes lives lighter from their last use on."""
+    """Returns the overlay that lightens blocks after their last use."""
     width = np.minimum(drawn.right, end) - np.maximum(drawn.idle, first)
     chosen = np.flatnonzero(width > _NARROWEST * (end - first))
     chosen = chosen[np.argsort(-width[chosen] * drawn.size[chosen].astype(np.float64), kind="stable")[:_MOST_IDLE]]
@@ -178,12 +178,12 @@ def _box(left: Ids, right: Ids, y: Ints, size: Ints, unit_bytes: int) -> dict[st
 
 
 def _borders(size: Ints, top: int) -> np.ndarray:
-    """Returns the widths of the blocks' borders: none around thin ones, of which they would hide the colour."""
+    """Returns the blocks' border widths: 0 for thin blocks, whose colour a border would hide."""
     return np.where(size > top / 100, 1, 0).astype(np.uint8)
 
 
 def _texts(names: Sequence[str]) -> list[str]:
-    """Returns hover texts: of the largest blocks as long as there is room, then none."""
+    """Returns hover texts for the largest blocks up to the size limit, then empty ones."""
     left, texts = _MOST_TEXT, []
     for name in names:
         text = escaped(name, 64)

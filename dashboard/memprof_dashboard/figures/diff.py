@@ -1,4 +1,4 @@
-"""What grew and what shrank between two recordings, as bars."""
+"""Memory changes between two recordings, as bars."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from memprof_dashboard.palette import Theme
 
 _GREW, _SHRANK = "#D55E00", "#009E73"
 
-#: Height of a bar and of what surrounds all of them, in pixels.
+#: Height of a bar and of the figure's margins, in pixels.
 _BAR, _AROUND = 26, 56
 
 
@@ -76,5 +76,5 @@ def change_bars(names: Sequence[str], changes: Ints, theme: Theme) -> go.Figure:
 
 
 def bars_height(count: int) -> str:
-    """Returns the CSS height that so many bars need."""
+    """Returns the CSS height for ``count`` bars."""
     return f"{_AROUND + _BAR * max(count, 2)}px"

@@ -1,4 +1,4 @@
-"""Two steps' memory in one picture, laid over each other phase by phase."""
+"""Memory of two steps overlaid, aligned phase by phase."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from memprof_dashboard.figures.shared import escaped, framed, message, unit_of
 from memprof_dashboard.figures.timeline import draw
 from memprof_dashboard.palette import Theme, phase_colours
 
-#: Per cent of the step that a phase takes whose name is written on its band.
+#: Minimum width, in percent of the step, of a phase whose name is written on its band.
 _NAMED = 9
 
 
@@ -39,7 +39,7 @@ class Curve:
         return np.concatenate((np.zeros(min(len(self.phases), 1), dtype=np.int64), changes)).astype(np.int64)
 
     def edges(self) -> Ints:
-        """Returns where these runs begin, and where the last ends."""
+        """Returns the starts of these runs and the end of the last."""
         return np.append(self.starts(), len(self.total))
 
 

@@ -1,4 +1,4 @@
-"""Peaks of ranks side by side: a row of colours for each, and below them how far they lie apart."""
+"""Peaks of ranks as a heatmap, one row per rank, with the spread between ranks below."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from memprof_dashboard.figures.shared import framed, message, unit_of
 from memprof_dashboard.palette import Theme
 from memprof_dashboard.views.columns import Compared, RankPeaks
 
-#: Cells of a heatmap at most: what a browser still takes at once.
+#: Maximum cells in a heatmap: the most that a browser renders at once.
 MOST_CELLS = 160_000
 
 
@@ -103,7 +103,7 @@ def ranks(compared: Compared, theme: Theme) -> go.Figure:
 
 
 def curves(found: RankCurves, theme: Theme) -> go.Figure:
-    """Draws the fullest steps of very many ranks side by side.
+    """Draws the peak steps of many ranks as a heatmap.
 
     Args:
         found: The ranks' curves.
@@ -142,5 +142,5 @@ def curves(found: RankCurves, theme: Theme) -> go.Figure:
 
 
 def rank_name(rank: RankPeaks) -> str:
-    """Returns what stands beside a rank's row."""
+    """Returns the label of a rank's row."""
     return f"rank {rank.rank}"

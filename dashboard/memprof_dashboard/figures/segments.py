@@ -1,4 +1,4 @@
-"""Segments of a device allocator: a bar for each, of what is in use, what awaits, and what is free."""
+"""Segments of a device allocator: one bar each, split into allocated, pending free and free bytes."""
 
 from __future__ import annotations
 

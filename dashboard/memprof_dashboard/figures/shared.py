@@ -1,4 +1,4 @@
-"""What all figures share: frame, units, and the figure that says a sentence instead."""
+"""Common to all figures: frame, units, and the placeholder figure that shows a message."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from plotly import graph_objects as go
 from memprof.units import format_bytes, parse_bytes
 from memprof_dashboard.palette import Theme
 
-#: How every figure is shown: no link to anybody's server, no logo.
+#: Plotly configuration of every figure: no links to external servers, no logo.
 CONFIG: Any = {
     "displaylogo": False,
     "showSendToCloud": False,
@@ -23,7 +23,7 @@ CONFIG: Any = {
 
 
 def framed(figure: go.Figure, theme: Theme, *, height: int | None = None) -> go.Figure:
-    """Gives a figure the page's colours; it lies on whatever is behind it."""
+    """Applies the page's colours to a figure with a transparent background."""
     axis = {"gridcolor": theme.faint, "zerolinecolor": theme.faint, "linecolor": theme.faint, "automargin": True}
     figure.update_layout(
         template="none",
@@ -41,7 +41,7 @@ def framed(figure: go.Figure, theme: Theme, *, height: int | None = None) -> go.
 
 
 def message(sentence: str, theme: Theme) -> go.Figure:
-    """Returns a figure that says a sentence."""
+    """Returns a figure that shows a message."""
     figure = framed(go.Figure(), theme)
     figure.add_annotation(text=escaped(sentence), x=0.5, y=0.5, xref="paper", yref="paper", showarrow=False)
     # A place for the cursor, which may move meanwhile.

@@ -1,4 +1,4 @@
-"""The memory timeline of a stretch of a recording, stacked by category; its highest point is the true peak."""
+"""The memory timeline of a range of operators, stacked by category; its highest point is the true peak."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from memprof.units import format_bytes
 from memprof_dashboard.figures.shared import escaped, framed, unit_of
 from memprof_dashboard.palette import PHASE_COLOURS, RECOMPUTED, RECOMPUTED_COLOUR, Fill, Theme, fill_of, phase_colours
 
-#: Columns a stretch is drawn in at most. More than a screen has show nothing.
+#: Maximum columns drawn; more than a screen's width would be invisible.
 COLUMNS = 1_000
-#: Columns of the strip that shows a whole recording.
+#: Columns of the overview strip.
 _STRIP = 600
-#: Steps whose beginnings are marked at most.
+#: Maximum number of step boundaries marked.
 _MOST_STEPS = 40
 
 
 @dataclass(frozen=True, eq=False)
 class Drawn:
-    """The operators a stretch is drawn by.
+    """The operators drawn for a range.
 
     Attributes:
-        first: First operator of the stretch.
-        end: The one behind its last.
+        first: First operator of the range.
+        end: End of the range (exclusive).
         left: Where each column begins, shape ``(columns,)``.
         op_ids: The operator drawn in each column: its fullest one.
         lows: Fewest bytes alive in each column.
@@ -48,15 +48,15 @@ class Drawn:
 
 
 def draw(total: Ints, first: int, end: int, columns: int = COLUMNS) -> Drawn:
-    """Chooses what is drawn of a stretch: every operator, or the fullest of each column.
+    """Downsamples a range: returns every operator, or the peak operator of each column.
 
-    All categories are evaluated at these operators, so that what is drawn was alive together. Sampling each by itself
-    would draw totals that never were.
+    All categories are evaluated at these operators, so the stack shows bytes live at the same time. Sampling each
+    category separately would draw totals that never occurred.
 
     Args:
         total: Bytes alive during each operator of the recording, shape ``(ops,)``.
-        first: First operator of the stretch.
-        end: The one behind its last.
+        first: First operator of the range.
+        end: End of the range (exclusive).
         columns: Most columns.
     """
     count = end - first
@@ -65,7 +65,7 @@ def draw(total: Ints, first: int, end: int, columns: int = COLUMNS) -> Drawn:
         return Drawn(first, end, op_ids, op_ids, total[first:end])
     left = first + (np.arange(columns) * count) // columns
     lows = np.minimum.reduceat(total[first:end], left - first)
-    # The first operator of each column that reaches the column's highest. A loop of columns, not of operators.
+    # The first operator that reaches each column's maximum. Loops over columns, not operators.
     edges = [*left.tolist(), end]
     op_ids = np.array([low + int(total[low:high].argmax()) for low, high in pairwise(edges)], dtype=np.int64)
     return Drawn(first, end, left, op_ids, lows)
@@ -73,15 +73,15 @@ def draw(total: Ints, first: int, end: int, columns: int = COLUMNS) -> Drawn:
 
 @dataclass(frozen=True)
 class Marks:
-    """What is marked on a timeline.
+    """Markers on a timeline.
 
     Attributes:
         at: The operator under the cursor, None for none.
         budget_bytes: Where the budget line is, 0 for none.
-        capacity_bytes: Where the device's memory ends, 0 for none.
-        most_bytes: Height of the picture where it shares that with another, 0 for its own.
-        searched: Bytes alive during each operator of what was searched for, None where nothing was.
-        title: What is written above, "" for nothing.
+        capacity_bytes: Device capacity, 0 for none.
+        most_bytes: Height of the y axis where it is shared with another figure, 0 for this figure's own.
+        searched: Live bytes of the search matches during each operator, None without a search.
+        title: Title of the figure, "" for none.
     """
 
     at: int | None = None
@@ -93,12 +93,12 @@ class Marks:
 
 
 def timeline(history: History, first: int, end: int, theme: Theme, marks: Marks | None = None) -> go.Figure:
-    """Draws what is alive during the operators of a stretch, stacked by category.
+    """Draws live bytes over a range of operators, stacked by category.
 
     Args:
         history: The recording.
-        first: First operator of the stretch.
-        end: The one behind its last.
+        first: First operator of the range.
+        end: End of the range (exclusive).
         theme: The page's colours.
         marks: Lines to mark.
 
@@ -152,7 +152,7 @@ def timeline(history: History, first: int, end: int, theme: Theme, marks: Marks 
 
 
 def lines(marks: Marks, first: int, end: int, unit_bytes: int, theme: Theme) -> list[dict[str, object]]:
-    """Returns the shapes of cursor, budget and capacity; the cursor's is the first."""
+    """Returns the shapes of cursor, budget and capacity, the cursor first."""
     shapes: list[dict[str, object]] = [cursor_line(marks.at, theme)]
     for size, dash in ((marks.budget_bytes, "dash"), (marks.capacity_bytes, "longdashdot")):
         if size:
@@ -163,7 +163,7 @@ def lines(marks: Marks, first: int, end: int, unit_bytes: int, theme: Theme) -> 
 
 
 def cursor_line(at: int | None, theme: Theme) -> dict[str, object]:
-    """Returns the shape of the cursor; without width where there is none."""
+    """Returns the shape of the cursor, with zero width where there is none."""
     return {
         "type": "line",
         "x0": (at or 0) + 0.5,
@@ -201,12 +201,12 @@ def _line(name: str, x: np.ndarray, y: Ints, unit: str, unit_bytes: int, line: d
 
 
 def _stairs(values: Ints, unit_bytes: int) -> np.ndarray:
-    """Returns heights; the last once more, where its stair ends."""
+    """Returns step heights, with the last repeated to close its step."""
     return np.append(values, values[-1:]).astype(np.float64) / unit_bytes
 
 
 def _phases(history: History, drawn: Drawn) -> go.Heatmap:
-    """Returns the band of phases: one row of colours; what is recomputed has its own."""
+    """Returns the phase band: one row of colours, with a separate colour for recomputed operators."""
     known = phase_colours(history.phases)
     colours = [*(known.get(name, PHASE_COLOURS["other"]) for name in history.phases), RECOMPUTED_COLOUR]
     count = len(colours)
@@ -229,7 +229,7 @@ def _phases(history: History, drawn: Drawn) -> go.Heatmap:
 
 
 def _step_starts(history: History, first: int, end: int) -> Ints:
-    """Returns where steps begin inside a stretch; none where they are too many to tell apart."""
+    """Returns the step boundaries inside a range; none where there are too many to distinguish."""
     step = history.step[first:end]
     starts = np.flatnonzero(np.diff(step)) + 1
     if len(starts) > _MOST_STEPS:
@@ -285,12 +285,12 @@ def _peak(drawn: Drawn, total: Ints, unit_bytes: int, theme: Theme) -> list[dict
 
 @lru_cache(maxsize=2)
 def _whole(history: History) -> Drawn:
-    """Returns how a whole recording is drawn in a strip: the same whatever stretch of it is shown."""
+    """Returns the operators drawn in the overview strip, independent of the visible range."""
     return draw(history.total, 0, history.ops, _STRIP)
 
 
 def overview(history: History, first: int, end: int, theme: Theme) -> go.Figure:
-    """Draws the total of a whole recording in one strip, with the stretch that is shown marked."""
+    """Draws live bytes of the whole recording in one strip, with the visible range marked."""
     drawn = _whole(history)
     total = history.total[drawn.op_ids]
     unit, unit_bytes = unit_of(int(total.max(initial=0)))

@@ -1,4 +1,4 @@
-"""Boxes within boxes whose areas are bytes."""
+"""Treemap: nested boxes whose areas are bytes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from memprof_dashboard.views.boxes import Box
 
 
 def treemap(boxes: Sequence[Box], theme: Theme, find: str = "") -> go.Figure:
-    """Draws boxes within boxes.
+    """Draws a treemap.
 
     Args:
         boxes: The boxes, the outermost first; each is as large as those inside it together.

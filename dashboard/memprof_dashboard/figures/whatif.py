@@ -14,12 +14,12 @@ from memprof.units import format_bytes
 from memprof_dashboard.figures.shared import escaped, framed, message, unit_of
 from memprof_dashboard.palette import Theme
 
-#: Plans off the front that are drawn at most; the fastest of them.
+#: Maximum number of dominated plans drawn: the fastest.
 MOST_DOMINATED = 500
 
 _FRONT = "#0072B2"
 _VERIFIED = "#009E73"
-#: One for each planner; symbols and dashes tell them apart where colours do not.
+#: One colour per planner; symbols and dashes distinguish planners without colour.
 _COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#999999", "#B8A900", "#8250df")
 _SYMBOLS = ("circle", "square", "diamond", "cross", "x", "triangle-up", "triangle-down", "star", "hexagon")
 _DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
@@ -56,9 +56,9 @@ class Measured:
 
 
 def is_on_front(peak_bytes: Ints, relative_time: Floats) -> Bools:
-    """Tells which plans no other one beats: none has both a lower peak and a shorter step, nor one and the other equal.
+    """Returns which plans are Pareto-optimal: no other plan is at least as good in both peak and step time.
 
-    Of plans that are alike in both, the first is on the front.
+    Of plans equal in both, only the first is on the front.
 
     Args:
         peak_bytes: Shape ``(plans,)``.
@@ -80,7 +80,7 @@ def pareto(
     chosen: int = -1,
     measured: Sequence[Measured] = (),
 ) -> go.Figure:
-    """Draws plans by predicted peak and step time; those that nothing beats are connected.
+    """Draws plans by predicted peak and step time, with the Pareto front connected.
 
     Args:
         plans: The plans.
@@ -95,7 +95,7 @@ def pareto(
     """
     top = max(int(plans.peak_bytes.max(initial=0)), recorded_bytes, budget_bytes)
     unit, unit_bytes = unit_of(top)
-    # The recorded step comes first: a plan that is only as good as it beats nothing.
+    # The recorded step comes first: a plan that merely equals it is not on the front.
     is_front = is_on_front(
         np.concatenate(([recorded_bytes], plans.peak_bytes)), np.concatenate(([1.0], plans.relative_time))
     )[1:]
@@ -187,7 +187,7 @@ def _single(name: str, x: float, y: float, marker: dict[str, Any]) -> go.Scatter
 
 @dataclass(frozen=True, eq=False)
 class PlannerLine:
-    """One planner's answers.
+    """One planner's results.
 
     Attributes:
         name: The planner.

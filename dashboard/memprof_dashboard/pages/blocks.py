@@ -1,4 +1,4 @@
-"""Which tensors outlive their use: a rectangle for each, from birth to death, lighter from its last use on."""
+"""Tensors that outlive their last use: a rectangle each, from allocation to free, lighter after the last use."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ class BlocksPage:
     TITLE = "Lifetimes"
 
     def __init__(self) -> None:
-        """Begins without any recording."""
+        """Starts without a recording."""
         self._lives: weakref.WeakKeyDictionary[Rank, StorageLives] = weakref.WeakKeyDictionary()
         self._last: weakref.WeakKeyDictionary[Rank, tuple[_Key, tuple[Blocks, Wasters]]] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
 
     def lives(self, rank: Rank) -> StorageLives:
-        """Returns the lives of a recording's storages; read once, kept as long as the recording is."""
+        """Returns the lifetimes of a recording's storages; cached as long as the recording is open."""
         with self._lock:
             if rank not in self._lives:
                 self._lives[rank] = StorageLives(rank.trace, rank.history)
@@ -79,7 +79,7 @@ class BlocksPage:
         )
 
     def register(self, app: Dash, desk: Workspace) -> None:
-        """Adds the callbacks."""
+        """Registers the callbacks."""
 
         @app.callback(
             Output(_GRAPH, "figure"),
@@ -94,7 +94,7 @@ class BlocksPage:
             view = View.from_json(window)
             now = View.from_json(whole)
             figure = or_message(self._figure)(desk, view, now.at, now.storage, theme)
-            return figure, len(figure.layout.shapes) > 0  # a sentence has no cursor to move
+            return figure, len(figure.layout.shapes) > 0  # a message figure has no cursor to move
 
         @app.callback(
             Output(_REMARK, "children"),
@@ -183,7 +183,7 @@ class BlocksPage:
         return remark, waste_table(rank, lives, wasters, _ROW), blocks_table(rank, lives, chosen)
 
     def _seen(self, rank: Rank, view: View) -> tuple[Blocks, Wasters]:
-        """Returns what is drawn and listed of a view; the last one asked for is kept, as two callbacks ask for it."""
+        """Returns the blocks drawn and listed for a view; the last result is cached, as two callbacks use it."""
         now, lives = shown(view, rank), self.lives(rank)
         key = (now.first, now.end, view.find)
         with self._lock:
@@ -203,7 +203,7 @@ def _clicked(click: Any) -> int:
 
 
 def _jump(rank: Rank, view: View, row: int) -> Any:
-    """Chooses a storage; the cursor goes to its birth where it is not alive at the cursor."""
+    """Selects a storage; moves the cursor to its allocation where it is not alive at the cursor."""
     history = rank.history
     if not 0 <= row < len(history.size):
         return no_update

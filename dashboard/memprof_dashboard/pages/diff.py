@@ -1,4 +1,4 @@
-"""What changed between two recordings: phase by phase, and what each phase's fullest moment is made of."""
+"""Changes between two recordings: by phase, with a breakdown of each phase's peak."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _MODULE_BARS = "diff-module-bars"
 _MOST_ROWS = 15
 _MOST_BARS = 10
 
-#: What a moment is split by: heading, and what belongs to nothing of the kind is called.
+#: Breakdowns of a moment: heading, and the label of bytes without such an attribute.
 _KINDS = {
     "category": ("by category", "unknown"),
     "module": ("by module", "outside of any module"),
@@ -42,12 +42,12 @@ _KINDS = {
 
 
 class DiffPage:
-    """Two recordings beside each other."""
+    """Comparison of two recordings."""
 
     TITLE = "Diff"
 
     def layout(self, desk: Workspace, view: View) -> Any:
-        """Returns what changed; the parts of a moment follow the moment that is chosen."""
+        """Returns the changes; the breakdown follows the selected moment."""
         if len(desk.sources) < 2:
             return parts.empty(
                 "One recording is open",
@@ -98,7 +98,7 @@ class DiffPage:
         )
 
     def register(self, app: Dash, desk: Workspace) -> None:
-        """Adds the callbacks."""
+        """Registers the callbacks."""
 
         @app.callback(Output(_OVERLAY, "figure"), Input(ids.THEME, "data"), State(ids.PLACE, "data"))
         def lay_over(theme: Any, place: Any) -> Any:
@@ -131,13 +131,13 @@ def _ranks(desk: Workspace, view: View) -> tuple[Rank, Rank]:
 
 
 def _pair(desk: Workspace, view: View, moment: Any) -> Pair:
-    """Returns the moments that were chosen; the peaks where there are none of that name."""
+    """Returns the selected pair of moments; the peaks where the name is unknown."""
     found = changes(*_ranks(desk, view))
     return next((pair for pair in (found.peak, *found.phases) if pair.name == moment), found.peak)
 
 
 def _around(found: Diff) -> list[Any]:
-    """Returns what is not the same around the job, and what a change comes from where that can be told."""
+    """Returns the differences in environment, and the cause of a change where it can be determined."""
     made: list[Any] = [html.P(parts.name(warning, 400), className="warning") for warning in found.warnings]
     rows = [[one.what, parts.name(one.base), parts.name(one.head)] for one in found.differences]
     plans = found.base.plan, found.head.plan
@@ -242,7 +242,7 @@ def _name_of(part: Change, kind: str, nothing: str) -> str:
 
 
 def _bar_parts(pair: Pair, kind: str) -> list[Change]:
-    """Returns the parts that are drawn: those that changed most, and the others in one."""
+    """Returns the parts drawn: the largest changes, with the others summed in one."""
     changed = [part for part in pair.parts[kind] if part.bytes]
     if len(changed) <= _MOST_BARS:
         return changed

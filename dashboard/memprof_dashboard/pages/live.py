@@ -1,4 +1,4 @@
-"""What is alive under the cursor, the largest first, and why: who made it, who keeps it, since when."""
+"""Live storages at the cursor, largest first: allocation stack, what keeps each alive, and since when."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MOST_ROWS = 60
 
 
 class Live:
-    """The table of what is alive, and beside it one storage's story."""
+    """The table of live storages, and the details of the selected one."""
 
     TITLE = "Alive at the cursor"
 
@@ -32,7 +32,7 @@ class Live:
         return html.Div([html.Div(id=_TABLE), html.Aside(id=_DETAIL)], className="halves")
 
     def register(self, app: Dash, desk: Workspace) -> None:
-        """Adds the callbacks."""
+        """Registers the callbacks."""
 
         @app.callback(Output(_TABLE, "children"), Input(ids.CURSOR, "data"))
         @or_sentence
@@ -151,7 +151,7 @@ def _operator(rank: Rank, op_id: int) -> str:
 
 
 def _why(rank: Rank, row: int, category: str) -> str:
-    """Says what keeps a storage."""
+    """Returns what keeps a storage alive."""
     saved = rank.trace.table(Saved)
     uses = np.flatnonzero(saved.storage_id == row)
     if len(uses):

@@ -1,4 +1,4 @@
-"""Which rank is worst, and where the ranks lie apart."""
+"""The rank with the highest peak, and where ranks diverge."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ _AS_TABLE = "ranks-table"
 _ROW = "ranks-row"
 _TIMER = "ranks-timer"
 _SUMMED = "ranks-summed"
-#: Ranks up to which each one's own tables are read; of more the summaries of the recording are shown.
+#: Up to this many ranks, each rank's tables are read; beyond it, the recording's summaries are shown.
 _MANY = 64
-#: How long one answer may read ranks, in seconds; the next answer reads on.
+#: Time limit for reading ranks per response, in seconds; the next response continues.
 _PATIENCE = 1.0
 
 
 @dataclass
 class _Read:
-    """What is known of a recording's ranks so far: their peaks, or why they cannot be read."""
+    """A recording's ranks read so far: their peaks, or why they cannot be read."""
 
     peaks: dict[int, RankPeaks] = field(default_factory=dict)
     faults: dict[int, str] = field(default_factory=dict)
@@ -52,13 +52,13 @@ class RanksPage:
     TITLE = "Ranks"
 
     def __init__(self) -> None:
-        """Begins without any recording."""
-        # By the trace opened: a recording that grew is opened again.
+        """Starts without a recording."""
+        # Keyed by open trace: a recording that grew is reopened.
         self._read: weakref.WeakKeyDictionary[Trace, _Read] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
 
     def layout(self, desk: Workspace, view: View) -> Any:
-        """Returns the page; of one rank the reason why there is nothing to compare."""
+        """Returns the page; for a single rank, why there is nothing to compare."""
         trace = desk.source(view.trace).trace
         if len(trace.ranks) < 2:
             return parts.empty(
@@ -82,7 +82,7 @@ class RanksPage:
         )
 
     def register(self, app: Dash, desk: Workspace) -> None:
-        """Adds the callbacks."""
+        """Registers the callbacks."""
 
         @app.callback(
             Output(_GRAPH, "figure"),
@@ -134,14 +134,14 @@ class RanksPage:
         return self._read.setdefault(desk.source(view.trace).trace, _Read())
 
     def read(self, trace: Trace, patience: float = _PATIENCE) -> _Read:
-        """Reads the ranks that were not yet, one at a time, until patience ends; at least one.
+        """Reads the remaining ranks one at a time until ``patience`` runs out; at least one.
 
         Args:
             trace: The recording.
             patience: Seconds after which no further rank is begun.
 
         Returns:
-            What is known so far.
+            The ranks read so far.
         """
         with self._lock:
             read = self._read.setdefault(trace, _Read())
@@ -182,7 +182,7 @@ class RanksPage:
         return ranks(compared, theme_of(theme)), [*reading, *faults, remark], _table(compared), not left
 
     def _jump(self, desk: Workspace, view: View, number: int, x: float | None) -> Any:
-        """Goes to a rank: to its peak in what is shown, or to the fullest operator of the column that was clicked."""
+        """Jumps to a rank: to its peak in the visible range, or to the peak operator of the clicked column."""
         trace = desk.source(view.trace).trace
         if len(trace.ranks) > _MANY:
             return {"rank": number, "storage": -1} if number in trace.ranks else no_update
@@ -207,7 +207,7 @@ def _summed_up(trace: Trace) -> list[Any]:
 
 
 def _filled_with_many(trace: Trace, theme: Any) -> tuple[Any, Any, Any, bool]:
-    """Shows more ranks than are read one by one: what the recording tells of them in sum."""
+    """Returns the recording's summaries where there are too many ranks to read individually."""
     compared = side_by_side.compare_ranks(trace)
     remark = parts.note(
         f"Of {len(trace.ranks):,} ranks the fullest step of each is shown, at its own length; go to a rank for "
@@ -222,7 +222,7 @@ def _button(number: int) -> Any:
 
 
 def verdict(compared: Compared) -> str:
-    """Says which rank is worst, by how much, and where the ranks lie furthest apart."""
+    """Returns a sentence: the rank with the highest peak, by how much, and where the spread is largest."""
     places = [place for place in range(len(compared.ranks)) if compared.peak_stretch(place) != NONE]
     peaks = {place: int(np.nanmax(compared.peaks[place])) for place in places}
     worst = max(peaks, key=lambda place: peaks[place])

@@ -1,4 +1,4 @@
-"""Is it fragmentation: what a device's allocator has reserved but cannot use."""
+"""Fragmentation: memory that a device's allocator has reserved but cannot use."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _BODY = "segments-body"
 _GRAPH = "segments-graph"
 #: Segments drawn, and rows of the table, at most.
 _MOST_SEGMENTS = 300
-#: Free memory whose largest hole is a smaller part of it than this is called scattered.
+#: Free memory counts as scattered where its largest hole is a smaller fraction of it than this.
 _SCATTERED = 0.5
 
 
 class SegmentsPage:
-    """The bars of the segments, and the sentence that says whether it is fragmentation."""
+    """The bars of the segments, and the fragmentation verdict."""
 
     TITLE = "Segments"
 
@@ -36,7 +36,7 @@ class SegmentsPage:
         return html.Div(id=_BODY)
 
     def register(self, app: Dash, desk: Workspace) -> None:
-        """Adds the callback that fills it."""
+        """Registers the callback that fills it."""
 
         @app.callback(Output(_BODY, "children"), Input(ids.PLACE, "data"), Input(ids.THEME, "data"))
         @or_sentence
@@ -77,7 +77,7 @@ def _page(rank: Rank, theme: Theme) -> Any:
 
 
 def verdict(fragments: Fragments) -> str:
-    """Says whether what is free can be used: what is reserved but free, against the largest hole in it."""
+    """Returns whether free memory is usable: reserved but free bytes versus the largest hole."""
     free, hole = int(fragments.free.sum()), fragments.most_hole
     if not free:
         return "All that is reserved is in use: nothing is lost to fragmentation."

@@ -1,4 +1,4 @@
-"""Which module holds the memory at the cursor: boxes that sum to the total."""
+"""Live bytes by module at the cursor: boxes that sum to the total."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ _MOST_ROWS = 200
 
 
 class TreemapPage:
-    """The boxes of the modules, and the choice of how they are split."""
+    """The treemap of modules, and the selector of its breakdown."""
 
     TITLE = "By module"
 
     def __init__(self) -> None:
-        """Begins without any recording."""
+        """Starts without a recording."""
         self._trees: weakref.WeakKeyDictionary[Rank, ModuleTree] = weakref.WeakKeyDictionary()
 
     def layout(self, desk: Workspace, view: View) -> Any:
-        """Returns the choice and the picture, which follows the cursor."""
+        """Returns the selector and the treemap, which follows the cursor."""
         return html.Div(
             [
                 html.Div(
@@ -67,7 +67,7 @@ class TreemapPage:
         )
 
     def register(self, app: Dash, desk: Workspace) -> None:
-        """Adds the callbacks."""
+        """Registers the callbacks."""
 
         @app.callback(
             Output(_GRAPH, "figure"),
@@ -146,7 +146,7 @@ def _remark(rank: Rank, at: int, boxes: list[Box]) -> Any:
 
 
 def _legend(boxes: list[Box], leaves: list[int]) -> Any:
-    """Returns what the colours mean."""
+    """Returns the colour legend."""
     present = {boxes[place].category for place in leaves}
     ordered = [*(name for name in FILLS if name in present), *sorted(present - FILLS.keys())]
     return html.P(

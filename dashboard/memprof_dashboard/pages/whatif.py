@@ -1,4 +1,4 @@
-"""Which plan gets a job under a budget, and at what cost: searched for beside the page, shown as a front of plans."""
+"""Plans that fit a job into a budget, and their cost: searched in the background, shown as a Pareto front."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from memprof_dashboard.whatif.workspace import (
 )
 
 _BUDGET = "whatif-budget"
-_SEEN = "whatif-seen"  # the budget line that was last taken into the field
+_SEEN = "whatif-seen"  # the budget line last copied into the field
 _ALLOW = "whatif-allow"
 _SEARCH = "whatif-search"
 _STOP = "whatif-stop"
@@ -46,21 +46,21 @@ _PROGRESS = "whatif-progress"
 _CLOCK = "whatif-clock"
 _STARTED = "whatif-started"
 
-#: How often a search that runs is looked at, in milliseconds.
+#: Polling interval of a running search, in milliseconds.
 _TICK_MS = 400
 
 
 class WhatIf:
-    """The search for plans, what it found, and one plan in full."""
+    """The plan search, its results, and one plan in full."""
 
     TITLE = "What if"
 
     def layout(self, desk: Workspace, view: View) -> Any:
-        """Returns the form and the places that the searches fill."""
+        """Returns the form and the containers of the search results."""
         options = [
             {"label": html.Span(kind.name, title=kind.flag_help), "value": kind.name}
             for kind in policy_types()
-            if kind.name != "compile"  # only a run of it tells what it leads to
+            if kind.name != "compile"  # its effect can only be measured
         ]
         return html.Div(
             [
@@ -98,7 +98,7 @@ class WhatIf:
         )
 
     def register(self, app: Dash, desk: Workspace) -> None:
-        """Adds the callbacks."""
+        """Registers the callbacks."""
         searches = PlanDesk(desk)
         _register_form(app, desk, searches)
         register_plans(app, desk, searches)

@@ -1,4 +1,4 @@
-"""What the view of blocks says in words and tables; names from a trace are children of components only."""
+"""Texts and tables of the blocks view; names from a trace are children of components only."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ def hover_text(rank: Rank, row: int) -> str:
 
 
 def owner_name(rank: Rank, row: int) -> str:
-    """Returns what a storage is called: its own name, else its module's; "" where it has none."""
+    """Returns the name of a storage: its own, else its module's; "" for neither."""
     return str(rank.storage_texts["name"][row]) or rank.module_title(int(rank.history.owner[row]))
 
 
 def maker_name(rank: Rank, row: int) -> str:
-    """Returns the operator that made a storage, "" for one that was there before."""
+    """Returns the operator that allocated a storage, "" for one allocated before recording."""
     created = int(rank.history.created[row])
     return "" if created == NONE else str(rank.op_names[created]).removesuffix(".default")
 
 
 def storage_line(rank: Rank, lives: StorageLives, row: int) -> list[Any]:
-    """Tells whose a storage is, and its life."""
+    """Returns a storage's owner and lifetime."""
     history = rank.history
     category = fill_of(history.storage_categories[history.category[row]])
     return [
@@ -53,7 +53,7 @@ def _after(text: str, name: str) -> list[Any]:
 
 
 def life_sentence(lives: StorageLives, row: int) -> str:
-    """Tells from when to when a storage lives, and when it was used last."""
+    """Returns when a storage is allocated, freed and last used."""
     history = lives.history
     created, freed, last = int(history.created[row]), int(history.freed[row]), int(lives.last_use[row])
     born = "alive before the recording" if created == NONE else f"born at operator {created:,}"
@@ -64,7 +64,7 @@ def life_sentence(lives: StorageLives, row: int) -> str:
 
 
 def drawn_sentence(chosen: Blocks, find: str) -> str:
-    """Tells how much of the stretch is drawn."""
+    """Returns how much of the range is drawn."""
     what = f"blocks that have {find!r} in their names" if find else "blocks alive in this stretch"
     if len(chosen.rows) == chosen.alive:
         return f"All {chosen.alive:,} {what} are drawn."
@@ -75,7 +75,7 @@ def drawn_sentence(chosen: Blocks, find: str) -> str:
 
 
 def placed_sentence(chosen: Blocks) -> str:
-    """Tells what the heights mean."""
+    """Returns the meaning of the y axis."""
     if not len(chosen.rows):
         return ""
     if chosen.floor >= chosen.top:
@@ -89,13 +89,13 @@ def placed_sentence(chosen: Blocks) -> str:
 
 
 def _percent(share: float) -> str:
-    """Writes a share; only what is whole is 100 %."""
+    """Formats a share; only exactly 1 is shown as 100 %."""
     text = f"{share:.1%}"
     return "more than 99.9%" if text == "100.0%" and share < 1 else text
 
 
 def waste_table(rank: Rank, lives: StorageLives, wasters: Wasters, button: str) -> Any:
-    """Returns the list of what wastes most; the sizes are buttons, of the given type in their ids."""
+    """Returns the table of the largest wasters; sizes are buttons with ids of the given type."""
     head = html.H3("Held after the last use")
     if not len(lives.last_use) or lives.last_use.max(initial=NONE) == NONE:
         return [head, parts.note("The recording holds no uses of tensors, so it cannot tell which outlive theirs.")]

@@ -1,4 +1,4 @@
-"""What is alive at one moment, by module: boxes within boxes that sum to the total to the byte."""
+"""Live bytes at one moment by module: nested boxes that sum exactly to the total."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from memprof.analysis.report.module_tree import ModuleTree
 from memprof.replay.history import History
 from memprof.trace.schema import NONE, Ints
 
-#: Boxes at most; what is smaller is summed up in the box around it.
+#: Maximum number of boxes; smaller ones are included in their parent.
 MOST_BOXES = 400
-#: What stands on the box of what belongs to no module.
+#: Label of the box of bytes outside any module.
 OUTSIDE = "of no module"
 
 
@@ -38,7 +38,7 @@ class Box:
 
 
 def bytes_by_node(history: History, tree: ModuleTree, at: int) -> dict[str, Ints]:
-    """Splits what is alive during an operator by category and node, workspace included.
+    """Splits the live bytes during an operator by category and node, workspace included.
 
     Args:
         history: The recording.
@@ -95,10 +95,10 @@ def boxes_by_category(split: dict[str, Ints], tree: ModuleTree, labels: dict[str
 
 
 def _add(boxes: list[Box], outermost: int, split: dict[str, Ints], tree: ModuleTree, most: int) -> None:
-    """Adds the boxes of the modules inside a box."""
+    """Adds the boxes of the modules inside ``outermost``."""
     own = np.array(list(split.values()), dtype=np.int64).reshape(len(split), len(tree) + 1)
     whole = tree.with_children(own[:, :-1].sum(axis=0))
-    # A node is never larger than the one around it, and on a tie the outer one comes first.
+    # A node is never larger than its parent, and on a tie the parent sorts first.
     order = np.lexsort((tree.depth, -whole))[:most]
     kept = order[whole[order] > 0]
     place: dict[int, int] = {}
@@ -135,7 +135,7 @@ def _add(boxes: list[Box], outermost: int, split: dict[str, Ints], tree: ModuleT
 
 
 def _label(tree: ModuleTree, node: int) -> str:
-    """Returns a node's name below its parent's; a mere number tells its type too."""
+    """Returns a node's name relative to its parent, with its type where the name is a number."""
     label = tree.labels[node] if tree.parent[node] != NONE else tree.title(node)
     if label == "*" or label.isdecimal():
         label = f"{label} {tree.types[node]}"

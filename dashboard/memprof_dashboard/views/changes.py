@@ -1,4 +1,4 @@
-"""What changed between two recordings that are open: compared once, and said in words."""
+"""Changes between two open recordings: compared once, and described in sentences."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _summary(rank: Rank) -> Summary:
 
 
 def verdict(found: Diff) -> str:
-    """Says in a sentence what became of the peak: ``The peak grew by 1.90 GiB (+2.6 %) to 74.10 GiB``."""
+    """Returns the change of the peak as a sentence: ``The peak grew by 1.90 GiB (+2.6 %) to 74.10 GiB``."""
     pair = found.peak
     size = format_bytes(pair.head_bytes)
     if found.is_unchanged:
@@ -63,7 +63,7 @@ def verdict(found: Diff) -> str:
 
 
 def shift(pair: Pair) -> str:
-    """Says whether the moments of a pair lie in the same place: phase and module."""
+    """Returns whether the moments of a pair are in the same phase and module."""
     base, head = pair.base, pair.head
     if base is None:
         return "Only the other recording has it." if head is not None else "Neither has it."
@@ -77,7 +77,7 @@ def shift(pair: Pair) -> str:
 
 
 def step_time(found: Diff) -> str:
-    """Says how long a step takes on both sides."""
+    """Returns the step time of both recordings."""
     base, head = found.base.step_time_us, found.head.step_time_us
     if math.isnan(base) or math.isnan(head):
         return "not known of both: a job must run two steps longer than the window for it to be measured"

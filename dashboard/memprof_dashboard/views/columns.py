@@ -1,4 +1,4 @@
-"""Peaks of every rank of a recording: read one rank at a time, kept in little room, cut into comparable columns."""
+"""Peaks of every rank of a recording: read one rank at a time, downsampled, and cut into comparable columns."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from memprof.trace.schema import NONE, Floats, Ints
 from memprof.trace.store import Trace
 from memprof_dashboard.figures.timeline import draw
 
-#: Stretches that a rank is kept in at most; a rank of no more operators is kept exactly.
+#: Maximum stretches stored per rank; a rank with at most as many operators is stored exactly.
 MOST_STRETCHES = 16_384
-#: Columns that ranks are compared in at most.
+#: Maximum columns in which ranks are compared.
 MOST_COLUMNS = 300
 
 
@@ -25,7 +25,7 @@ class RankPeaks:
         rank: Its number.
         ops: Number of its operators.
         left: Where each stretch begins.
-        op_ids: The fullest operator of each.
+        op_ids: The peak operator of each.
         peaks: Bytes alive during it.
         largest: The category that most of them are of, as a place in ``categories``.
         largest_bytes: Bytes of that category.
@@ -53,7 +53,7 @@ class RankPeaks:
 
 
 def read_peaks(trace: Trace) -> RankPeaks:
-    """Reads one rank; nothing of it is kept but the columns returned.
+    """Reads one rank; only the returned columns are kept.
 
     Raises:
         BadInputError: The rank's recording is damaged.
@@ -87,7 +87,7 @@ class Compared:
     """Ranks side by side, each cut into the same columns.
 
     Attributes:
-        edges: Where columns begin and the last ends, as operators of the rank looked at; shape ``(columns + 1,)``.
+        edges: Where columns begin and the last ends, as operators of the selected rank; shape ``(columns + 1,)``.
         ranks: The ranks.
         stretch: The fullest stretch of each rank and column, ``NONE`` where it has no operators there; shape
             ``(ranks, columns)``.
@@ -101,7 +101,7 @@ class Compared:
 
     @property
     def spread(self) -> Floats:
-        """Bytes between the fullest and the emptiest rank of each column, NaN where fewer than two have it."""
+        """Highest minus lowest peak of the ranks in each column, in bytes; NaN where fewer than two have it."""
         is_there = np.isfinite(self.peaks)
         spread = np.where(is_there, self.peaks, -np.inf).max(axis=0) - np.where(is_there, self.peaks, np.inf).min(
             axis=0
@@ -115,13 +115,13 @@ class Compared:
 
 
 def compare_ranks(ranks: tuple[RankPeaks, ...], reference: RankPeaks, first: int, end: int) -> Compared:
-    """Cuts the same stretch out of every rank: as far inside the same steps, as ranks may run different operators.
+    """Cuts the same range out of every rank, by relative position in the same steps: ranks may run different operators.
 
     Args:
         ranks: The ranks.
         reference: The rank whose operators ``first`` and ``end`` are.
-        first: First operator of the stretch.
-        end: The one behind its last.
+        first: First operator of the range.
+        end: End of the range (exclusive).
     """
     count = min(MOST_COLUMNS, end - first)
     edges = first + (np.arange(count + 1) * (end - first)) // count

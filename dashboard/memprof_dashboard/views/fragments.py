@@ -1,4 +1,4 @@
-"""How a device allocator's segments are filled, and the largest hole in them."""
+"""Usage of a device allocator's segments, and the largest hole in each."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from memprof.trace.schema import NONE, AllocatorEvents, Bools, Ints, Segments
 from memprof.trace.store import Trace
 
-#: What gives a block back for good; until then a freed one may await another stream.
+#: Events that finally free a block; until then a freed one may be in use by another stream.
 _GIVEN_BACK = ("free", "free_completed")
 #: Sizes on a device are multiples of this: the smallest block of PyTorch's caching allocator.
 _ROUNDING = 512
@@ -22,9 +22,9 @@ class Fragments:
     Attributes:
         segments: The segments of the allocator's snapshot.
         allocated: Bytes in use.
-        awaiting: Bytes that were freed and await another stream.
-        free: Bytes reserved that nobody holds.
-        hole: The largest hole in each, ``NONE`` where it cannot be told.
+        awaiting: Bytes pending free (in use by another stream).
+        free: Bytes reserved but unallocated.
+        hole: The largest hole in each, ``NONE`` where unknown.
         request_bytes: The largest request that failed, 0 where none did.
     """
 
@@ -37,17 +37,17 @@ class Fragments:
 
     @property
     def largest_hole(self) -> int:
-        """The largest hole of all that can be told; ``NONE`` where none can."""
+        """The largest known hole; ``NONE`` where none is known."""
         return int(self.hole.max(initial=NONE))
 
     @property
     def most_hole(self) -> int:
-        """What no hole is larger than: where one cannot be told, all that is free in its segment."""
+        """Upper bound of the largest hole: where a hole is unknown, all free bytes of its segment."""
         return int(np.where(self.hole == NONE, self.free, self.hole).max(initial=0))
 
     @property
     def is_told(self) -> bool:
-        """Whether the largest hole of all is known: no segment whose holes are not could have a larger one."""
+        """Whether the largest hole is known: no segment with unknown holes could have a larger one."""
         return self.largest_hole == self.most_hole
 
 
@@ -87,7 +87,7 @@ def read_fragments(trace: Trace) -> Fragments:
 
 
 def _alive_blocks(events: AllocatorEvents) -> tuple[Ints, Ints]:
-    """Returns where the blocks that are alive at the end begin and end, by address."""
+    """Returns the start and end addresses of the blocks alive at the end, by address."""
     kept = np.flatnonzero((events.action == "alloc") | np.isin(events.action.astype(str), _GIVEN_BACK))
     order = kept[np.argsort(events.address[kept], kind="stable")]
     address = events.address[order]

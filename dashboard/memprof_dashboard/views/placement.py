@@ -1,4 +1,4 @@
-"""Where storages lie: at the allocator's addresses where the recording tells them, else packed by first fit."""
+"""Placement of storages: the allocator's addresses where recorded, else packed by first fit."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from memprof.replay.history import Ids
 from memprof.trace.schema import NONE, AllocatorEvents, Bools, Ints, Storages
 from memprof.trace.store import Trace
 
-#: What ends the life of an allocation; a device's allocator says it twice, and the first time counts.
+#: Events that end an allocation; a device allocator emits two, and the first counts.
 _ENDS = ("free", "free_requested", "free_completed")
 
-#: Storages matched at a time, about.
+#: Approximate number of storages matched at a time.
 _MOST_MATCHED = 250_000
 
 
@@ -31,7 +31,7 @@ def addresses_of(trace: Trace) -> Ints:
         trace: The recording.
 
     Returns:
-        Addresses, ``NONE`` where they are not told, shape ``(storages,)``.
+        Addresses, ``NONE`` where unknown, shape ``(storages,)``.
 
     Raises:
         BadInputError: The recording is damaged.
@@ -97,7 +97,7 @@ def _lives(trace: Trace) -> _Lives:
     del kept, ordered
     is_birth = is_alloc[order]
     ends_next = is_birth & is_same & ~np.append(is_birth[1:], True)[: len(order)]
-    # A free without an allocation before it ends what was there before the recording.
+    # A free without a preceding allocation ends a block allocated before recording.
     is_old = ~is_birth & ~np.concatenate(([False], is_same[:-1]))[: len(order)]
     rows = np.flatnonzero(is_birth | is_old)
     rows = rows[np.argsort(order[rows], kind="stable")]
@@ -156,7 +156,7 @@ class Compressed:
 
 
 def compress(address: Ints, size: Ints) -> Compressed:
-    """Cuts the huge gaps out: those of more than a twentieth of what is covered. Smaller ones stay, as they are holes.
+    """Removes gaps larger than 1/20 of the covered bytes. Smaller ones stay: they are holes.
 
     Args:
         address: Where blocks begin, ascending.
@@ -174,7 +174,7 @@ def compress(address: Ints, size: Ints) -> Compressed:
 
 
 def first_fit(left: Ids | Ints, right: Ids | Ints, size: Ints) -> Ints:
-    """Packs blocks: each, in order of birth, into the lowest place that is free for as long as it lives.
+    """Packs blocks by first fit: each, in order of birth, at the lowest offset that is free for its lifetime.
 
     Args:
         left: When each is born, shape ``(blocks,)``.

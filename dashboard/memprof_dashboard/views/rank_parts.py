@@ -1,4 +1,4 @@
-"""What the recording's summaries tell of its ranks, in tables: how far they lie apart, and who is waited for."""
+"""Tables of the recording's rank summaries: spread between ranks, and stragglers at collectives."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from memprof.trace.store import Trace
 from memprof.units import format_bytes, format_bytes_change, format_percent, format_us
 from memprof_dashboard import parts
 
-#: Rows of a table at most.
+#: Maximum rows of a table.
 MOST_ROWS = 12
 #: Ranks in the table of many.
 MOST_RANKS = 40
 
 
 def summed_up(trace: Trace) -> list[Any]:
-    """Returns the tables that hold for any number of ranks.
+    """Returns the tables that work for any number of ranks.
 
     Raises:
         BadInputError: A table of the recording is damaged.
@@ -37,7 +37,7 @@ def summed_up(trace: Trace) -> list[Any]:
 
 
 def peaks_of_many(compared: RankComparison, button: Any) -> Any:
-    """Returns the table of the fullest of many ranks.
+    """Returns the table of the ranks with the highest peaks.
 
     Args:
         compared: The ranks.

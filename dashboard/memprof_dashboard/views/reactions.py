@@ -1,4 +1,4 @@
-"""What a click, a key or a drag does to the view: each a function of the view before and what the recording holds."""
+"""Effects of clicks, keys and drags on the view: each a function of the previous view and the recording."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import numpy as np
 from memprof_dashboard.sources import Rank
 from memprof_dashboard.state import View
 
-#: Fewest operators that are shown.
+#: Minimum number of operators shown.
 _NARROWEST = 4
 
 
 @dataclass(frozen=True)
 class Shown:
-    """A view's stretch and cursor as they are: the recording's own choice where the view makes none.
+    """A view's resolved range and cursor: the recording's defaults where the view sets none.
 
     Attributes:
         first: First operator shown.
-        end: The one behind the last shown.
+        end: End of the visible range (exclusive).
         at: The operator under the cursor.
     """
 
@@ -31,7 +31,7 @@ class Shown:
 
 
 def shown(view: View, rank: Rank) -> Shown:
-    """Returns what a view shows: at first the fullest step, with the cursor at its peak."""
+    """Returns the range and cursor of a view: by default the highest step, with the cursor at its peak."""
     history = rank.history
     if not history.ops:
         return Shown(0, 0, 0)

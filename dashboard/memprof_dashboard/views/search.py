@@ -9,7 +9,7 @@ from memprof_dashboard.sources import Rank
 
 
 def storages_found(rank: Rank, text: str) -> Bools | None:
-    """Returns which storages belong to, or were made by, what has a text in its name.
+    """Returns which storages belong to, or were allocated by, something whose name contains a text.
 
     Looked through are the names of modules, of the operators that made them, of parameters and states, and the lines
     of the stacks; upper and lower case are the same.

@@ -1,4 +1,4 @@
-"""The lives of storages in a stretch of a recording: how long each is alive, and how long after its last use."""
+"""Storage lifetimes in a range of a recording: how long each is alive, and how long after its last use."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from memprof.trace.schema import NONE, Bools, Floats, Ints, Uses
 from memprof.trace.store import Trace
 from memprof_dashboard.views.placement import addresses_of, compress, first_fit
 
-#: Blocks drawn at most: more rectangles than this make a browser slow.
+#: Maximum blocks drawn: more rectangles make a browser slow.
 MOST_BLOCKS = 2_000
-#: Storages listed at most as those that waste most.
+#: Maximum storages listed as wasters.
 MOST_WASTERS = 10
 
 
 class StorageLives:
-    """What the view of blocks reads off a recording, once.
+    """Data of the blocks view, read once per recording.
 
     Attributes:
         history: The recording.
@@ -45,7 +45,7 @@ class StorageLives:
         np.maximum.at(self.last_use, uses["storage_id"], uses["op_id"].astype(np.int32))
         del uses
         self.right: Ids = np.where(history.freed == NONE, history.ops, history.freed + 1).astype(np.int32)
-        # What is alive at the end may be used after it, unless a whole step went by without a use.
+        # A storage alive at the end may be used later, unless a whole step passed without a use.
         is_told = (self.last_use != NONE) & ((history.freed != NONE) | (self.last_use < _last_step(history)))
         self.idle: Ids = np.where(is_told, self.last_use + 1, self.right).astype(np.int32)
 
@@ -59,12 +59,12 @@ def _last_step(history: History) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Stretch:
-    """The storages alive in a stretch of a recording that hold bytes.
+    """The non-empty storages alive in a range of a recording.
 
     Attributes:
         lives: The recording.
-        first: First operator of the stretch.
-        end: The one behind its last.
+        first: First operator of the range.
+        end: End of the range (exclusive).
         rows: Rows of the storages, ascending.
         weight: Bytes times operators of each within the stretch.
     """
@@ -77,12 +77,12 @@ class Stretch:
 
 
 def cut_stretch(lives: StorageLives, first: int, end: int, is_wanted: Bools | None = None) -> Stretch:
-    """Finds the storages alive in a stretch.
+    """Returns the storages alive in a range.
 
     Args:
         lives: The recording.
-        first: First operator of the stretch.
-        end: The one behind its last.
+        first: First operator of the range.
+        end: End of the range (exclusive).
         is_wanted: Which storages are looked at, shape ``(storages,)``; None for all.
     """
     history = lives.history
@@ -96,7 +96,7 @@ def cut_stretch(lives: StorageLives, first: int, end: int, is_wanted: Bools | No
 
 @dataclass(frozen=True, eq=False)
 class Blocks:
-    """What is drawn of a stretch: its largest blocks, by bytes times operators.
+    """The blocks drawn for a range: its largest, by bytes times operators.
 
     Attributes:
         rows: Rows of the storages drawn, shape ``(blocks,)``.
@@ -106,7 +106,7 @@ class Blocks:
             addresses, as ``top`` where none are.
         cut_bytes: Gaps between addresses of more bytes than this were cut out.
         cuts: How many were.
-        alive: Number of storages alive in the stretch that hold bytes.
+        alive: Number of non-empty storages alive in the range.
         share: What is drawn of their bytes times operators, from 0 to 1.
     """
 
@@ -121,7 +121,7 @@ class Blocks:
 
 
 def choose_blocks(stretch: Stretch, most: int = MOST_BLOCKS) -> Blocks:
-    """Chooses the largest blocks of a stretch, at most ``most``, and places them."""
+    """Chooses the largest blocks of a range, at most ``most``, and places them."""
     lives, history, visible = stretch.lives, stretch.lives.history, stretch.rows
     chosen = _largest(stretch.weight, most)
     rows = visible[chosen]
@@ -150,7 +150,7 @@ def choose_blocks(stretch: Stretch, most: int = MOST_BLOCKS) -> Blocks:
 
 @dataclass(frozen=True, eq=False)
 class Wasters:
-    """The storages of a stretch that waste most: bytes times the operators they are held for after their last use.
+    """The storages of a range that waste most: bytes times the operators they are held for after their last use.
 
     Attributes:
         rows: Their rows, the worst first.
@@ -166,7 +166,7 @@ class Wasters:
 
 
 def find_wasters(stretch: Stretch, most: int = MOST_WASTERS) -> Wasters:
-    """Finds what is held longest after its last use, at most ``most``."""
+    """Returns the storages that waste most after their last use, at most ``most``."""
     lives, rows = stretch.lives, stretch.rows
     held = np.maximum(np.minimum(lives.right[rows], stretch.end) - np.maximum(lives.idle[rows], stretch.first), 0)
     waste = held * lives.history.size[rows].astype(np.float64)

@@ -1,1 +1,1 @@
-"""The what-if page: searches for plans, and what they found."""
+"""The what-if page: plan searches and their results."""

@@ -1,4 +1,4 @@
-"""Tables and lines of the what-if page: what a search found, one plan, and what every planner needs."""
+"""Tables and texts of the what-if page: search results, one plan, and the planner comparison."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ROW = "whatif-row"
 
 
 def verdict(found: Suggestion) -> str:
-    """Says in a sentence what came of a search."""
+    """Returns the result of a search as a sentence."""
     best, budget = found.answer.best, format_bytes(found.answer.search_request.budget_bytes)
     if best is None:
         return describe_least(found)
@@ -42,7 +42,7 @@ def change(one: Candidate, found: Suggestion) -> str:
 
 
 def summary(found: Suggestion) -> list[Any]:
-    """Returns the verdict and what a reader must know to judge it."""
+    """Returns the verdict and its caveats."""
     answer = found.answer
     remarks = list(found.warnings)
     if answer.was_stopped:
@@ -89,7 +89,7 @@ def fitting(found: Suggestion) -> list[Any]:
 
 
 def others(found: Suggestion) -> list[Any]:
-    """Returns the table of the plans that do not fit, and why; nothing where there are none."""
+    """Returns the table of the plans over budget, and why; empty where there are none."""
     if not found.others:
         return []
     places = {id(one): place for place, one in enumerate(plans_of(found))}
@@ -118,7 +118,7 @@ def others(found: Suggestion) -> list[Any]:
 
 def refused(found: Suggestion) -> list[Any]:
     """Returns what is not possible for this job, and why; nothing where everything is."""
-    # Of a reason that many plans share, the shortest plan tells.
+    # The shortest plan represents all plans refused for the same reason.
     by_reason: dict[str, str] = {}
     for plan, reason in sorted(found.answer.refused, key=lambda one: len(one[0])):
         by_reason.setdefault(reason, plan)
@@ -153,7 +153,7 @@ def choice(text: str, place: int) -> html.Button:
 
 
 def plan_facts(detail: Detail, one: Candidate, found: Suggestion) -> list[Any]:
-    """Returns what a plan does, policy by policy, and what it promises."""
+    """Returns a plan's effects, policy by policy, and its prediction."""
     recorded = found.answer.recorded
     budget = found.answer.search_request.budget_bytes
     rows: list[list[Any]] = [

@@ -1,4 +1,4 @@
-"""The part of the what-if page that shows what a search for plans found, and one plan of it in full."""
+"""Results of a plan search on the what-if page, and one plan in full."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _PLOT = {"height": "420px"}
 
 
 def register_plans(app: Dash, desk: Workspace, searches: PlanDesk) -> None:
-    """Adds the callbacks."""
+    """Registers the callbacks."""
 
     @app.callback(Output(RESULT, "children"), Input(FOUND, "data"), State(ids.PLACE, "data"))
     @or_sentence

@@ -1,4 +1,4 @@
-"""The part of the what-if page that shows what every planner needs at every budget."""
+"""The planner comparison on the what-if page: each planner's overhead at each budget."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LINES = "whatif-lines"
 
 
 def register_planners(app: Dash, searches: PlanDesk) -> None:
-    """Adds the callbacks."""
+    """Registers the callbacks."""
 
     @app.callback(Output(PLANNERS, "children"), Input(COMPARED, "data"), State(ids.PLACE, "data"))
     @or_sentence

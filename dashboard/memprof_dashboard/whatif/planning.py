@@ -1,4 +1,4 @@
-"""What the what-if page asks of the planners: plans for a budget, one plan's step, and plans that were run."""
+"""Interface of the what-if page to the planners: plans for a budget, one plan's step, and recorded plans."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def count_points() -> int:
 
 @dataclass(frozen=True)
 class Asked:
-    """What is asked for, as it was typed.
+    """A search request, as typed.
 
     Attributes:
         budget: The budget.
@@ -55,11 +55,11 @@ class Asked:
     allow: tuple[str, ...]
 
     def check(self) -> None:
-        """Finds mistakes that need no recording to be found.
+        """Checks the request as far as possible without a recording.
 
         Raises:
-            UsageError: The budget is none, or nothing is allowed.
-            PolicyError: A policy is named that there is not.
+            UsageError: The budget is invalid, or no policy is allowed.
+            PolicyError: A policy is unknown.
         """
         if not self.budget.strip():
             raise UsageError("A budget is needed: write a size such as 24GiB, or a share of the peak such as 60%.")
@@ -74,7 +74,7 @@ def find_plans(rank: Rank, asked: Asked, report: Callable[[Candidate], None]) ->
 
     Args:
         rank: The recording.
-        asked: What is asked for.
+        asked: The search request.
         report: Called with each plan that was replayed; a KeyboardInterrupt from it ends the search.
 
     Raises:
@@ -93,7 +93,7 @@ def find_plans(rank: Rank, asked: Asked, report: Callable[[Candidate], None]) ->
 
 
 def ask_planners(rank: Rank, report: Callable[[Point], None]) -> tuple[Point, ...]:
-    """Asks every planner at every budget; what was answered before an interruption is kept.
+    """Runs every planner at every budget; results before an interruption are kept.
 
     Args:
         rank: The recording.
@@ -115,13 +115,13 @@ def ask_planners(rank: Rank, report: Callable[[Point], None]) -> tuple[Point, ..
 
 
 def plans_of(found: Suggestion) -> tuple[Candidate, ...]:
-    """Returns every plan that was tried, the job as it is left out: the fitting ones first, as the search ordered."""
+    """Returns every plan tried except the unmodified job: those that fit first, in search order."""
     return tuple(one for one in (*found.answer.fitting, *found.answer.others) if one.policies)
 
 
 @dataclass(frozen=True, eq=False)
 class Detail:
-    """One plan, and the step it is predicted to lead to.
+    """One plan and its predicted step.
 
     Attributes:
         plan: The plan with its prediction.
@@ -141,7 +141,7 @@ class Detail:
 
 
 def detail_of(rank: Rank, found: Suggestion, one: Candidate) -> Detail:
-    """Replays a plan once more, to show its step.
+    """Replays a plan again to show its step.
 
     Args:
         rank: The recording.
@@ -178,7 +178,7 @@ class Run:
 
 
 def runs_under_plans(desk: Workspace, view: View) -> tuple[Run, ...]:
-    """Finds the other recordings of the same model that were made under a plan, and holds each to its prediction."""
+    """Finds other recordings of the same model made under a plan, and compares each with its prediction."""
     rank = desk.rank(view.trace, view.rank)
     runs = []
     for place, source in enumerate(desk.sources):

@@ -1,4 +1,4 @@
-"""Searches that run beside the page: each in a thread of its own, watched, stopped, and kept to come back to."""
+"""Background searches: each runs in its own thread, can be polled and stopped, and its result is cached."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from memprof_dashboard.sources import Rank
 R = TypeVar("R")
 P = TypeVar("P")
 
-#: Searches that are kept at most; those that run are never dropped.
+#: Maximum number of searches kept; running ones are never dropped.
 _MOST_KEPT = 6
 
 
@@ -53,7 +53,7 @@ class Search(Generic[P, R]):
 
     @property
     def was_stopped(self) -> bool:
-        """Whether it was told to end."""
+        """Whether it was stopped."""
         return self._is_stopped.is_set()
 
     @property
@@ -62,47 +62,47 @@ class Search(Generic[P, R]):
         return time.monotonic() - self._began
 
     def stop(self) -> None:
-        """Tells it to end with what it has; it does at the next thing it finds."""
+        """Requests a stop; the search ends with its results so far at the next one it reports."""
         self._is_stopped.set()
 
     def result(self, timeout_s: float | None = 0.0) -> R:
-        """Returns what came of it.
+        """Returns the result.
 
         Args:
             timeout_s: How long to wait where it still runs; None for as long as it takes.
 
         Raises:
             TimeoutError: It still runs.
-            Exception: Whatever ended it.
+            Exception: The exception that ended it.
         """
         return self._result.result(timeout_s)
 
     def _run(self, work: Callable[[Callable[[P], None]], R]) -> None:
         try:
             result = work(self._report)
-        except BaseException as error:  # noqa: BLE001 - raised again where somebody asks for the result
+        except BaseException as error:  # noqa: BLE001 - re-raised by result()
             self._result.set_exception(error)
         else:
             self._result.set_result(result)
 
     def _report(self, one: P) -> None:
         self.found.append(one)
-        # The first is the job as it is: without it there is nothing to end with.
+        # The first result is the unmodified job: a search needs it to return anything.
         if self._is_stopped.is_set() and len(self.found) > 1:
             raise KeyboardInterrupt
 
 
 class Searches(Generic[P, R]):
-    """The latest search of each recording."""
+    """The latest search of each key."""
 
     def __init__(self) -> None:
-        """Begins without any."""
+        """Starts without searches."""
         self._by_key: dict[Hashable, Search[P, R]] = {}
         self._count = 0
         self._lock = threading.Lock()
 
     def start(self, key: Hashable, rank: Rank, what: str, work: Callable[[Callable[[P], None]], R]) -> Search[P, R]:
-        """Begins a search, in the place of the one of the same key, which is stopped."""
+        """Starts a search; stops and replaces the one of the same key."""
         with self._lock:
             before = self._by_key.pop(key, None)
             if before is not None:
@@ -115,5 +115,5 @@ class Searches(Generic[P, R]):
             return search
 
     def latest(self, key: Hashable) -> Search[P, R] | None:
-        """Returns the search of a key; None where there is none any more."""
+        """Returns the search of a key; None where it was dropped or never started."""
         return self._by_key.get(key)

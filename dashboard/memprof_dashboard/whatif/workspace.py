@@ -1,4 +1,4 @@
-"""What the parts of the what-if page share: the searches of a dashboard, and the places their results go to."""
+"""Shared state of the what-if page: a dashboard's searches, and the ids of their results."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ PlannerSearch = Search[Point, tuple[Point, ...]]
 
 
 class PlanDesk:
-    """The searches of a dashboard, and the plans that were looked at closely."""
+    """The searches of a dashboard, and the cached details of plans."""
 
     def __init__(self, desk: Workspace) -> None:
-        """Begins without searches."""
+        """Starts without searches."""
         self.desk = desk
         self.plans: Searches[Candidate, Suggestion] = Searches()
         self.planners: Searches[Point, tuple[Point, ...]] = Searches()
@@ -41,12 +41,12 @@ class PlanDesk:
         return self.plans.latest(key), self.planners.latest(key)
 
     def found(self, place: Any) -> tuple[PlanSearch, Suggestion] | None:
-        """Returns the latest search for plans where it is over, with what it found."""
+        """Returns the latest plan search with its result, where it is finished."""
         search = self.of(place)[0]
         return None if search is None or search.is_running else (search, search.result())
 
     def detail(self, search: PlanSearch, found: Suggestion, chosen: int) -> Detail:
-        """Returns a plan's step; the last few are kept."""
+        """Returns a plan's step; the last few are cached."""
         key = (search.number, chosen)
         if key not in self._details:
             self._details = dict(list(self._details.items())[1 - _MOST_DETAILS :])
@@ -55,5 +55,5 @@ class PlanDesk:
 
 
 def key_of(view: View) -> tuple[int, int]:
-    """Returns what searches of one recording are kept by: its place and rank."""
+    """Returns the cache key of a recording's searches: its index and rank."""
     return view.trace, view.rank
