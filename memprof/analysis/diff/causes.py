@@ -1,4 +1,4 @@
-"""The causes of a change of memory, each with what gives it away. ``explain`` puts them in order."""
+"""Causes of a memory change, each with its evidence. ``explain`` orders them."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from memprof.analysis.diff.summary import NOTHING, OTHERS, Summary
 from memprof.analysis.diff.traits import AGAIN, REST, Traits
 from memprof.units import format_bytes, format_bytes_change
 
-#: Growth from step to step below this is a list of numbers, not of tensors: it is told behind what else there is to
-#: name, and last where it is less than this share of the change.
+#: Growth per step below this comes from lists of numbers, not of tensors: it is reported after other causes, and last
+#: where it is less than this share of the change.
 LEAST_LEAK_BYTES = 1024
 LEAST_LEAK_SHARE = 0.01
-#: Share of what backward reads that must be kept, or be read by no backward, to be told of.
+#: Minimum share of what backward reads that is kept, or that no backward reads, to be reported.
 _LEAST_KEPT = 0.2
-#: Share of the parameters whose gradients must be new or gone to be told of.
+#: Minimum share of the parameters whose gradients appear or disappear to be reported.
 _LEAST_TRAINED = 0.1
-#: Share of the peak that tensors beside model and optimizer must be.
+#: Minimum share of the peak held by tensors outside model and optimizer.
 _LEAST_OUTSIDE = 0.01
-#: Change of how much of an operator's runs are repeated in backward that is told of where the model changed too.
+#: Minimum change in an operator's recompute ratio to be reported where the model changed too.
 _LEAST_AGAIN = 0.1
-#: Share of a category's bytes that must change their type to be told of.
+#: Minimum share of a category's bytes that change dtype to be reported.
 _LEAST_SHARE = 0.2
 
 
@@ -33,11 +33,11 @@ class Cause:
     """One cause of a change.
 
     Attributes:
-        kind: What differs beside the code (``batch``, ``micro-batches``, ``allocator-settings``, ...), ``plan``,
+        kind: What differs besides the code (``batch``, ``micro-batches``, ``allocator-settings``, ...), ``plan``,
             ``leak``, ``graph``, ``no-grad``, ``dtype``, ``optimizer``, ``checkpoint``, ``parameters``, ``modules``,
             ``gradient``, ``held``, ``pieces``, or the category of memory that changed most.
-        sentence: It in words.
-        bytes: What it alone adds or takes away, where that can be told; else 0.
+        sentence: Its description.
+        bytes: Bytes added or removed by this cause alone, where that can be determined; else 0.
     """
 
     kind: str
@@ -46,15 +46,15 @@ class Cause:
 
 
 def leak(grown: int, base: Summary, head: Summary) -> Cause:
-    """Words a change of the growth from step to step.
+    """Describes a change of the growth per step.
 
     Args:
-        grown: Bytes by which each step adds more than in the base; negative where it adds less.
+        grown: Additional bytes of growth per step over the base; negative where it grows less.
         base: The base.
-        head: What is compared with it.
+        head: The summary compared with it.
     """
     side, other = (head.traits.held, base.traits.held) if grown > 0 else (base.traits.held, head.traits.held)
-    # What a name holds until the next step replaces it is left behind too, but not by each step anew.
+    # What a name references until the next step replaces it also survives the step, but does not accumulate.
     exactly = [place for place, (_, size) in side.items() if size == abs(grown) and place not in ("", REST)]
     lines = _made_at(exactly or _names_of_more(side, other))
     if grown > 0:
@@ -69,7 +69,7 @@ def leak(grown: int, base: Summary, head: Summary) -> Cause:
 
 
 def growth_of(side: Summary) -> int:
-    """Returns by how much each step's peak is above the one before, at least; 0 where they do not all grow."""
+    """Returns the minimum growth of the peak from one step to the next; 0 where not every step grows."""
     steps = [later - earlier for earlier, later in pairwise(side.step_peaks)]
     if side.traits.growth_bytes <= 0:
         return 0
@@ -81,7 +81,7 @@ def _made_at(places: list[str]) -> str:
 
 
 def _names_of_more(side: Mapping[str, tuple[int, int]], other: Mapping[str, tuple[int, int]]) -> list[str]:
-    """Returns the lines or shapes of which there are more tensors than on the other side, the most bytes first."""
+    """Returns the lines or shapes with more tensors than on the other side, the most bytes first."""
     sizes = [{name: size for name, (_, size) in held.items()} for held in (other, side)]
     moved = dict(zip(with_moved_lines(*sizes), other.values(), strict=True))
     ordered = sorted(side, key=lambda name: -side[name][1])
@@ -89,7 +89,7 @@ def _names_of_more(side: Mapping[str, tuple[int, int]], other: Mapping[str, tupl
 
 
 def graphs(base: Traits, head: Traits) -> Iterator[Cause]:
-    """Names graphs that outlive their backward, and those that never see one."""
+    """Reports graphs that outlive their backward, and those without a backward."""
     before, after = _share(base.graph_bytes, base.saved_bytes), _share(head.graph_bytes, head.saved_bytes)
     if abs(after - before) > _LEAST_KEPT:
         size = format_bytes(max(base.graph_bytes, head.graph_bytes))
@@ -117,7 +117,7 @@ def _share(part: int, whole: int) -> float:
 
 
 def optimizer_states(base: Summary, head: Summary) -> Iterator[Cause]:
-    """Names what the optimizer keeps for each parameter where that is something else."""
+    """Reports changed optimizer state per parameter."""
     if base.states == head.states:
         return
     grown = head.maxima.get("optimizer_state", 0) - base.maxima.get("optimizer_state", 0)
@@ -128,7 +128,7 @@ def optimizer_states(base: Summary, head: Summary) -> Iterator[Cause]:
 
 
 def dtypes(base: Summary, head: Summary) -> Iterator[Cause]:
-    """Names categories whose bytes are of another type than before."""
+    """Reports categories whose dtype changed."""
     for category in ("activation", "parameter", "gradient", "optimizer_state"):
         before, after = (
             {dtype: size for dtype, size in side.dtypes.get(category, {}).items() if dtype != "unknown"}
@@ -153,13 +153,13 @@ def dtypes(base: Summary, head: Summary) -> Iterator[Cause]:
 
 
 def recompute(base: Traits, head: Traits) -> Iterator[Cause]:
-    """Tells whether another part of forward is run again in backward."""
+    """Reports a changed share of forward that is recomputed in backward."""
     runs = [sum(side.operators.get(AGAIN, {}).values()) for side in (base, head)]
     before, after = runs
     if before == after:
         return
     if all(runs) and base.parameters != head.parameters:
-        # Of more layers more is run again: only another share of them is another choice.
+        # More layers mean more recompute: only a different share means a different choice.
         if abs(_again(head) - _again(base)) < _LEAST_AGAIN:
             return
     elif abs(after - before) < 0.05 * max(runs):
@@ -172,13 +172,13 @@ def recompute(base: Traits, head: Traits) -> Iterator[Cause]:
 
 
 def _again(traits: Traits) -> float:
-    """Returns the share of its runs in forward that the operator that is repeated most is run again."""
+    """Returns the recompute ratio of the operator that is recomputed most."""
     again, forward = traits.operators.get(AGAIN, {}), traits.operators.get("forward", {})
     return max((count / forward[name] for name, count in again.items() if forward.get(name)), default=0.0)
 
 
 def model_parts(base: Summary, head: Summary) -> Iterator[Cause]:
-    """Names parameters that are new, gone or of another shape, then modules of which there are more or fewer."""
+    """Reports parameters added, removed or reshaped, then modules whose number changed."""
     grown = head.parameter_bytes - base.parameter_bytes
     before, after = base.traits.parameters, head.traits.parameters
     types = _changed_counts(base.traits.modules, head.traits.modules)
@@ -207,7 +207,7 @@ def _changed_counts(before: dict[str, int], after: dict[str, int]) -> list[str]:
 
 
 def trained_parameters(base: Summary, head: Summary) -> Iterator[Cause]:
-    """Names gradients of fewer or more of the same parameters."""
+    """Reports gradients of fewer or more of the same parameters."""
     if base.parameter_bytes != head.parameter_bytes or not base.parameter_bytes:
         return
     before, after = (side.maxima.get("gradient", 0) for side in (base, head))
@@ -222,7 +222,7 @@ def trained_parameters(base: Summary, head: Summary) -> Iterator[Cause]:
 
 
 def gradients_in_forward(base: Summary, head: Summary) -> Iterator[Cause]:
-    """Names gradients that are there in forward, where they were not, or the other way round."""
+    """Reports gradients that are live in forward on one side only."""
     shares = []
     for side in (base, head):
         forward = side.spots.get("forward")
@@ -240,7 +240,7 @@ def gradients_in_forward(base: Summary, head: Summary) -> Iterator[Cause]:
 
 
 def held_tensors(base: Traits, head: Traits) -> Iterator[Cause]:
-    """Names tensors of forward that a name still holds when the step ends."""
+    """Reports forward tensors that are still referenced when the step ends."""
     (tensors, size), (more, grown) = _sums(base.held), _sums(head.held)
     more, grown = more - tensors, grown - size
     if not more or abs(grown) < LEAST_LEAK_BYTES or grown * more < 0:
@@ -254,7 +254,7 @@ def held_tensors(base: Traits, head: Traits) -> Iterator[Cause]:
 
 
 def tensors_outside(base: Summary, head: Summary) -> Iterator[Cause]:
-    """Names tensors that are always there and belong neither to the model nor to the optimizer."""
+    """Reports tensors that are live over the whole step and belong to neither the model nor the optimizer."""
     before, after = base.traits.outside, head.traits.outside
     (tensors, size), (more, grown) = _sums(before), _sums(after)
     more, grown = more - tensors, grown - size
@@ -270,7 +270,7 @@ def tensors_outside(base: Summary, head: Summary) -> Iterator[Cause]:
 
 
 def _sums(held: Mapping[str, tuple[int, int]]) -> tuple[int, int]:
-    """Returns how many tensors there are, and their bytes."""
+    """Returns the number of tensors, and their bytes."""
     return sum(count for count, _ in held.values()), sum(size for _, size in held.values())
 
 
@@ -279,7 +279,7 @@ def _more(count: int) -> str:
 
 
 def told_in(diff: Diff) -> Pair:
-    """Returns the pair in which the change is told; where the peaks are equal, the phase of both that changed most."""
+    """Returns the pair to report the change in; where the peaks are equal, the common phase that changed most."""
     both = [pair for pair in diff.phases if pair.base is not None and pair.head is not None]
     if diff.focus.bytes or not both:
         return diff.focus
@@ -287,7 +287,7 @@ def told_in(diff: Diff) -> Pair:
 
 
 def pieces(diff: Diff) -> Iterator[Cause]:
-    """Names an operator that holds most of the change, and runs on fewer, larger or on more, smaller pieces."""
+    """Reports an operator that holds most of the change and now runs on fewer, larger or on more, smaller pieces."""
     pair = told_in(diff)
     first = next(
         (one for one in pair.parts["op"] if one.bytes * pair.bytes > 0 and one.name not in (NOTHING, OTHERS)), None
@@ -309,7 +309,7 @@ def pieces(diff: Diff) -> Iterator[Cause]:
 
 
 def largest_parts(diff: Diff) -> Iterator[Cause]:
-    """Names what the change is made of in the phase in which it is told."""
+    """Reports the largest parts of the change in the phase it is reported in."""
     pair = told_in(diff)
     whole = pair.bytes
     if not whole:

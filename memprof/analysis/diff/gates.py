@@ -1,4 +1,4 @@
-"""Gates: conditions on memory and time that a change must not break, such as ``peak>+2%&+128MiB``."""
+"""Gates: limits on memory and time that a change must not exceed, such as ``peak>+2%&+128MiB``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from memprof.phases import PHASES, in_order, is_own_name
 from memprof.trace.schema import CATEGORIES
 from memprof.units import format_bytes, format_bytes_change, format_us, parse_bytes
 
-#: What can be gated by name alone, and the unit it is in.
+#: Measures gated by name alone, and their unit.
 MEASURES = {
     "peak": "bytes",
     "reserved": "bytes",
@@ -21,7 +21,7 @@ MEASURES = {
     "recompute_time": "us",
     **dict.fromkeys(CATEGORIES, "bytes"),
 }
-#: What can be gated by a kind and a name or pattern: ``module:layers.*``.
+#: Measures gated by a kind and a name or pattern: ``module:layers.*``.
 KINDS = ("module", "phase", "category")
 
 _LIMIT = re.compile(r"\s*(?P<sign>\+?)\s*(?P<number>[0-9]*\.?[0-9]+)\s*(?P<unit>%|[A-Za-z]*)\s*", re.ASCII)
@@ -35,7 +35,7 @@ class Limit:
     Attributes:
         amount: Bytes, microseconds, or a share (0.02 is 2 %).
         is_share: Whether ``amount`` is a share of the base.
-        is_growth: Whether it bounds the growth; otherwise the value itself.
+        is_growth: Whether it limits the growth; otherwise the value itself.
     """
 
     amount: float
@@ -43,7 +43,7 @@ class Limit:
     is_growth: bool
 
     def is_passed(self, base: float, head: float) -> bool:
-        """Tells whether a value has gone beyond this bound. A share of nothing is passed by anything."""
+        """Whether a value exceeds this limit. Any increase from 0 exceeds a relative limit."""
         if self.is_share:
             return head - base > self.amount * base
         return (head - base if self.is_growth else head) > self.amount
@@ -51,13 +51,13 @@ class Limit:
 
 @dataclass(frozen=True)
 class Gate:
-    """A condition that fails where a measure has gone beyond all of its limits.
+    """A condition that fails where a measure exceeds all of its limits.
 
     Attributes:
-        text: As it was written.
-        kind: ``""`` for a measure of its own name, or one of KINDS.
-        name: The measure, or what the kind is followed by: a phase, a category, a pattern of modules.
-        limits: What must all be passed for the gate to fail.
+        text: The gate as written.
+        kind: ``""`` for a measure with its own name, or one of KINDS.
+        name: The measure, or the name after the kind: a phase, a category, a module pattern.
+        limits: Limits that must all be exceeded for the gate to fail.
     """
 
     text: str
@@ -72,15 +72,15 @@ class Gate:
 
     @property
     def needs_base(self) -> bool:
-        """Whether it compares with something."""
+        """Whether it compares with a base."""
         return any(limit.is_growth for limit in self.limits)
 
     def judge(self, base: float, head: float) -> Verdict:
-        """Holds a measure to the gate.
+        """Checks a measure against the gate.
 
         Args:
-            base: Its value before; NaN where it is unknown.
-            head: Its value now; NaN where it is unknown.
+            base: Its value in the base; NaN where unknown.
+            head: Its value in the head; NaN where unknown.
         """
         if math.isnan(head) or (self.needs_base and math.isnan(base)):
             return Verdict(self, base, head, is_known=False, is_failed=False)
@@ -90,13 +90,13 @@ class Gate:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a gate says of a change.
+    """The result of a gate on a change.
 
     Attributes:
         gate: The gate.
-        base: The measure before.
-        head: The measure now.
-        is_known: Whether it could be judged.
+        base: The measure in the base.
+        head: The measure in the head.
+        is_known: Whether it could be evaluated.
         is_failed: Whether it failed.
     """
 
@@ -107,7 +107,7 @@ class Verdict:
     is_failed: bool
 
     def describe(self) -> str:
-        """Says what was found: ``peak 1.20 GiB -> 1.50 GiB (+307.20 MiB, +25.0 %)``."""
+        """Returns the result in words: ``peak 1.20 GiB -> 1.50 GiB (+307.20 MiB, +25.0 %)``."""
         label = f"{self.gate.kind}:{self.gate.name}" if self.gate.kind else self.gate.name
         if not self.is_known:
             return f"{label} is not known on both sides"
@@ -123,13 +123,13 @@ class Verdict:
 
 
 def parse_gate(text: str) -> Gate:
-    """Reads a gate.
+    """Parses a gate.
 
-    ``peak>+2%``, ``peak>+256MiB``, ``peak>24GiB``, ``peak>+2%&+128MiB`` (both must be passed), ``activation>+5%``,
+    ``peak>+2%``, ``peak>+256MiB``, ``peak>24GiB``, ``peak>+2%&+128MiB`` (both must be exceeded), ``activation>+5%``,
     ``module:layers.*>+100MiB``, ``phase:backward>+3%``, ``reserved-allocated>+1GiB``, ``step_time>+10%``.
 
     Raises:
-        UsageError: It is none; the sentence shows where it goes wrong.
+        UsageError: Invalid gate; the message shows the position of the error.
     """
     measure, sign, limits = text.partition(">")
     if not sign:
@@ -160,7 +160,7 @@ def require_phases(gates: Iterable[Gate], phases: Iterable[str]) -> None:
     """Refuses gates on a phase that no recording has: a misspelled name would never fail.
 
     Raises:
-        UsageError: Names the first one. The recorder's own phases may be missing.
+        UsageError: Names the first such gate. The recorder's own phases may be missing.
     """
     known = in_order(phases)
     for gate in gates:
@@ -196,6 +196,6 @@ def _limit(text: str, part: str, place: int, unit: str) -> Limit:
 
 
 def _wrong(text: str, place: int, what: str) -> UsageError:
-    """Returns the error that shows the place: what came before it is repeated in quotes."""
+    """Returns an error that shows the position by quoting the text before it."""
     shown = f"{text[:place]}[here]{text[place:]}"
     return UsageError(f"The gate {shown!r} cannot be read: {what}.")
