@@ -1,4 +1,4 @@
-"""Reads a model's shape from the config.json of the transformers library: as data, nothing of it is run."""
+"""Reads a model's shape from a config.json of the transformers library, as data; no code is executed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MOST_BYTES = 2**22
 
 
 def is_config(text: str) -> bool:
-    """Tells whether a word on the command line names a file rather than a model."""
+    """Whether a command-line word names a file rather than a model."""
     return text.endswith(".json") or "/" in text or Path(text).exists()
 
 
@@ -26,7 +26,7 @@ def read_config(path: Path) -> Model:
         path: The file or folder.
 
     Raises:
-        BadInputError: There is none, it is no such file, or of a family that is not known.
+        BadInputError: The file does not exist, is not a config.json, or its model family is unsupported.
     """
     if path.is_dir():
         path = path / "config.json"
@@ -58,7 +58,7 @@ def read_config(path: Path) -> Model:
 
 
 class _Keys:
-    """The keys of a config.json, each with the type it must have."""
+    """The keys of a config.json, each checked for its type."""
 
     def __init__(self, path: Path, record: dict[str, Any]) -> None:
         self._path, self._record = path, record
@@ -67,7 +67,7 @@ class _Keys:
         """Returns a size; null counts as missing.
 
         Raises:
-            BadInputError: It is missing or no number.
+            BadInputError: It is missing or not a number.
         """
         value = self._record.get(name)
         if value is None and missing is not None:
@@ -77,10 +77,10 @@ class _Keys:
         return value
 
     def is_on(self, name: str, missing: bool) -> bool:
-        """Returns whether something is on: a truth value, or a share above 0.
+        """Whether a setting is on: true, or a share above 0.
 
         Raises:
-            BadInputError: It is another kind of value.
+            BadInputError: It is of another type.
         """
         value = self._record.get(name)
         if value is None:
@@ -90,13 +90,13 @@ class _Keys:
         return value > 0
 
     def word(self, name: str, missing: str) -> str:
-        """Returns a text."""
+        """Returns a string value."""
         value = self._record.get(name)
         return value if isinstance(value, str) else missing
 
     @property
     def architecture(self) -> str:
-        """The class the model was saved as, "" where none is named."""
+        """The class the model was saved as, "" where not given."""
         named = self._record.get("architectures")
         return named[0] if isinstance(named, list) and named and isinstance(named[0], str) else ""
 
@@ -188,7 +188,7 @@ def _bert(keys: _Keys) -> _Read:
 
 
 def _activation(name: str) -> tuple[str, tuple[str, ...]]:
-    """Returns the activation function that is counted, and what must be known of it."""
+    """Returns the activation function used in the formulas, and a note on it."""
     if name in ("relu", "silu", "gelu"):
         return name, ()
     if name in ("gelu_pytorch_tanh", "swish"):

@@ -1,4 +1,4 @@
-"""Networks of convolutions and linear layers: their parameters, and which tensors backward needs."""
+"""Networks of convolutions and linear layers: their parameters, and the tensors saved for backward."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from memprof.analysis.estimate.setting import Setting
 from memprof.analysis.estimate.term import Term
 from memprof.errors import UsageError
 
-#: Layers whose backward reads what came in, and those whose backward reads what they returned (derivatives.yaml).
+#: Layers whose backward reads their input, and those whose backward reads their output (derivatives.yaml).
 _READS_INPUT = frozenset({"conv", "linear", "bn", "gelu", "silu", "maxpool", "avgpool"})
 _READS_OUTPUT = frozenset({"relu", "tanh", "sigmoid"})
 
@@ -31,7 +31,7 @@ _WORDS = {
 
 @dataclass
 class _Tensor:
-    """A tensor of the forward pass: the size of a sample, who made it, whether backward reads it."""
+    """A tensor of the forward pass: its size per sample, its producer, and whether backward reads it."""
 
     shape: tuple[int, ...]
     kind: str
@@ -40,17 +40,17 @@ class _Tensor:
 
 @dataclass(frozen=True)
 class Network:
-    """A network without sequence: its layers, as read by `network_text`.
+    """A network without a sequence dimension: its layers, as parsed by `network_text`.
 
     Attributes:
         sample: Size of a sample: one number, or channels, height and width.
         nodes: The layers in order.
-        parameters: Every parameter.
-        kept: Values a sample keeps for backward, by the kind of layer that made them; the sample itself left out.
-        masks: Values a sample has behind dropout.
-        indices: Values a sample has behind max pools, which remember where each came from.
-        channels: Channels of all batch norms together, whose mean and deviation are kept.
-        outputs: Values that come out for a sample.
+        parameters: All parameters.
+        kept: Values saved for backward per sample, by kind of the producing layer; the sample itself excluded.
+        masks: Values per sample after dropout.
+        indices: Values per sample after max pools, which save indices.
+        channels: Total channels of all batch norms, which save mean and deviation.
+        outputs: Output values per sample.
     """
 
     sample: tuple[int, ...]
@@ -64,10 +64,10 @@ class Network:
 
     @staticmethod
     def read(text: str) -> Network:
-        """Reads a network as it is written; see `network_text.read_network`.
+        """Parses a network; see `network_text.read_network`.
 
         Raises:
-            UsageError: It cannot be read, or a layer does not fit what comes in.
+            UsageError: It cannot be parsed, or a layer does not match its input.
         """
         sample, nodes = read_network(text)
         walk = _Walk()
@@ -90,10 +90,10 @@ class Network:
 
 
 def read_perceptron(text: str) -> Network:
-    """Reads widths such as ``784,512,10``: linear layers with ReLU between them.
+    """Parses widths such as ``784,512,10``: linear layers with ReLU between them.
 
     Raises:
-        UsageError: There are fewer than two widths, or one is no number.
+        UsageError: There are fewer than two widths, or one is not a number.
     """
     words = [word.strip() for word in text.split(",")]
     activation = "relu"
@@ -107,14 +107,14 @@ def read_perceptron(text: str) -> Network:
 
 
 def network_terms(shape: Network, setting: Setting) -> tuple[Term, ...]:
-    """Returns every term of a network but weights, gradients and optimizer.
+    """Returns every term of a network except weights, gradients and optimizer.
 
     Args:
         shape: The network.
         setting: How it is trained.
 
     Raises:
-        UsageError: Something is asked for that formulas of transformers alone tell.
+        UsageError: A setting has formulas only for transformers.
     """
     if setting.checkpoint != "none" or setting.tensor_ranks > 1:
         raise UsageError(
@@ -163,7 +163,7 @@ def network_terms(shape: Network, setting: Setting) -> tuple[Term, ...]:
 
 
 def network_letters(setting: Setting) -> dict[str, int]:
-    """Returns the letters that the formulas are written in, with their values."""
+    """Returns the symbols used in the formulas, with their values."""
     return {"b": setting.tokens_at_once}
 
 
@@ -172,7 +172,7 @@ def _small(name: str, size: int, formula: str) -> Term:
 
 
 class _Walk:
-    """Runs a network on sizes alone."""
+    """Propagates sizes through a network."""
 
     def __init__(self) -> None:
         self.tensors: list[_Tensor] = []
@@ -191,7 +191,7 @@ class _Walk:
         return self._make(left.shape, "sum")
 
     def _layer(self, layer: Layer, tensor: _Tensor) -> _Tensor:
-        if layer.kind == "flatten":  # a view: whoever keeps it keeps the tensor, and linear layers count all its values
+        if layer.kind == "flatten":  # a view: saving it saves the tensor, and linear layers count all its values
             return tensor
         if layer.kind in _READS_INPUT:
             tensor.is_kept = True
@@ -208,7 +208,7 @@ class _Walk:
         return made
 
     def _out(self, layer: Layer, tensor: _Tensor) -> tuple[int, ...]:
-        """Returns the size of what comes out, and lists the layer's parameters."""
+        """Returns the output size, and lists the layer's parameters."""
         shape = tensor.shape
         if layer.kind == "linear":
             width = math.prod(shape)

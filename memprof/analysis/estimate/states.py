@@ -1,4 +1,4 @@
-"""Weights, gradients and optimizer state: bytes a parameter, and what ZeRO divides."""
+"""Weights, gradients and optimizer state: bytes per parameter, and what ZeRO shards."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from memprof.analysis.estimate.term import Term
 
 _ZERO = "Rajbhandari et al. 2020, ZeRO: Memory Optimizations Toward Training Trillion Parameter Models, section 5"
 
-#: 8-bit state: tensors of fewer numbers, or no whole number of blocks, keep 32 bits; each block has a scale of 4 bytes,
+#: 8-bit state: tensors that are small, or not a whole number of blocks, keep 32 bits; each block has a 4-byte scale,
 #: each state a table of 256 scales (torchao and bitsandbytes alike).
 _EIGHT_BIT_FROM, _BLOCK, _TABLE_BYTES = 4096, 256, 1024
 
@@ -28,7 +28,7 @@ def state_terms(parameters: Sequence[Parameter], setting: Setting) -> tuple[Term
     """Returns the terms of weights, gradients and optimizer state on one rank.
 
     Args:
-        parameters: The model's.
+        parameters: The model's parameters.
         setting: How it is trained.
     """
     mine = [one.on_rank(setting.tensor_ranks) for one in parameters]
@@ -94,7 +94,7 @@ def _optimizer(mine: Sequence[Parameter], setting: Setting) -> list[Term]:
 
 
 def _state(mine: Sequence[Parameter], setting: Setting) -> tuple[int, str, str]:
-    """Returns the bytes of an optimizer's state, the formula and its name."""
+    """Returns the bytes of the optimizer state, its formula and its name."""
     width, elements = setting.precision.states, count(mine)
     tensors = sum(one.times for one in mine)
     if setting.optimizer == "momentum":
@@ -109,14 +109,14 @@ def _state(mine: Sequence[Parameter], setting: Setting) -> tuple[int, str, str]:
 
 
 def _eight_bit_bytes(elements: int, width: int) -> int:
-    """Returns the bytes of one moment of one tensor: codes, scales and the table, or as it was."""
+    """Returns the bytes of one moment of one tensor: codes, scales and the table, or unquantized."""
     if elements < _EIGHT_BIT_FROM or elements % _BLOCK:
         return width * elements
     return elements + 4 * (elements // _BLOCK) + _TABLE_BYTES
 
 
 def _factored_bytes(shape: tuple[int, ...], width: int) -> int:
-    """Returns the bytes of Adafactor's state of one tensor: a mean of each row and column, or all of a vector."""
+    """Returns the bytes of Adafactor's state of one tensor: row and column means, or all elements of a vector."""
     if len(shape) < 2:
         return width * math.prod(shape)
     *others, rows, columns = shape
@@ -124,7 +124,7 @@ def _factored_bytes(shape: tuple[int, ...], width: int) -> int:
 
 
 def _shared(size: int, setting: Setting, stage: int) -> int:
-    """Divides by the ranks where the stage of ZeRO does."""
+    """Divides by the number of ranks where the ZeRO stage shards it."""
     return -(-size // setting.ranks) if setting.zero >= stage else size
 
 

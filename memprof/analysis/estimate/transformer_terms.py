@@ -1,4 +1,4 @@
-"""The terms of a transformer's activations: its layers, its ends, and what is there for a while."""
+"""The terms of a transformer's activations: its layers, its ends, and temporaries."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ITEMISED = "; widths and types as in `memprof.analysis.estimate.layer`"
 
 
 def transformer_terms(shape: Transformer, setting: Setting) -> tuple[Term, ...]:
-    """Returns every term of a transformer but weights, gradients and optimizer.
+    """Returns every term of a transformer except weights, gradients and optimizer.
 
     Args:
         shape: The model.
@@ -25,7 +25,7 @@ def transformer_terms(shape: Transformer, setting: Setting) -> tuple[Term, ...]:
 
 
 def _layers(shape: Transformer, setting: Setting) -> list[Term]:
-    """Returns what all layers keep: without checkpointing, or without the core of attention."""
+    """Returns what all layers save: without checkpointing, or with the core of attention recomputed."""
     is_selective = setting.checkpoint == "selective"
     kept = [one for one in kept_by_layer(shape, setting) if not (is_selective and one.is_core)]
     published = [one for one in kept if not one.is_statistic]
@@ -70,7 +70,7 @@ def _layers(shape: Transformer, setting: Setting) -> list[Term]:
 
 
 def _checkpointed(shape: Transformer, setting: Setting) -> list[Term]:
-    """Returns what is kept where only the inputs of layers, or of several together, are."""
+    """Returns what is saved where only the inputs of layers, or of groups of layers, are."""
     kept = kept_by_layer(shape, setting)
     every = min(setting.every, shape.layers)
     segments = -(-shape.layers // every)
@@ -104,7 +104,7 @@ def _checkpointed(shape: Transformer, setting: Setting) -> list[Term]:
 
 
 def _ends(shape: Transformer, setting: Setting) -> list[Term]:
-    """Returns what embedding, final norm, head and loss keep."""
+    """Returns what embedding, final norm, head and loss save."""
     values, stream, tokens = setting.precision.products, setting.precision.stream, setting.tokens_at_once
     width, ranks = shape.width, setting.tensor_ranks
     sequence = ranks if setting.is_sequence_parallel else 1
@@ -138,7 +138,7 @@ def _ends(shape: Transformer, setting: Setting) -> list[Term]:
 
 
 def _loss(shape: Transformer, setting: Setting) -> list[Term]:
-    """Returns what cross-entropy over the vocabulary keeps, and what its beginning of backward holds beside."""
+    """Returns what cross-entropy over the vocabulary saves, and what the start of its backward allocates on top."""
     tokens, ranks = setting.tokens_at_once, setting.tensor_ranks
     over = "/t" if ranks > 1 else ""
     kept, logits = setting.loss_bytes, setting.precision.products
@@ -166,7 +166,7 @@ def _loss(shape: Transformer, setting: Setting) -> list[Term]:
 
 
 def _casts(shape: Transformer, setting: Setting) -> list[Term]:
-    """Returns the copies of weights in 16 bits that matrix products keep under autocast."""
+    """Returns the 16-bit weight copies that matrix products save under autocast."""
     width = setting.precision.casts
     if not width or setting.zero == 3:
         return []
@@ -179,7 +179,7 @@ def _casts(shape: Transformer, setting: Setting) -> list[Term]:
 
 
 def _products(shape: Transformer, setting: Setting) -> tuple[int, int]:
-    """Returns how many numbers a rank holds in the matrices of products: in one layer, and outside the layers."""
+    """Returns the number of elements per rank in the matrices of products: in one layer, and outside the layers."""
     parts = [one.on_rank(setting.tensor_ranks) for one in shape.parameters if one.is_product]
     outside = count(one for one in parts if not one.layer)
     if shape.is_tied and shape.has_head:
@@ -188,7 +188,7 @@ def _products(shape: Transformer, setting: Setting) -> tuple[int, int]:
 
 
 def _gathered(shape: Transformer, setting: Setting) -> list[Term]:
-    """Returns what ZeRO 3 gathers for a while: the ends' weights, and those of two layers."""
+    """Returns what ZeRO 3 gathers temporarily: the ends' weights, and those of two layers."""
     if setting.zero < 3:
         return []
     parts = [one.on_rank(setting.tensor_ranks) for one in shape.parameters]
@@ -209,7 +209,7 @@ def _gathered(shape: Transformer, setting: Setting) -> list[Term]:
 
 
 def letters(shape: Transformer, setting: Setting) -> dict[str, int]:
-    """Returns the letters that the formulas are written in, with their values."""
+    """Returns the symbols used in the formulas, with their values."""
     found = {"L": shape.layers, "h": shape.width, "a": shape.heads, "v": shape.vocabulary, "s": setting.length}
     sizes = sizes_of(shape, setting)
     if not shape.query_width == shape.key_width == shape.width:
@@ -229,7 +229,7 @@ def letters(shape: Transformer, setting: Setting) -> dict[str, int]:
 
 
 def _is_published(shape: Transformer, setting: Setting) -> bool:
-    """Tells whether a layer is the one that the source counts: 16 bits, dropout, GELU, four times as wide inside."""
+    """Whether a layer is the one in the source: 16 bits, dropout, GELU, MLP four times as wide."""
     precision = setting.precision
     return (
         (precision.stream, precision.products, precision.softmax) == (2, 2, 2)
