@@ -29,7 +29,7 @@ def describe_post_mortem(found: PostMortem) -> list[str]:
 
 
 def describe_failure(found: PostMortem) -> str:
-    """Says who asked for how much, and where."""
+    """Describes the failed request: who requested how much, and where."""
     asked = "more memory" if found.requested_bytes is None else format_bytes(found.requested_bytes)
     who = found.op or "the job"
     rank = f" in rank {found.rank}" if found.rank else ""
@@ -41,7 +41,7 @@ def describe_failure(found: PostMortem) -> str:
 
 
 def describe_caught(found: PostMortem) -> str:
-    """Says in one line that memory ran out and the job went on."""
+    """Returns one line saying that memory ran out and the job continued."""
     asked = "" if found.requested_bytes is None else f" of {format_bytes(found.requested_bytes)}"
     times = "once" if found.failures == 1 else f"{found.failures} times"
     return (
@@ -51,12 +51,12 @@ def describe_caught(found: PostMortem) -> str:
 
 
 def next_steps(found: PostMortem, trace: str, manifest: Manifest) -> list[tuple[str, str]]:
-    """Returns the commands to type next, each with its reason.
+    """Returns the suggested next commands, each with its reason.
 
     Args:
         found: The post-mortem.
         trace: The recording, as the user named it.
-        manifest: What it says about itself.
+        manifest: Its manifest.
     """
     named = shlex.quote(trace)
     size = "SIZE" if found.room_bytes is None else format_bytes(found.room_bytes).replace(" ", "")
@@ -97,7 +97,7 @@ def _held(held: Held, device: str) -> list[str]:
 
 
 def _sum(split: Breakdown[str] | Breakdown[int], names: dict[int, str]) -> str:
-    """Writes a sum out: the largest parts, and the rest in one."""
+    """Formats a split: the largest parts, and the rest as one."""
     parts, rest, count = split.top(_PARTS)
     told = [f"{format_bytes(part.bytes)} {_name(part.key, names)}" for part in parts]
     if rest is not None:
@@ -121,7 +121,7 @@ def _large(one: LargeStorage) -> str:
 
 
 def _room(found: PostMortem) -> Iterable[str]:
-    """Says what room there was: in the allocator's own pieces, and on the device or within the limit."""
+    """Describes the available memory: in the allocator's segments, and on the device or within the limit."""
     if found.cached_bytes is not None and found.reserved_bytes is not None:
         cached, reserved = format_bytes(found.cached_bytes), format_bytes(found.reserved_bytes)
         largest = found.largest_free_bytes
@@ -148,7 +148,7 @@ def _room(found: PostMortem) -> Iterable[str]:
 
 
 def _still_to_come(found: PostMortem) -> Iterable[str]:
-    """Says what the step would have needed beyond."""
+    """Describes the memory the rest of the step would have needed."""
     told = []
     if found.gradients_missing_bytes:
         told.append(f"{format_bytes(found.gradients_missing_bytes)} of gradients")
