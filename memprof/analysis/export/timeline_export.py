@@ -269,6 +269,6 @@ def _lives(
             "made_by": "" if made == NONE else ops["name"][made],
             "source": "" if source is None else source.place,
         }
-        start_ns, end_ns = int(times.start_ns[max(made, 0)]), int(times.end_ns[freed])  # NONE, -1, is the last
+        start_ns, end_ns = int(times.start_ns[max(made, 0)]), int(times.end_ns[freed])  # NONE (-1) is the last
         category = history.storage_categories[history.category[row]]
         yield from life(process, row, category, start_ns, end_ns, {k: v for k, v in about.items() if v})

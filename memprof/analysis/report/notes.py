@@ -1,4 +1,4 @@
-"""What a reader has to know to judge a report's figures: gaps in the capture, blind spots, where times are from."""
+"""Caveats on a report's figures: gaps in the capture, blind spots, the source of times."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Note:
 
     Attributes:
         text: The sentence.
-        is_warning: The figures may mislead without it.
+        is_warning: Whether the figures may mislead without it.
     """
 
     text: str
@@ -26,12 +26,12 @@ class Note:
 
 
 def write_notes(manifest: Manifest, steps: Steps, step: Step) -> tuple[Note, ...]:
-    """Writes the notes on the figures of one step, warnings first.
+    """Returns the notes on the figures of one step, warnings first.
 
     Args:
-        manifest: What the recording says about itself.
-        steps: Every step seen.
-        step: The step that is reported on.
+        manifest: The recording's manifest.
+        steps: All steps seen.
+        step: The reported step.
     """
     warnings = []
     if not manifest.capture.is_complete:
@@ -67,10 +67,10 @@ def _incomplete(capture: Capture) -> str:
 def _signal_name(number: int) -> str:
     try:
         return signal.Signals(number).name
-    except ValueError:  # a signal of the machine that recorded, unknown on this one
+    except ValueError:  # a signal of the recording machine, unknown on this one
         return f"signal {number}"
 
 
 def _short(text: str) -> str:
-    """Returns the first line of a text, without its last full stop."""
+    """Returns the first line of a text, without its final full stop."""
     return text.strip().splitlines()[0].rstrip(".") if text.strip() else text
