@@ -198,7 +198,7 @@ def settings_in_force(manifest: Manifest, step: Step) -> SettingsInForce:
     try:
         return SettingsInForce(settings_from_options(options, capacity_bytes=capacity), text)
     except ValueError:
-        raise BadInputError(f"The recording names options of the allocator that torch does not take: {text}.") from None
+        raise BadInputError(f"The recording has allocator options that torch does not accept: {text}.") from None
 
 
 def fullest_rank(trace: Trace) -> int:
@@ -240,7 +240,7 @@ def _advice(current: Outcome, best: Outcome | None, at_growth: Fragmentation) ->
     holes = sum(1 for use in at_growth.segments if use.free_bytes and use.blocks)
     return (
         f"No allocator setting would help: none tried lowers the reserved peak by {format_percent(_WORTHWHILE)}. The "
-        f"{format_bytes(unused)} not in use then are spread over {holes:,} segments with blocks that are still needed."
+        f"{format_bytes(unused)} unused at that moment are spread over {holes:,} segments with live blocks."
     )
 
 

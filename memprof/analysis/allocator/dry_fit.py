@@ -52,12 +52,12 @@ class DryFit:
         reserved, allocated = format_bytes(self.reserved_bytes), format_bytes(self.allocated_bytes)
         context = format_bytes(self.context_bytes)
         parts = f"{reserved} reserved for {allocated} of tensors, and {context} for the context (rule)"
-        taken = f"{used} of {capacity}: {parts}"
+        need = f"needs {used} of {capacity}"
         if self.fits:
-            return f"It fits the {self.machine}, {taken}."
+            return f"Fits on {self.machine}: {need}; {parts}."
         over = format_bytes(self.used_bytes - self.capacity_bytes)
         return (
-            f"It does not fit the {self.machine} by {over}: it takes {taken}. Most of it is {self.largest}, "
+            f"Does not fit on {self.machine}: {need} ({over} short); {parts}. Largest category: {self.largest}, "
             f"{format_percent(self.share)} of the peak."
         )
 

@@ -62,12 +62,12 @@ class BudgetVerdict:
         """Returns a one-sentence description."""
         budget = format_bytes(self.budget_bytes)
         if self.measured_bytes is None:
-            return f"not known whether it is within the budget of {budget}: {self.unknown}."
+            return f"cannot determine whether it is within the budget of {budget}: {self.unknown}."
         least = "at least " if self.unknown else ""
         figures = f"{least}{format_bytes_of(self.measured_bytes, self.budget_bytes)}"
         rank = "" if self.rank is None else f" {'in' if self.step is None else 'of'} rank {self.rank}"
         if self.fits is None:
-            return f"not known whether it is within the budget: {figures}; {self.unknown}."
+            return f"cannot determine whether it is within the budget: {figures}; {self.unknown}."
         if self.fits:
             return f"within the budget, {self.how}: {figures}."
         how = "" if self.how == "measured" else f", {self.how}"
@@ -140,7 +140,7 @@ def why_unmeasured(trace: Trace) -> str:
     """Returns a clause saying that no complete step after the warm-up was recorded, and why."""
     capture = trace.manifest.capture
     reason = "the job ended before" if capture.is_complete else capture.reason or "the recording was cut short"
-    return f"no step beyond the warm-up was recorded to its end ({reason})"
+    return f"no complete step after the warm-up was recorded ({reason})"
 
 
 def _why_unknown(trace: Trace) -> str:
@@ -148,5 +148,5 @@ def _why_unknown(trace: Trace) -> str:
     if not has_measured_step(trace) and not len(peaks):
         return why_unmeasured(trace)
     if bool(np.any(peaks.how == "counted")):
-        return "--light counts most steps at module calls only; record without it to measure the peak"
+        return "--light samples most steps only at module calls; record without it to measure the peak"
     return ""

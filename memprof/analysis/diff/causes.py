@@ -60,12 +60,10 @@ def leak(grown: int, base: Summary, head: Summary) -> Cause:
     if grown > 0:
         return Cause(
             "leak",
-            f"each step holds {format_bytes(grown)} more than the one before: something keeps tensors from step to "
-            f"step, such as a list of losses or outputs{lines}",
+            f"memory grows by {format_bytes(grown)} per step: tensors are kept across steps, for example in a list of "
+            f"losses or outputs{lines}",
         )
-    return Cause(
-        "leak", f"nothing grows by {format_bytes(-grown)} from step to step any more{lines and f', as it did{lines}'}"
-    )
+    return Cause("leak", f"memory no longer grows by {format_bytes(-grown)} per step{lines and f', as it did{lines}'}")
 
 
 def growth_of(side: Summary) -> int:
@@ -77,7 +75,7 @@ def growth_of(side: Summary) -> int:
 
 
 def _made_at(places: list[str]) -> str:
-    return f" (made at {', '.join(places[:2])})" if places else ""
+    return f" (allocated at {', '.join(places[:2])})" if places else ""
 
 
 def _names_of_more(side: Mapping[str, tuple[int, int]], other: Mapping[str, tuple[int, int]]) -> list[str]:
@@ -95,20 +93,20 @@ def graphs(base: Traits, head: Traits) -> Iterator[Cause]:
         size = format_bytes(max(base.graph_bytes, head.graph_bytes))
         yield Cause(
             "graph",
-            f"{size} that backward has read stay until the next step: the graph is kept (retain_graph, and a loss or "
-            "output that is held)"
+            f"{size} already read by backward stay live until the next step: the graph is kept (retain_graph, and a "
+            "reference to a loss or output)"
             if after > before
-            else f"{size} that backward has read no longer stay until the next step: the graph is let go",
+            else f"{size} already read by backward no longer stay live until the next step: the graph is freed",
         )
     before, after = _share(base.unread_bytes, base.saved_bytes), _share(head.unread_bytes, head.saved_bytes)
     if abs(after - before) > _LEAST_KEPT:
         size = format_bytes(max(base.unread_bytes, head.unread_bytes))
         yield Cause(
             "no-grad",
-            f"the model is called for results that no backward follows on, and {size} are kept for one: an evaluation "
-            "outside of torch.no_grad()"
+            f"the model is called without a following backward, but {size} are saved for one: an evaluation "
+            "outside torch.no_grad()"
             if after > before
-            else f"{size} are no longer kept for a backward that does not come",
+            else f"{size} are no longer saved for a backward that never runs",
         )
 
 
@@ -123,7 +121,7 @@ def optimizer_states(base: Summary, head: Summary) -> Iterator[Cause]:
     grown = head.maxima.get("optimizer_state", 0) - base.maxima.get("optimizer_state", 0)
     names = [", ".join(side.states) or "nothing" for side in (base, head)]
     yield Cause(
-        "optimizer", f"the optimizer keeps {names[1]} where it kept {names[0]}: {format_bytes_change(grown)} of state"
+        "optimizer", f"the optimizer keeps {names[1]} instead of {names[0]}: {format_bytes_change(grown)} of state"
     )
 
 
@@ -146,8 +144,8 @@ def dtypes(base: Summary, head: Summary) -> Iterator[Cause]:
         if grown[most] > _LEAST_SHARE and -grown[least] > _LEAST_SHARE:
             yield Cause(
                 "dtype",
-                f"{category} memory is {most} to {shares[most][1]:.0%} where it was {shares[most][0]:.0%}, {least} to "
-                f"{shares[least][1]:.0%} where it was {shares[least][0]:.0%}",
+                f"{category} memory is {shares[most][1]:.0%} {most} (was {shares[most][0]:.0%}) and "
+                f"{shares[least][1]:.0%} {least} (was {shares[least][0]:.0%})",
             )
             return
 
@@ -164,10 +162,10 @@ def recompute(base: Traits, head: Traits) -> Iterator[Cause]:
             return
     elif abs(after - before) < 0.05 * max(runs):
         return
-    what = "less is" if after < before else "more is"
+    what = "less" if after < before else "more"
     yield Cause(
         "checkpoint",
-        f"{what} run again in backward: {before} operators in the base, {after} now (activation checkpointing)",
+        f"{what} recompute in backward: {before} operators in the base, {after} now (activation checkpointing)",
     )
 
 
@@ -184,23 +182,23 @@ def model_parts(base: Summary, head: Summary) -> Iterator[Cause]:
     types = _changed_counts(base.traits.modules, head.traits.modules)
     if before != after or (grown and not types):
         named = [
-            f"{name} is {after[name]} where it was {before[name]}"
+            f"{name} is {after[name]} (was {before[name]})"
             if name in before and name in after
-            else f"{name} is {'new' if name in after else 'gone'} ({after[name] if name in after else before[name]})"
+            else f"{name} is {'new' if name in after else 'removed'} ({after[name] if name in after else before[name]})"
             for name in {**after, **before}
             if before.get(name) != after.get(name)
         ]
         more = f" and {len(named) - 3} more" if len(named) > 3 else ""
         words = f": {'; '.join(named[:3])}{more}" if named else ""
-        change = f"take {format_bytes_change(grown)}" if grown else "are of other names or shapes"
+        change = f"changed by {format_bytes_change(grown)}" if grown else "have other names or shapes"
         yield Cause("parameters", f"the model's parameters {change}{words}")
     if types:
-        yield Cause("modules", f"the model is made of other modules: {'; '.join(types[:4])}")
+        yield Cause("modules", f"the model has other modules: {'; '.join(types[:4])}")
 
 
 def _changed_counts(before: dict[str, int], after: dict[str, int]) -> list[str]:
     return [
-        f"{after.get(name, 0)} {name} where there were {before.get(name, 0)}"
+        f"{after.get(name, 0)} {name} (was {before.get(name, 0)})"
         for name in {**before, **after}
         if before.get(name, 0) != after.get(name, 0) and name != REST
     ]
@@ -216,7 +214,7 @@ def trained_parameters(base: Summary, head: Summary) -> Iterator[Cause]:
     what = "fewer" if after < before else "more"
     yield Cause(
         "gradient",
-        f"{what} gradients are there at once, {format_bytes(after)} where there were {format_bytes(before)} for "
+        f"{what} gradients are live at once, {format_bytes(after)} (was {format_bytes(before)}) for "
         f"{format_bytes(base.parameter_bytes)} of parameters: other parameters are trained, or updated in backward",
     )
 
@@ -232,10 +230,10 @@ def gradients_in_forward(base: Summary, head: Summary) -> Iterator[Cause]:
         return
     yield Cause(
         "gradient",
-        "the gradients of the step before are still there in forward: they are set to zero and not to None, or only "
-        "after it"
+        "gradients of the previous step are still live in forward: they are zeroed instead of set to None, or cleared "
+        "only after it"
         if shares[1] > shares[0]
-        else "the gradients of the step before are gone before forward begins",
+        else "gradients of the previous step are freed before forward starts",
     )
 
 
@@ -248,7 +246,8 @@ def held_tensors(base: Traits, head: Traits) -> Iterator[Cause]:
     lines = _names_of_more(head.held, base.held) if more > 0 else _names_of_more(base.held, head.held)
     yield Cause(
         "held",
-        f"tensors of forward still held when the step ends: {_more(more)}, {format_bytes(abs(grown))}{_made_at(lines)}",
+        f"forward tensors still referenced when the step ends: {_more(more)}, {format_bytes(abs(grown))}"
+        f"{_made_at(lines)}",
         grown,
     )
 
@@ -263,7 +262,7 @@ def tensors_outside(base: Summary, head: Summary) -> Iterator[Cause]:
     shapes = _names_of_more(after, before) if more > 0 else _names_of_more(before, after)
     yield Cause(
         "held",
-        "tensors that stay over the whole step and are no parameters, gradients, buffers or optimizer's state: "
+        "tensors live over the whole step, other than parameters, gradients, buffers and optimizer state: "
         f"{_more(more)}, {format_bytes(abs(grown))} (shapes such as {', '.join(shapes[:3]) or 'unknown'})",
         grown,
     )
@@ -303,7 +302,7 @@ def pieces(diff: Diff) -> Iterator[Cause]:
     how = "fewer, larger pieces" if after < before else "more, smaller pieces"
     yield Cause(
         "pieces",
-        f"{first.name} works on {how} ({before} runs in the base, {after} now), and what it made holds "
+        f"{first.name} runs on {how} ({before} calls in the base, {after} now), and its outputs changed by "
         f"{format_bytes_change(first.bytes)} in {pair.name}",
     )
 
@@ -319,7 +318,7 @@ def largest_parts(diff: Diff) -> Iterator[Cause]:
         return
     phase = pair.head.phase if pair.head is not None else pair.name
     words = f"{format_bytes_change(category.bytes)} of {category.name} memory in {phase}"
-    for kind, by in (("module", "in"), ("source", "made at"), ("op", "by")):
+    for kind, by in (("module", "in"), ("source", "allocated at"), ("op", "by")):
         first = next(
             (one for one in pair.parts[kind] if one.bytes * whole > 0 and one.name not in (NOTHING, OTHERS)), None
         )

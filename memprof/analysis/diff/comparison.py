@@ -189,7 +189,7 @@ def compare(
     base, head = _median_of(bases), _median_of(heads)
     if base.model and head.model and base.model != head.model:
         raise InconclusiveError(
-            f"The base is a recording of {base.model}, the other of {head.model}: there is nothing to compare."
+            f"The recordings are not comparable: the base is of {base.model}, the head of {head.model}."
         )
     require_phases((*fail, *warn), (name for one in (*bases, *heads) for name in one.spots if name != PEAK))
     names = [name for name in in_order((*base.spots, *head.spots)) if name != PEAK]
@@ -303,9 +303,9 @@ def _warnings(bases: Sequence[Summary], heads: Sequence[Summary]) -> list[str]:
     warnings = []
     for side, summaries in (("base", bases), ("head", heads)):
         if not all(summary.is_complete for summary in summaries):
-            warnings.append(f"the {side} is a recording that ended early.")
+            warnings.append(f"the recording of the {side} ended early.")
         peaks = [summary.peak.bytes for summary in summaries]
         if len(peaks) > 1 and max(peaks) > min(peaks):
             spread = (max(peaks) - min(peaks)) / statistics.median(peaks)
-            warnings.append(f"the {len(peaks)} recordings of the {side} differ by {100 * spread:.2f} % in their peaks.")
+            warnings.append(f"the {len(peaks)} recordings of the {side} differ by {100 * spread:.2f} % in peak.")
     return warnings

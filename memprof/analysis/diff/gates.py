@@ -110,7 +110,7 @@ class Verdict:
         """Returns the result in words: ``peak 1.20 GiB -> 1.50 GiB (+307.20 MiB, +25.0 %)``."""
         label = f"{self.gate.kind}:{self.gate.name}" if self.gate.kind else self.gate.name
         if not self.is_known:
-            return f"{label} is not known on both sides"
+            return f"{label} is unknown on at least one side"
         write: Callable[[float], str] = format_us if self.gate.unit == "us" else format_bytes
         if not self.gate.needs_base or math.isnan(self.base):
             return f"{label} {write(self.head)}"
@@ -139,14 +139,14 @@ def parse_gate(text: str) -> Gate:
         kind, name = "", kind
         if name not in MEASURES:
             raise _wrong(
-                text, 0, f"there is no measure {name!r}; there are {', '.join(MEASURES)}, module:NAME, phase:NAME"
+                text, 0, f"unknown measure {name!r}; choose from {', '.join(MEASURES)}, module:NAME, phase:NAME"
             )
     elif kind not in KINDS:
-        raise _wrong(text, 0, f"there is no kind {kind!r}; there are {', '.join(KINDS)}")
+        raise _wrong(text, 0, f"unknown kind {kind!r}; choose from {', '.join(KINDS)}")
     elif not name or not _is_named(kind, name):
-        phases = f"; there are {', '.join(PHASES)}, and those that a job names itself"
-        known = {"phase": phases, "category": f"; there are {', '.join(CATEGORIES)}"}
-        raise _wrong(text, len(kind) + 1, f"there is no {kind} {name!r}{known.get(kind, ': name one')}")
+        phases = f"; choose from {', '.join(PHASES)}, or a phase the job defines"
+        known = {"phase": phases, "category": f"; choose from {', '.join(CATEGORIES)}"}
+        raise _wrong(text, len(kind) + 1, f"invalid {kind} {name!r}{known.get(kind, ': name one')}")
     unit = MEASURES[name] if not kind else "bytes"
     place = len(measure) + 1
     found = []
@@ -165,7 +165,7 @@ def require_phases(gates: Iterable[Gate], phases: Iterable[str]) -> None:
     known = in_order(phases)
     for gate in gates:
         if gate.kind == "phase" and gate.name not in (*PHASES, *known):
-            reason = f"no recording has a phase {gate.name!r}; there are {', '.join(known)}"
+            reason = f"no recording has a phase {gate.name!r}; choose from {', '.join(known)}"
             raise _wrong(gate.text, len("phase:"), reason)
 
 
@@ -178,24 +178,24 @@ def _is_named(kind: str, name: str) -> bool:
 def _limit(text: str, part: str, place: int, unit: str) -> Limit:
     match = _LIMIT.fullmatch(part)
     if match is None:
-        raise _wrong(text, place, f"{part.strip()!r} is no limit: write +2%, +128MiB or 24GiB")
+        raise _wrong(text, place, f"invalid limit {part.strip()!r}: write +2%, +128MiB or 24GiB")
     is_growth, number, suffix = bool(match["sign"]), float(match["number"]), match["unit"]
     if suffix == "%":
         if not is_growth:
-            raise _wrong(text, place, f"{part.strip()!r} is a share of what? Write +{part.strip()} for growth")
+            raise _wrong(text, place, f"a share needs a base: write +{part.strip()} for growth")
         return Limit(number / 100, is_share=True, is_growth=True)
     if unit == "us":
         if suffix not in _US:
-            raise _wrong(text, place, f"{part.strip()!r} is no time: write +10%, +5ms or 2s")
+            raise _wrong(text, place, f"invalid time {part.strip()!r}: write +10%, +5ms or 2s")
         return Limit(number * _US[suffix], is_share=False, is_growth=is_growth)
     try:
         size = parse_bytes(f"{match['number']}{suffix}")
     except UsageError:
-        raise _wrong(text, place, f"{part.strip()!r} is no size: write +2%, +128MiB or 24GiB") from None
+        raise _wrong(text, place, f"invalid size {part.strip()!r}: write +2%, +128MiB or 24GiB") from None
     return Limit(float(size), is_share=False, is_growth=is_growth)
 
 
 def _wrong(text: str, place: int, what: str) -> UsageError:
     """Returns an error that shows the position by quoting the text before it."""
     shown = f"{text[:place]}[here]{text[place:]}"
-    return UsageError(f"The gate {shown!r} cannot be read: {what}.")
+    return UsageError(f"Invalid gate {shown!r}: {what}.")

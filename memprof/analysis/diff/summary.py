@@ -61,7 +61,7 @@ def summarise(trace: Trace) -> Summary:
     require_whole_step(worst)
     step = worst.fullest_step()
     if not len(step.ops):
-        raise BadInputError(f"{trace.path}: step {step.number} holds no operators.")
+        raise BadInputError(f"{trace.path}: step {step.number} contains no operators.")
     made = summarise_step(step, worst.manifest)
     is_known = has_untouched_step(worst) or worst.manifest.backend.name == PREDICTED
     return dataclasses.replace(

@@ -57,13 +57,13 @@ def read_summary(text: str, name: str) -> Summary:
     try:
         record = parse_json(text, constants=True)
     except ValueError as error:
-        raise BadInputError(f"{name} is neither a recording nor the JSON of memprof summary: {error}.") from error
+        raise BadInputError(f"{name} is neither a recording nor JSON from memprof summary: {error}.") from error
     version = record.get("memprof_summary") if isinstance(record, dict) else None
     if type(version) is not int:
-        raise BadInputError(f"{name} is JSON, but not of memprof summary: it has no memprof_summary.")
+        raise BadInputError(f"{name} is JSON, but not from memprof summary: it has no key memprof_summary.")
     if version != SUMMARY_SCHEMA:
         raise BadInputError(
-            f"{name} is a summary of version {version}; this memprof reads version {SUMMARY_SCHEMA}: make it anew with "
+            f"{name} is a summary of version {version}; this memprof reads version {SUMMARY_SCHEMA}: recreate it with "
             "memprof summary."
         )
     try:
@@ -109,7 +109,7 @@ def _read(record: Mapping[str, Any]) -> Summary:
 
 def _whole(value: Any) -> int:
     if type(value) is not int:
-        raise TypeError(f"{value!r}, which is no whole number")
+        raise TypeError(f"{value!r}: not a whole number")
     return value
 
 
@@ -117,19 +117,19 @@ def _time(value: Any) -> float:
     if value is None:
         return math.nan
     if type(value) not in (int, float) or not math.isfinite(value):
-        raise TypeError(f"{value!r}, which is no time")
+        raise TypeError(f"{value!r}: not a time")
     return float(value)
 
 
 def _flag(value: Any) -> bool:
     if type(value) is not bool:
-        raise TypeError(f"{value!r}, which is neither true nor false")
+        raise TypeError(f"{value!r}: not a boolean")
     return value
 
 
 def _listed(values: Any) -> list[Any]:
     if type(values) is not list:
-        raise TypeError(f"{values!r}, which is no list")
+        raise TypeError(f"{values!r}: not a list")
     return values
 
 
@@ -141,7 +141,7 @@ def _filled(values: T) -> T:
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{value!r}, which is no text")
+        raise TypeError(f"{value!r}: not a string")
     return value
 
 

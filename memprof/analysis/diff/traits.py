@@ -225,15 +225,15 @@ def _most(counts: Mapping[str, int], most: int) -> dict[str, int]:
 def _typed(values: Any, kind: type) -> dict[str, Any]:
     """Returns a JSON object whose values all have one type."""
     if type(values) is not dict:
-        raise TypeError(f"{values!r}, which is no object")
+        raise TypeError(f"{values!r}: not an object")
     for value in values.values():
         if type(value) is not kind:
-            raise TypeError(f"{value!r}, which is no {kind.__name__}")
+            raise TypeError(f"{value!r}: not of type {kind.__name__}")
     return values
 
 
 def _pair(value: list[Any]) -> tuple[int, int]:
     count, size = value
     if type(count) is not int or type(size) is not int:
-        raise TypeError(f"{value!r}, which are no whole numbers")
+        raise TypeError(f"{value!r}: not whole numbers")
     return count, size

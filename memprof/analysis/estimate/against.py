@@ -115,11 +115,13 @@ def compare(found: Estimate, trace: Trace) -> tuple[Compared, ...]:
     step = basis_of(trace).step
     maxima = {name: one.maximum_bytes for name, one in find_category_maxima(step).items()}
     if "parameter" not in maxima:
-        raise InconclusiveError(f"{trace.path} holds no parameters to compare with: record the job by memprof record.")
+        raise InconclusiveError(
+            f"{trace.path} contains no parameters to compare with: record the job with memprof record."
+        )
     groups = found.by_group
     rows = [
         Compared("weights", groups["weights"], maxima["parameter"], "parameters"),
-        Compared("gradients", groups["gradients"], maxima.get("gradient", 0), "gradients, at their most"),
+        Compared("gradients", groups["gradients"], maxima.get("gradient", 0), "gradients, at their maximum"),
         Compared("optimizer", groups["optimizer"], maxima.get("optimizer_state", 0), "optimizer state"),
     ]
     rows += [] if isinstance(found.model.shape, int) else _kept_rows(found, step)
@@ -140,7 +142,7 @@ def _kept_rows(found: Estimate, step: Step) -> list[Compared]:
     sizes = np.where(is_data, 0, saved.bytes)
     groups, total = found.by_group, int(sizes.sum())
     inside = _is_in_layers(found.model, step.modules, saved)
-    what = "kept for backward, data left out"
+    what = "saved for backward, without input data"
     if inside is None:
         return [Compared("activations and ends", found.kept_bytes, total, what)]
     mine = int(sizes[inside].sum())

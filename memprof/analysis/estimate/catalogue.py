@@ -47,9 +47,11 @@ def find_model(name: str) -> Model:
     found = names.get(_key(name))
     if found is None:
         near = difflib.get_close_matches(_key(name), names, n=3, cutoff=0.6)
-        hint = f"did you mean {' or '.join(names[key] for key in near)}?" if near else f"known are {', '.join(names)}."
+        hint = (
+            f"did you mean {' or '.join(names[key] for key in near)}?" if near else f"known models: {', '.join(names)}."
+        )
         raise UsageError(
-            f"memprof knows no model {name!r}: {hint} Others are given as --transformer, --mlp, --conv, "
+            f"Unknown model {name!r}: {hint} Give other models as --transformer, --mlp, --conv, "
             "--parameters or the path of a config.json."
         )
     row = _read()["model"][found]

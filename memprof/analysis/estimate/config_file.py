@@ -39,12 +39,12 @@ def read_config(path: Path) -> Model:
     except ValueError:
         record = None
     if not isinstance(record, dict):
-        raise BadInputError(f"{path} is no config.json: it holds no JSON object of a model's sizes.")
+        raise BadInputError(f"{path} is not a config.json: it contains no JSON object with a model's sizes.")
     family = record.get("model_type")
     read = _FAMILIES.get(family) if isinstance(family, str) else None
     if read is None:
         raise BadInputError(
-            f"{path} is of a model of type {family!r}, and memprof reads {', '.join(_FAMILIES)}: "
+            f"{path} has the unsupported model type {family!r} (supported: {', '.join(_FAMILIES)}): "
             "give the sizes as --transformer layers=…,width=…,heads=…,vocab=…"
         )
     keys = _Keys(path, record)
@@ -52,7 +52,7 @@ def read_config(path: Path) -> Model:
         shape, notes = read(keys)
         shape.check_heads()
     except UsageError as error:
-        raise BadInputError(f"{path} holds no transformer's sizes. {error}") from None
+        raise BadInputError(f"{path} contains no valid transformer sizes. {error}") from None
     name = path.parent.name if path.name == "config.json" and path.parent.name else path.stem
     return Model(name, shape, f"{path} ({family})", notes)
 
@@ -73,7 +73,7 @@ class _Keys:
         if value is None and missing is not None:
             return missing
         if type(value) is not int or not 0 < value <= 10**12:
-            raise BadInputError(f"{self._path} has no size {name!r} that counts something: it holds {value!r}.")
+            raise BadInputError(f"{self._path}: {name!r} must be a positive whole number, not {value!r}.")
         return value
 
     def is_on(self, name: str, missing: bool) -> bool:
@@ -86,7 +86,7 @@ class _Keys:
         if value is None:
             return missing
         if not isinstance(value, bool | int | float):
-            raise BadInputError(f"{self._path} has {value!r} for {name!r}, neither true nor false nor a share.")
+            raise BadInputError(f"{self._path}: {name!r} must be true, false or a share, not {value!r}.")
         return value > 0
 
     def word(self, name: str, missing: str) -> str:
@@ -164,7 +164,7 @@ def _bert(keys: _Keys) -> _Read:
     written, notes = _activation(keys.word("hidden_act", "gelu"))
     is_masked = keys.architecture in ("BertForMaskedLM", "BertForPreTraining")
     if keys.architecture not in ("", "BertModel", "BertForMaskedLM"):
-        notes = (*notes, f"of the head of {keys.architecture} only what predicts tokens is counted")
+        notes = (*notes, f"only the token prediction part of the head of {keys.architecture} is counted")
     return Transformer(
         layers=keys.size("num_hidden_layers", 12),
         width=keys.size("hidden_size", 768),
@@ -193,7 +193,7 @@ def _activation(name: str) -> tuple[str, tuple[str, ...]]:
         return name, ()
     if name in ("gelu_pytorch_tanh", "swish"):
         return ("silu" if name == "swish" else "gelu"), ()
-    return "gelu", (f"{name} is counted as one operator; written out in Python it keeps several tensors more",)
+    return "gelu", (f"{name} is counted as one operator; implemented in Python it saves several more tensors",)
 
 
 _FAMILIES: dict[str, Callable[[_Keys], _Read]] = {

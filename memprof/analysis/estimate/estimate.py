@@ -172,13 +172,13 @@ def describe_setting(setting: Setting, model: Model) -> str:
     words += [f"in {setting.micro_batches} micro-batches"] if setting.micro_batches > 1 else []
     words += [setting.precision.name, setting.optimizer]
     if isinstance(shape, Transformer):
-        words.append("flash attention" if setting.has_flash else "attention that writes its scores down")
+        words.append("flash attention" if setting.has_flash else "attention with materialized scores")
         has_dropout = setting.has_dropout and (shape.has_dropout or shape.has_attention_dropout)
         words.append("dropout" if has_dropout else "no dropout")
     if setting.checkpoint == "selective":
-        words.append("attention's core runs again")
+        words.append("attention's core recomputed")
     elif setting.checkpoint == "layers":
-        words.append("layers run again" if setting.every == 1 else f"every {setting.every} layers run again")
+        words.append("layers recomputed" if setting.every == 1 else f"every {setting.every} layers recomputed")
     words += [f"tensor parallel over {setting.tensor_ranks}"] if setting.tensor_ranks > 1 else []
     words += ["sequence parallel"] if setting.is_sequence_parallel else []
     words += [f"ZeRO {setting.zero} over {setting.ranks:,} ranks"] if setting.zero else []

@@ -143,7 +143,7 @@ def _mlp(shape: Transformer, setting: Setting) -> list[Kept]:
     if shape.activation != "relu":  # ReLU's backward reads its output
         made.append(Kept("input of the activation", "f", 1, values, is_split=True))
     if shape.is_gated:
-        made.append(Kept("gate and what it is multiplied with", "f", 2, values, is_split=True))
+        made.append(Kept("gate and its multiplicand", "f", 2, values, is_split=True))
     if _drops(shape.has_dropout, setting):
         made.append(Kept("dropout's mask", "h", 1, setting.mask_bytes(values)))
     return made

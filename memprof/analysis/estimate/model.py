@@ -53,7 +53,7 @@ class Model:
         if isinstance(self.shape, Network):
             return network.network_terms(self.shape, setting)
         if setting.checkpoint != "none":
-            raise UsageError("Of a number of parameters alone no activations follow: give a shape to checkpoint.")
+            raise UsageError("A parameter count alone gives no activations: give a model's shape to use checkpointing.")
         return ()
 
     def letters(self, setting: Setting) -> dict[str, int]:

@@ -101,7 +101,7 @@ def read_perceptron(text: str) -> Network:
         activation = words.pop()
     if len(words) < 2 or not all(re.fullmatch("[1-9][0-9]{0,8}", word) for word in words):
         raise UsageError(
-            f"{text!r} is no list of widths: write --mlp 784,512,10, and ,gelu behind for another than ReLU."
+            f"Invalid widths {text!r}: write --mlp 784,512,10, and append ,gelu for an activation other than ReLU."
         )
     return Network.read(f"{words[0]},{f',{activation},'.join(f'linear{word}' for word in words[1:])}")
 
@@ -118,8 +118,8 @@ def network_terms(shape: Network, setting: Setting) -> tuple[Term, ...]:
     """
     if setting.checkpoint != "none" or setting.tensor_ranks > 1:
         raise UsageError(
-            "Checkpointing and tensor parallelism are told for transformers alone: record the network with "
-            "memprof record, and ask memprof suggest."
+            "Checkpointing and tensor parallelism are supported for transformers only: record the network with "
+            "memprof record, and run memprof suggest."
         )
     batch, values = setting.tokens_at_once, setting.precision.products
     sizes = defaultdict[str, int](int)
@@ -131,9 +131,9 @@ def network_terms(shape: Network, setting: Setting) -> tuple[Term, ...]:
             name,
             batch * size * values,
             f"{values} b x {size:,}",
-            "a tensor takes b x channels x height x width values (b x width behind a linear layer); kept are those "
+            "a tensor has b x channels x height x width values (b x width after a linear layer); saved are those "
             "that backward reads, by torch's derivatives.yaml",
-            "an operator works in place on what another keeps, or kernels are fused",
+            "an operator works in place on a saved tensor, or kernels are fused",
         )
         for name, size in sizes.items()
     ]
@@ -155,8 +155,8 @@ def network_terms(shape: Network, setting: Setting) -> tuple[Term, ...]:
             "log-probabilities",
             batch * shape.outputs * kept,
             f"{kept} b x {shape.outputs:,}",
-            "torch's log_softmax keeps what it returns",
-            "the loss is not a cross-entropy over what the network returns",
+            "torch's log_softmax saves its output",
+            "the loss is not a cross-entropy over the network's output",
         )
     )
     return tuple(made)
@@ -187,7 +187,7 @@ class _Walk:
     def _sum(self, node: Sum, tensor: _Tensor) -> _Tensor:
         left, right = self.run(node.path, tensor), self.run(node.other, tensor)
         if left.shape != right.shape:
-            raise UsageError(f"Two paths are added that end in {_size(left)} and {_size(right)}.")
+            raise UsageError(f"Cannot add two paths with outputs of {_size(left)} and {_size(right)}.")
         return self._make(left.shape, "sum")
 
     def _layer(self, layer: Layer, tensor: _Tensor) -> _Tensor:
@@ -217,7 +217,7 @@ class _Walk:
         if layer.kind not in ("conv", "maxpool", "avgpool", "mean"):
             return shape
         if len(shape) != 3:
-            raise UsageError(f"{layer.text!r} needs channels x height x width, and {_size(tensor)} comes in.")
+            raise UsageError(f"{layer.text!r} needs channels x height x width, but its input is {_size(tensor)}.")
         channels, *sides = shape
         if layer.kind == "mean":
             return (channels, 1, 1)

@@ -46,9 +46,9 @@ _AMP = "torch.amp: fp32 weights, each product's weight cast once and kept until 
 PRECISIONS: dict[str, Precision] = {
     one.name: one
     for one in (
-        Precision("fp32", 4, 4, 0, 4, 0, 4, 4, 4, 4, "4 bytes a number (IEEE 754 binary32)"),
-        Precision("fp16", 2, 2, 0, 2, 0, 2, 2, 2, 2, "2 bytes a number (IEEE 754 binary16)"),
-        Precision("bf16", 2, 2, 0, 2, 0, 2, 2, 2, 2, "2 bytes a number (bfloat16)"),
+        Precision("fp32", 4, 4, 0, 4, 0, 4, 4, 4, 4, "4 bytes per number (IEEE 754 binary32)"),
+        Precision("fp16", 2, 2, 0, 2, 0, 2, 2, 2, 2, "2 bytes per number (IEEE 754 binary16)"),
+        Precision("bf16", 2, 2, 0, 2, 0, 2, 2, 2, 2, "2 bytes per number (bfloat16)"),
         Precision("fp16-mixed", 2, 2, 4, 4, 0, 2, 2, 2, 4, _MICIKEVICIUS),
         Precision("bf16-mixed", 2, 2, 4, 4, 0, 2, 2, 2, 4, _MICIKEVICIUS),
         Precision("fp16-autocast", 4, 4, 0, 4, 2, 4, 2, 4, 4, _AMP),
@@ -104,15 +104,15 @@ class Setting:
             UsageError: Names the two settings.
         """
         if self.zero and self.ranks == 1:
-            raise UsageError(f"ZeRO {self.zero} divides over ranks, and there is one: add --ranks N.")
+            raise UsageError(f"ZeRO {self.zero} needs more than one rank: add --ranks N.")
         if self.is_sequence_parallel and self.tensor_ranks == 1:
-            raise UsageError("Sequence parallelism divides over tensor-parallel ranks: add --tensor-parallel N.")
+            raise UsageError("Sequence parallelism needs tensor-parallel ranks: add --tensor-parallel N.")
         parts = self.tokens if self.samples is None else self.samples
         if self.micro_batches > parts:
-            raise UsageError(f"{parts} samples cannot be cut into {self.micro_batches} micro-batches.")
+            raise UsageError(f"{parts} samples cannot be split into {self.micro_batches} micro-batches.")
         if self.checkpoint == "selective" and self.has_flash:
             raise UsageError(
-                "Selective checkpointing runs the scores of attention again, and a flash kernel does so by itself: "
+                "Selective checkpointing recomputes attention scores, which a flash kernel already does: "
                 "leave it out, or add --no-flash."
             )
 

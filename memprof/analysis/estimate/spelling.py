@@ -44,10 +44,10 @@ def read_count(text: str, what: str) -> int:
     """
     found = _COUNT.fullmatch(text.strip().replace("_", ""))
     if found is None:
-        raise UsageError(f"{text!r} is no number of {what}: write 1024, 3.2M or 175B.")
+        raise UsageError(f"Invalid number of {what} {text!r}: write 1024, 3.2M or 175B.")
     number = Decimal(found["number"]) * 10 ** int(found["power"] or 0) * _FACTORS[found["suffix"].lower()]
     if number != int(number) or not 0 < number <= _LARGEST:
-        raise UsageError(f"{text!r} is no whole number of {what} between 1 and 10^16.")
+        raise UsageError(f"Invalid number of {what} {text!r}: it must be whole, from 1 to 10^16.")
     return int(number)
 
 
@@ -69,8 +69,8 @@ def read_keys(text: str, kind: type[Any], what: str) -> dict[str, Any]:
         name = _KEYS.get(key, key)
         if not is_pair or name not in fields:
             near = difflib.get_close_matches(key, [*fields, *_KEYS], n=1)
-            hint = f"did you mean {near[0]}?" if near else f"keys are {', '.join(_shown(fields))}."
-            raise UsageError(f"{pair.strip()!r} is no key=value of {what}: {hint}")
+            hint = f"did you mean {near[0]}?" if near else f"valid keys: {', '.join(_shown(fields))}."
+            raise UsageError(f"Invalid key=value of {what}, {pair.strip()!r}: {hint}")
         if name in read:
             raise UsageError(f"{key} of {what} is given twice.")
         read[name] = _value(name, value, str(fields[name]))

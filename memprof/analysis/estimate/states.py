@@ -16,7 +16,7 @@ _ZERO = "Rajbhandari et al. 2020, ZeRO: Memory Optimizations Toward Training Tri
 _EIGHT_BIT_FROM, _BLOCK, _TABLE_BYTES = 4096, 256, 1024
 
 _SOURCES = {
-    "momentum": "Sutskever et al. 2013; torch.optim.SGD: one buffer a parameter",
+    "momentum": "Sutskever et al. 2013; torch.optim.SGD: one buffer per parameter",
     "adam": "Kingma and Ba 2015, Adam, algorithm 1: two moments; torch counts each tensor's updates in 4 bytes",
     "adam8bit": "Dettmers et al. 2022, 8-bit Optimizers via Block-wise Quantization, section 2; blocks of 256",
     "adafactor": "Shazeer and Stern 2018, Adafactor, section 3: a row and a column for each matrix",
@@ -58,7 +58,7 @@ def _gradients(mine: Sequence[Parameter], setting: Setting) -> list[Term]:
             _shared(precision.gradients * count(mine), setting, stage=2),
             f"{precision.gradients} P{_over(setting, 2)}",
             _also(precision.source, setting, 2),
-            "gradients are summed in fp32 beside 16-bit weights (4 P), or freed as backward goes",
+            "gradients are accumulated in fp32 with 16-bit weights (4 P), or freed during backward",
         )
     ]
 
@@ -87,7 +87,7 @@ def _optimizer(mine: Sequence[Parameter], setting: Setting) -> list[Term]:
             _shared(size, setting, stage=1),
             f"{formula}{over}",
             _also(_SOURCES[setting.optimizer], setting, 1),
-            "before the first update, or options that add state (amsgrad: half as much again)",
+            "before the first update, or with options that add state (amsgrad: half as much again)",
         )
     )
     return made

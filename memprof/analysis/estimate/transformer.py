@@ -78,10 +78,10 @@ class Transformer:
         """
         for name in ("layers", "width", "heads", "vocabulary"):
             if getattr(self, name) < 1:
-                raise UsageError(f"A transformer has at least one of {name}, not {getattr(self, name)}.")
+                raise UsageError(f"A transformer needs at least one of {name}, not {getattr(self, name)}.")
         for name in ("kv_heads", "head_width", "inner", "positions", "segments", "context"):
             if getattr(self, name) < 0:
-                raise UsageError(f"{name} of a transformer is below zero: {getattr(self, name)}.")
+                raise UsageError(f"{name} of a transformer must not be negative: {getattr(self, name)}.")
         if self.norm not in NORMS or self.activation not in ACTIVATIONS:
             raise UsageError(
                 f"The norm is one of {', '.join(NORMS)}, the activation one of {', '.join(ACTIVATIONS)}; "

@@ -36,11 +36,11 @@ def _layers(shape: Transformer, setting: Setting) -> list[Term]:
     terms = [
         Term(
             "activations",
-            "kept by the layers",
+            "saved by the layers",
             shape.layers * bytes_of(published, shape, setting),
             formula_of(published, shape, setting, "L"),
             source + (_ITEMISED if not _is_published(shape, setting) else ""),
-            "fused kernels keep fewer tensors, activation functions and rotations written in Python more; keys and "
+            "fused kernels save fewer tensors, activation functions and rotations implemented in Python more; keys and "
             "values of grouped-query attention that are repeated before the kernel are as wide as queries",
         ),
         Term(
@@ -48,9 +48,9 @@ def _layers(shape: Transformer, setting: Setting) -> list[Term]:
             "statistics",
             shape.layers * bytes_of(statistics, shape, setting),
             formula_of(statistics, shape, setting, "L"),
-            "torch's native_layer_norm keeps mean and deviation of each token; Dao et al. 2022, FlashAttention, "
+            "torch's native_layer_norm saves mean and deviation of each token; Dao et al. 2022, FlashAttention, "
             "section 3.1, a sum for each row of scores",
-            "norms written in Python keep whole tensors in their place",
+            "norms implemented in Python save whole tensors instead",
         ),
     ]
     if is_selective:
@@ -58,11 +58,11 @@ def _layers(shape: Transformer, setting: Setting) -> list[Term]:
         terms.append(
             Term(
                 "temporaries",
-                "attention of one layer, run again",
+                "attention of one layer, recomputed",
                 bytes_of(core, shape, setting),
                 formula_of(core, shape, setting),
                 f"{_KORTHIKANTI}, section 5",
-                "kernels that need no scores, where nothing is left to run again",
+                "kernels without scores, which leave nothing to recompute",
                 moment="backward",
             )
         )
@@ -81,7 +81,7 @@ def _checkpointed(shape: Transformer, setting: Setting) -> list[Term]:
     over = "/t" if setting.is_sequence_parallel else ""
     held = "L" if every == 1 else f"L/{every}" if shape.layers % every == 0 else str(segments)
     again = every * bytes_of(kept, shape, setting) - boundary
-    name = "one layer, run again" if every == 1 else f"{every} layers, run again"
+    name = "one layer, recomputed" if every == 1 else f"{every} layers, recomputed"
     return [
         Term(
             "activations",
@@ -89,7 +89,7 @@ def _checkpointed(shape: Transformer, setting: Setting) -> list[Term]:
             segments * boundary,
             f"{stream} {held} sbh{over}",
             f"{_CHEN}; {_KORTHIKANTI}, table 2 (full recomputation)",
-            "what is checkpointed is not whole layers, or takes more tensors than one",
+            "checkpoints are not whole layers, or save more than one tensor",
         ),
         Term(
             "temporaries",
@@ -97,7 +97,7 @@ def _checkpointed(shape: Transformer, setting: Setting) -> list[Term]:
             again,
             f"{formula_of(kept, shape, setting, str(every) if every > 1 else '')} - {stream} sbh{over}",
             f"{_CHEN}: O(n/k) + O(k); the input is counted above",
-            "backward of a layer begins before it was run again whole",
+            "backward of a layer starts before its recompute is complete",
             moment="backward",
         ),
     ]
@@ -125,7 +125,7 @@ def _ends(shape: Transformer, setting: Setting) -> list[Term]:
                 "norms outside the layers",
                 -(-norms * tokens * each // sequence),
                 f"{norms if norms > 1 else ''} sb{over} ({wide} h + {small})".strip(),
-                f"{source}; torch keeps their statistics too",
+                f"{source}; torch saves their statistics too",
             )
         )
     if shape.has_head:
@@ -151,7 +151,7 @@ def _loss(shape: Transformer, setting: Setting) -> list[Term]:
             tokens * vocabulary * kept,
             f"{kept} sbv{over}",
             f"{_KORTHIKANTI}, section 4.3 (logits in 32 bits)",
-            "a fused or chunked loss keeps none",
+            "a fused or chunked loss saves none",
         ),
         Term(
             "temporaries",
@@ -159,7 +159,7 @@ def _loss(shape: Transformer, setting: Setting) -> list[Term]:
             tokens * vocabulary * beside,
             f"{beside} sbv{over}",
             "torch's log_softmax and nll_loss: the logits, the gradients of log-probabilities and of logits",
-            "a fused or chunked loss has a part of them; where the head is divided otherwise",
+            "a fused or chunked loss holds only part of them, or the head is divided differently",
             moment="loss",
         ),
     ]
@@ -171,7 +171,7 @@ def _casts(shape: Transformer, setting: Setting) -> list[Term]:
     if not width or setting.zero == 3:
         return []
     source, (inside, outside) = setting.precision.source, _products(shape, setting)
-    not_when = "autocast's cache is off, weights are cast before, or layers run again after autocast has ended"
+    not_when = "autocast's cache is off, weights are cast earlier, or layers are recomputed after autocast has ended"
     return [
         Term("activations", "weights cast", width * shape.layers * inside, f"{width} L Pm", source, not_when),
         Term("ends", "weights cast", width * outside, f"{width} Pn", source, not_when),
@@ -202,8 +202,8 @@ def _gathered(shape: Transformer, setting: Setting) -> list[Term]:
             "weights gathered, one layer's gradient",
             width * (2 * layer + ends) + precision.gradients * layer,
             f"{width} (2 Pl + Pe) + {precision.gradients} Pl",
-            "Zhao et al. 2023, PyTorch FSDP, section 3.3: a unit at work, the next on its way, the root kept whole",
-            "units are not single layers, or gathering is bounded otherwise (DeepSpeed's stage3_max_live_parameters)",
+            "Zhao et al. 2023, PyTorch FSDP, section 3.3: one unit computing, the next one gathering, root unsharded",
+            "units are not single layers, or gathering is bounded differently (DeepSpeed's stage3_max_live_parameters)",
         )
     ]
 

@@ -32,14 +32,12 @@ def export_snapshot(trace: Trace) -> bytes:
     storages, ops = trace.table(Storages), trace.table(Ops)
     asked = requests_of_recording(storages, ops)
     if not len(asked.requests):
-        raise BadInputError(f"{trace.path} holds no memory to write a snapshot of.")
+        raise BadInputError(f"{trace.path} contains no memory events to export as a snapshot.")
     options = trace.manifest.machine.allocator_settings if asked.device != "cpu" else ""
     try:
         settings = settings_from_options(parse_options(options))
     except ValueError:
-        raise BadInputError(
-            f"{trace.path} names options of the allocator that torch does not take: {options}."
-        ) from None
+        raise BadInputError(f"{trace.path} has allocator options that torch does not accept: {options}.") from None
     done = replay(asked.requests, settings)
     stack_of = np.where(asked.made_by == NONE, NONE, ops.stack_id[asked.made_by])
     words = _words(asked, storages, ops, trace.table(Modules))

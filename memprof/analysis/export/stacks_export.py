@@ -14,7 +14,11 @@ from memprof.trace.schema import NONE, Modules
 from memprof.trace.store import Trace
 from memprof.version import __version__
 
-_BEFORE, _NO_STACK, _NO_MODULE = Frame("made before the step"), Frame("without a stack"), Frame("outside any module")
+_BEFORE, _NO_STACK, _NO_MODULE = (
+    Frame("allocated before the step"),
+    Frame("without a stack"),
+    Frame("outside any module"),
+)
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,7 @@ def export_stacks(trace: Trace, step_number: int | None = None, op_id: int | Non
     where = f"{moment}{' (the peak)' if at == peak else ''}"
     profiles = {f"by code: {where}": _by_code(holding), f"by module: {where}": _by_module(holding)}
     rank = f", rank {trace.rank}" if len(trace.ranks) > 1 else ""
-    title = f"{trace.manifest.target or trace.path.name}{rank}: bytes alive at {where}"
+    title = f"{trace.manifest.target or trace.path.name}{rank}: live bytes at {where}"
     return ExportedStacks(speedscope_bytes(title, profiles, f"memprof {__version__}"), moment, holding.total_bytes)
 
 

@@ -69,7 +69,7 @@ def export_timeline(trace: Trace, ranks: Sequence[int], lives: int, file: Binary
     starts = [earliest_us(trace.fresh(rank)) + offsets.get(rank, 0.0) for rank in ranks]
     base_us = min((start for start in starts if math.isfinite(start)), default=math.nan)
     if math.isnan(base_us):
-        raise BadInputError(f"{trace.path} holds no operators and no steps to make a timeline of.")
+        raise BadInputError(f"{trace.path} contains no operators and no steps to export as a timeline.")
     about = {
         "made_by": f"memprof {__version__}",
         "target": trace.manifest.target,

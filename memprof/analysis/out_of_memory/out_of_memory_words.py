@@ -23,7 +23,7 @@ def describe_post_mortem(found: PostMortem) -> list[str]:
     if found.held is not None:
         lines += _held(found.held, found.device)
     else:
-        lines.append("What was held then was not recorded: no operators were, of the step it happened in.")
+        lines.append("Live memory is unknown: no operators of the failing step were recorded.")
     lines += [*_room(found), *_still_to_come(found)]
     return lines
 
@@ -33,9 +33,9 @@ def describe_failure(found: PostMortem) -> str:
     asked = "more memory" if found.requested_bytes is None else format_bytes(found.requested_bytes)
     who = found.op or "the job"
     rank = f" in rank {found.rank}" if found.rank else ""
-    others = f" {found.failures - 1} earlier {_requests(found.failures - 1)} had failed and been caught."
+    others = f" {found.failures - 1} earlier {_requests(found.failures - 1)} had failed and were caught."
     return (
-        f"out of memory{rank}: {who} asked for {asked} on {found.device}{_place(found)}."
+        f"out of memory{rank}: {who} requested {asked} on {found.device}{_place(found)}."
         f"{others if found.failures > 1 else ''}"
     )
 
@@ -45,7 +45,7 @@ def describe_caught(found: PostMortem) -> str:
     asked = "" if found.requested_bytes is None else f" of {format_bytes(found.requested_bytes)}"
     times = "once" if found.failures == 1 else f"{found.failures} times"
     return (
-        f"memory ran out {times} and the job went on; last when {found.op or 'it'} asked for "
+        f"memory ran out {times} and the job continued; last when {found.op or 'it'} requested "
         f"{asked.removeprefix(' of ') or 'more'} on {found.device}{_place(found)}."
     )
 
@@ -65,7 +65,7 @@ def next_steps(found: PostMortem, trace: str, manifest: Manifest) -> list[tuple[
     return [
         (
             f"memprof suggest {named} --budget {size}",
-            "what is known of the whole step, and what certainly does not fit",
+            "a lower bound on the whole step, and what certainly does not fit",
         ),
         (f"memprof record --stop -o small.memprof {words_for_record(manifest)}", "with a smaller batch that fits"),
         (f"memprof suggest small.memprof --budget {size} --at-batch N", "plans for the batch of this job"),
@@ -114,7 +114,7 @@ def _name(key: str | int | None, names: dict[int, str]) -> str:
 def _large(one: LargeStorage) -> str:
     shape = f" {one.shape} {one.dtype}" if one.shape else ""
     what = f" {one.name}" if one.name else ""
-    made = f" made by {one.op}" if one.op else ("" if one.name else " older than the step")
+    made = f" allocated by {one.op}" if one.op else ("" if one.name else " allocated before the step")
     module = f" of {one.module_title}" if one.module_title is not None and not one.name else ""
     source = f", {one.source.place}" if one.source is not None else ""
     return f"{format_bytes(one.allocated_bytes)} {one.category.replace('_', ' ')}{what}{shape}{made}{module}{source}"
@@ -125,7 +125,7 @@ def _room(found: PostMortem) -> Iterable[str]:
     if found.cached_bytes is not None and found.reserved_bytes is not None:
         cached, reserved = format_bytes(found.cached_bytes), format_bytes(found.reserved_bytes)
         largest = found.largest_free_bytes
-        piece = "" if largest is None else f", the largest piece {format_bytes(largest)}"
+        piece = "" if largest is None else f", the largest block {format_bytes(largest)}"
         if found.is_fragmented:
             yield (
                 f"This is fragmentation: {cached} of the {reserved} reserved were free{piece}. With "
@@ -142,9 +142,9 @@ def _room(found: PostMortem) -> Iterable[str]:
         more = f"; {format_bytes(elsewhere)} are held outside torch's allocator" if elsewhere > 0 else ""
         yield f"{found.device} has {total}, {free} of it free{more}."
     elif found.machine_bytes and found.total_bytes < found.machine_bytes:
-        yield f"The process may take {total} (ulimit -v, or its container's limit); {free} of that were left."
+        yield f"The process is limited to {total} (ulimit -v, or its container's limit); {free} of it was free."
     else:
-        yield f"The machine has {total}; {free} of that were available."
+        yield f"The machine has {total}; {free} of it was available."
 
 
 def _still_to_come(found: PostMortem) -> Iterable[str]:
@@ -158,7 +158,7 @@ def _still_to_come(found: PostMortem) -> Iterable[str]:
         if optimizer.missing_bytes
     ]
     if told:
-        yield f"Not there yet: {' and '.join(told)}."
+        yield f"Still to be allocated: {' and '.join(told)}."
     unknown = [each.name for each in found.optimizers if each.full_bytes is None and not each.state_bytes]
     if unknown:
-        yield f"How much state {' and '.join(dict.fromkeys(unknown))} will make is not known of its class."
+        yield f"The state size of {' and '.join(dict.fromkeys(unknown))} is unknown."

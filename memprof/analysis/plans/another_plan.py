@@ -90,7 +90,7 @@ def _commands(
         if not job.words:
             return []
         command = f"memprof fit --budget {_size(fit_bytes, plan)}{without} {job.words}"
-        return [(command, "records the job as it is, and runs it under plans until one is measured to fit")]
+        return [(command, "records the job, and runs it under plans until one is measured to fit")]
     ranks = next((size for policy in plan.policies if (size := getattr(policy, "world_size", None))), None)
     of_ranks = "" if ranks is None else f" --world-size {ranks}"
     written = unused_file("plan" if job.path is None else str(job.path.with_suffix("")), ".toml")

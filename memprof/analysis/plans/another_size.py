@@ -59,8 +59,8 @@ def at_batch(basis: Basis, runs: Sequence[Sequence[Step]], batch: int) -> Basis:
         return replace(basis, batch=batch)
     recorded = inferred.sizes[0]
     how = (
-        f"scaled from one recording at batch {recorded} to {batch}: what has the batch among its dimensions grows "
-        "with it. A recording at a second batch, with --also, tells it instead of shapes."
+        f"scaled from one recording at batch {recorded} to {batch}: tensors with the batch among their dimensions grow "
+        "with it. A recording at a second batch (--also) measures this instead."
     )
     warnings = (how, *_far(inferred.sizes, batch))
     step = replace(inferred.step_at(batch), size_errors=(SEEN, SEEN))
@@ -144,12 +144,12 @@ def _scaled(
     if others:
         count = len(others)
         warnings.append(
-            f"{count} recorded {'step' if count == 1 else 'steps'} of other operators or sizes "
+            f"{count} recorded {'step' if count == 1 else 'steps'} with other operators or sizes "
             f"{'counts' if count == 1 else 'count'} as recorded."
         )
     if Clock(sized.samples, sized.match.ops).is_guessed:
         warnings.append(
-            f"operators were timed in one step, of unknown {what}: step time is a guess, by the bytes they touch."
+            f"operators were timed in one step only, of unknown {what}: step time is a guess from the bytes they touch."
         )
     return replace(
         basis,
@@ -170,22 +170,22 @@ def _guesses(sized: MeasuredSizes, step: Step, size: int, what: str) -> list[str
     if tensors:
         found.append(f"{tensors:,} {'tensor' if tensors == 1 else 'tensors'}, {format_bytes(held)} of the peak")
     if operators:
-        found.append(
-            f"what {operators:,} {'operator takes for itself' if operators == 1 else 'operators take for themselves'}"
-        )
+        found.append(f"the workspace of {operators:,} {'operator' if operators == 1 else 'operators'}")
     if not found:
         return []
-    why = f"on no line and no square of the {what}"
+    why = f"neither linear nor quadratic in the {what}"
     if len(sized.sizes) < _FOR_SQUARES:
-        why = f"on a line or on a square, which two {what}s do not tell"
-    bound = f"the upper bound of the peak takes it at its most. Record more {what}s, nearer to the one asked for."
+        why = f"linear or quadratic, which two {what}s cannot distinguish"
+    bound = f"the upper bound of the peak assumes the maximum. Record more {what}s, closer to the requested one."
     return [f"guess: {' and '.join(found)}: {why}; {bound}"]
 
 
 def _far(sizes: Sequence[int], size: int) -> list[str]:
     if max(sizes) / _FAR <= size <= max(sizes) * _FAR:
         return []
-    return [f"{size} is far from what was recorded: kernels may work otherwise there. Record nearer to it if you can."]
+    return [
+        f"{size} is far from the recorded sizes: kernels may use other algorithms. Record closer to it if possible."
+    ]
 
 
 def _listed(sizes: Sequence[int]) -> str:

@@ -103,7 +103,7 @@ def basis_of(trace: Trace, step_number: int | None = None, machine: Accelerator 
         return replace(found, step=elsewhere.step, machine=machine.name, elsewhere=elsewhere)
     warning = (
         f"this job was recorded on a CPU: {machine.name} runs other kernels, whose workspaces and saved tensors "
-        "differ. Plan from a recording made on such a device where you can."
+        "differ. If possible, plan from a recording made on such a device."
     )
     return replace(found, step=elsewhere.step, machine=machine.name, elsewhere=elsewhere, warnings=(warning,))
 
@@ -129,9 +129,9 @@ def require_whole_step(trace: Trace) -> None:
     """
     if (trace.table(Steps).first_op_id >= 0).any() and not has_whole_step(trace):
         raise InconclusiveError(
-            f"{trace.path} holds no step that was seen to its end ({trace.manifest.capture.reason or 'cut short'}), so "
-            "how much its backward and its optimizer need is not known. Record the job with a smaller batch that "
-            "fits, and ask for a plan from that."
+            f"{trace.path} contains no complete step ({trace.manifest.capture.reason or 'cut short'}), so the memory "
+            "of its backward and optimizer is unknown. Record the job with a smaller batch that "
+            "fits, and plan from that recording."
         )
 
 

@@ -76,7 +76,7 @@ class LengthMix:
         share = f"{self.above:,} of {self.batches:,} batches {'is' if self.above == 1 else 'are'} longer"
         mix = (
             f"a mix of {self.mixed:,} batches of {self.lengths_in_mix:,} lengths reserves "
-            f"{format_bytes(self.reserved_mix_bytes)} without a plan, as the caching allocator is modelled"
+            f"{format_bytes(self.reserved_mix_bytes)} without a plan (caching allocator modelled)"
         )
         alone = f"{format_bytes(self.reserved_alone_bytes)} for the longest alone"
         if not self.grows:

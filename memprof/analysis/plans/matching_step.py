@@ -61,12 +61,12 @@ def find_alike(measured: Trace, prediction: Prediction, plan: Plan) -> Alike:
         return Alike(fullest, phases, unlike=unlike)
     step = fullest_of(same)
     if plan.at and not set(re.findall(r"\d+", plan.at)) <= set(re.findall(r"\d+", prediction.ran_on)):
-        hidden = f"the plan is for {plan.at}, which the shapes of inputs do not show: make sure that the run is of it."
+        hidden = f"the plan is for {plan.at}, which input shapes do not show: make sure that the run uses it."
         return Alike(step, phases, warnings=(hidden,))
     if peaks[step.number] == peaks[fullest.number]:
         return Alike(step, phases)
     warning = (
-        f"step {fullest.number} is fuller, {format_bytes(peaks[fullest.number])}, and ran on other shapes "
-        f"({shapes[fullest.number]}): compared is step {step.number}, which ran on those of the prediction."
+        f"step {fullest.number} has a higher peak, {format_bytes(peaks[fullest.number])}, but ran on other shapes "
+        f"({shapes[fullest.number]}): compared with step {step.number}, which ran on the predicted shapes."
     )
     return Alike(step, phases, warnings=(warning,))

@@ -162,15 +162,17 @@ def step_warnings(trace: Trace, step: Step) -> list[str]:
     warnings = []
     if manifest.plan:
         was = "predicted" if manifest.backend.name == PREDICTED else "recorded"
-        warnings.append(f"{trace.path} was {was} under a plan already: what is predicted comes on top of it.")
+        warnings.append(f"{trace.path} was {was} under a plan already: the prediction comes on top of it.")
     if (steps.kind[steps.step == step.number] == "warm_up").any():
-        warnings.append(f"step {step.number} is a warm-up step: optimizer state may be missing or made only in it.")
+        warnings.append(
+            f"step {step.number} is a warm-up step: optimizer state may be missing or first allocated in it."
+        )
     if manifest.backend.name == DRY_RUN:
-        warnings.append(f"{trace.path} is a dry run: nothing was measured, its times are the least that is possible.")
+        warnings.append(f"{trace.path} is a dry run: nothing was measured, its times are lower bounds.")
     elif not has_untouched_step(trace) and manifest.backend.name != PREDICTED:
         warnings.append(
-            f"{trace.path} has no step without the recorder, so step time is that of a recorded step, too long: let "
-            "the job run two steps longer than the window."
+            f"{trace.path} has no step without the recorder, so step time is that of a recorded step, which is too "
+            "long: let the job run two steps longer than the window."
         )
     return warnings
 

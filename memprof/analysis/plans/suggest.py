@@ -106,15 +106,15 @@ def describe_least(found: Suggestion) -> str:
     if answer.search_request.needed(least) <= answer.search_request.budget_bytes:
         fastest_us = min(one.step_time_us for one in _inside(answer))
         return (
-            f"No plan is within {format_bytes(answer.search_request.budget_bytes)} and the slowdown allowed: the "
-            f"fastest within the budget takes {fastest_us / answer.recorded.step_time_us:.2f} times the recorded step. "
+            f"No plan fits {format_bytes(answer.search_request.budget_bytes)} within the allowed slowdown: the "
+            f"fastest that fits takes {fastest_us / answer.recorded.step_time_us:.2f} times the recorded step. "
             "Allow more with --max-slowdown."
         )
-    more = " The search was stopped before its end." if answer.was_stopped else ""
+    more = " The search was stopped early." if answer.was_stopped else ""
     return (
-        f"No plan that was found fits {format_bytes(answer.search_request.budget_bytes)}: the least is "
-        f"{describe_peak(least)} with {least.plan.describe()}; its peak is in {place_of(least)} and holds "
-        f"{held}.{more} Give at least {format_bytes(answer.search_request.needed(least))}, or allow more policies."
+        f"No plan found fits {format_bytes(answer.search_request.budget_bytes)}: the lowest peak is "
+        f"{describe_peak(least)} with {least.plan.describe()}, in {place_of(least)}, with "
+        f"{held} live.{more} Give at least {format_bytes(answer.search_request.needed(least))}, or allow more policies."
     )
 
 

@@ -123,7 +123,7 @@ def verify_plan(plan: Plan, measured: Trace, recorded: Trace | None = None) -> V
     """
     if not has_measured_step(measured):
         # The first steps allocate the optimizer state, and an incomplete step may end below its peak.
-        raise InconclusiveError(f"{measured.path} does not tell how well it was met: {why_unmeasured(measured)}.")
+        raise InconclusiveError(f"{measured.path} cannot verify the plan's prediction: {why_unmeasured(measured)}.")
     if recorded is not None:
         made = forecast(recorded, plan, basis_at(recorded, plan))
         prediction = made.plan.prediction
@@ -133,7 +133,7 @@ def verify_plan(plan: Plan, measured: Trace, recorded: Trace | None = None) -> V
         predicted = _promised(prediction)
     else:
         raise UsageError(
-            "The plan carries no prediction. Name the recording to predict from too, memprof verify PLAN RUN HEAD, or "
+            "The plan contains no prediction. Add the recording to predict from, memprof verify PLAN RUN HEAD, or "
             "write one into the plan: memprof predict RUN --plan PLAN --write PLAN"
         )
     assert prediction is not None
@@ -142,7 +142,7 @@ def verify_plan(plan: Plan, measured: Trace, recorded: Trace | None = None) -> V
     model = model_of(step)[0]
     if prediction.model and model and prediction.model != model:
         raise InconclusiveError(
-            f"The plan was made for {prediction.model}, and {measured.path} is a run of {model}: nothing to compare."
+            f"Not comparable: the plan was made for {prediction.model}, but {measured.path} is a run of {model}."
         )
     figures = replace(_figures(side_of(step)), phases=alike.phases)
     if _is_for_another_machine(prediction, measured.manifest):
@@ -234,8 +234,8 @@ def _warnings(plan: Plan, prediction: Prediction, measured: Trace, recorded: Tra
         )
     if _is_for_another_machine(prediction, manifest):
         warnings.append(
-            f"the step time was predicted for {prediction.machine}, and {measured.path} ran on "
-            f"{manifest.machine.device_name}: it is not compared."
+            f"step times are not compared: predicted for {prediction.machine}, but {measured.path} ran on "
+            f"{manifest.machine.device_name}."
         )
     if recorded is not None:
         warnings += [

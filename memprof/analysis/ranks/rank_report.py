@@ -174,12 +174,12 @@ def job_notes(trace: Trace, *, is_part: bool = False) -> tuple[str, ...]:
     notes = []
     if len(sizes) > 1:
         notes.append(
-            f"These are recordings of different jobs: of {', '.join(map(str, sizes[:-1]))} and of {sizes[-1]} ranks."
+            f"These are recordings of different jobs, with {', '.join(map(str, sizes[:-1]))} and {sizes[-1]} ranks."
         )
     elif not is_part and (missing := sorted(set(range(sizes[0])) - set(trace.ranks))):
         few, are, them = ("rank", "is", "it") if len(missing) == 1 else ("ranks", "are", "them")
         notes.append(
-            f"Of {sizes[0]} ranks, rank {name_numbers(trace.ranks)} alone was dry-run."
+            f"Of {sizes[0]} ranks, only rank {name_numbers(trace.ranks)} was dry-run."
             if all(manifest.backend.name == DRY_RUN for manifest in manifests)
             else f"Of {sizes[0]} ranks, {few} {name_numbers(missing)} {are} missing: there is no recording of {them} "
             "here."
@@ -223,7 +223,7 @@ def _early_ends(ranks: Ranks) -> list[str]:
         stopped = ", ".join(
             f"rank {ranks.rank[row]} after step {ranks.last_step[row]}" for row in behind[:_NAMED].tolist()
         )
-        notes.append(f"While others went on to step {furthest}, {stopped} was seen no more.")
+        notes.append(f"Stopped early: {stopped}; others continued to step {furthest}.")
     return notes
 
 

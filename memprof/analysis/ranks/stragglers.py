@@ -75,8 +75,8 @@ class Stragglers:
             return ""
         if not np.isfinite(self.alignment.worst_error_us):
             return (
-                f"The ranks read {self.alignment.clocks} clocks and no collective bounds how far these lie apart: they "
-                "are compared as they are."
+                f"The ranks read {self.alignment.clocks} clocks, and no collective bounds their offsets: times are "
+                "compared unaligned."
             )
         return (
             f"The ranks read {self.alignment.clocks} clocks, aligned by their collectives to "

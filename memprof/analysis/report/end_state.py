@@ -9,7 +9,7 @@ import numpy as np
 from memprof.trace.schema import NONE, AllocatorEvents, Segments, Storages
 from memprof.trace.store import Trace
 
-NO_HISTORY = "holds no history of allocations, only what was reserved at its end"
+NO_HISTORY = "contains no history of allocations, only the reserved memory at its end"
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ def refuse_light(trace: Trace) -> None:
     """
     if is_light(trace):
         raise BadInputError(
-            f"{trace.path} was recorded with --light: it holds module calls, not operators, and nothing can be "
+            f"{trace.path} was recorded with --light: it contains module calls, not operators, so nothing can be "
             f"predicted from it. Record some steps in full: memprof record {trace.manifest.target or 'train.py'}"
         )
 
@@ -39,7 +39,7 @@ def describe_highest(trace: Trace) -> str:
     row = int(np.argmax(peaks.allocated_bytes))
     least = "at least " if peaks.how[row] == "counted" else ""
     return (
-        f"of {len(peaks):,} steps, step {int(peaks.step[row])} was the highest: {least}"
+        f"of {len(peaks):,} steps, step {int(peaks.step[row])} peaked highest: {least}"
         f"{format_bytes(int(peaks.allocated_bytes[row]))} in {peaks.phase[row]}"
         f"{_of_module(trace, int(peaks.module_id[row]))}"
     )

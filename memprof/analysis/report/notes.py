@@ -39,12 +39,13 @@ def write_notes(manifest: Manifest, steps: Steps, step: Step) -> tuple[Note, ...
     row = int(np.flatnonzero(steps.step == step.number)[0])
     if steps.kind[row] == "warm_up":
         warnings.append(
-            f"step {step.number} is a warm-up step: optimizer state and workspaces may be missing or made only in it."
+            f"step {step.number} is a warm-up step: optimizer state and workspaces may be missing or first allocated "
+            "in it."
         )
     if not steps.is_complete[row]:
         is_evaluation = manifest.capture.is_complete and step.number >= manifest.window.skip + manifest.window.steps
-        why = "of its evaluation, only a batch was recorded" if is_evaluation else "the recording ends inside it"
-        warnings.append(f"step {step.number} is not complete: {why}.")
+        why = "only one batch of its evaluation was recorded" if is_evaluation else "the recording ends during it"
+        warnings.append(f"step {step.number} is incomplete: {why}.")
     notes = []
     if steps.micro_batches[row] > 1:
         notes.append(f"a step runs {steps.micro_batches[row]} rounds of forward and backward.")
