@@ -1,1 +1,1 @@
-"""What is read off steps: breakdowns, peaks, what backward keeps, what recomputing would cost."""
+"""Analyses of recorded steps: breakdowns, peaks, saved tensors, recompute costs."""

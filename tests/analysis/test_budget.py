@@ -81,8 +81,9 @@ def test_steps_that_were_cut_short_prove_nothing_but_an_excess() -> None:
     for cut in (only(trace, "warm_up", is_complete=True), only(trace, "recorded", is_complete=False)):
         found = judge_budget(cut, 1 << 40)
         assert (found.fits, found.exit_code) == (None, 3)
-        assert found.describe().startswith("not known whether it is within the budget: at least 88.92 MiB of 1.00 TiB;")
-        assert "no step beyond the warm-up was recorded to its end" in found.describe()
+        cannot = "cannot determine whether it is within the budget: "
+        assert found.describe().startswith(cannot + "at least 88.92 MiB of 1.00 TiB;")
+        assert "no complete step after the warm-up was recorded" in found.describe()
         assert judge_budget(cut, 4096).describe().startswith("OVER the budget by 88.91 MiB: at least 88.92 MiB of 4.00")
 
 
@@ -94,7 +95,7 @@ def test_the_words_say_how_a_peak_is_known() -> None:
         "OVER the budget by 3.00 KiB, predicted: 4.00 of 1.00 KiB."
     )
     assert BudgetVerdict(4096, None, unknown="nothing is there").describe() == (
-        "not known whether it is within the budget of 4.00 KiB: nothing is there."
+        "cannot determine whether it is within the budget of 4.00 KiB: nothing is there."
     )
 
 

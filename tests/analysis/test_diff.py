@@ -156,8 +156,8 @@ def test_of_several_recordings_the_medians_count() -> None:
     assert [(verdict.base, verdict.head) for _, verdict in found.verdicts] == [(182, 188), (182, 188)]
     assert found.is_failed
     assert found.warnings == (
-        "the 3 recordings of the base differ by 120.88 % in their peaks.",
-        "the 3 recordings of the head differ by 21.28 % in their peaks.",
+        "the 3 recordings of the base differ by 120.88 % in peak.",
+        "the 3 recordings of the head differ by 21.28 % in peak.",
     )
     even = compare(bases[:2], heads[:2])
     assert even.base.peak.bytes == 180  # the lower of two
@@ -197,7 +197,7 @@ def test_other_models_do_not_compare() -> None:
     """The largest root says which model it is."""
     steps, storages = step(50, 80)
     sides = [summarise(make_trace(steps, storages, [Module("", name)])) for name in ("GPT", "ResNet")]
-    with pytest.raises(InconclusiveError, match="a recording of GPT, the other of ResNet"):
+    with pytest.raises(InconclusiveError, match="the base is of GPT, the head of ResNet"):
         compare(sides[:1], sides[1:])
 
 

@@ -90,7 +90,7 @@ def test_megatrons_forms(ranks: int, is_sequence: bool, checkpoint: str, factor:
         is_sequence_parallel=is_sequence,
         checkpoint=checkpoint,
     )
-    one = term_of(found, "kept by the layers")
+    one = term_of(found, "saved by the layers")
     assert one.bytes == 96 * factor * SBH
     assert one.formula == formula
 
@@ -100,20 +100,20 @@ def test_full_recomputation_keeps_two_bytes_a_value() -> None:
     found = made("gpt3-175b", precision="bf16-mixed", has_flash=False, checkpoint="layers")
     assert term_of(found, "inputs of the layers").bytes == 96 * 2 * SBH
     statistics = 16 * 2048
-    assert term_of(found, "one layer, run again").bytes == (34 + 80) * SBH + statistics - 2 * SBH
+    assert term_of(found, "one layer, recomputed").bytes == (34 + 80) * SBH + statistics - 2 * SBH
 
 
 def test_every_fourth_layer_keeps_a_fourth_and_runs_four() -> None:
     """O(n/k) + O(k): with 96 layers, 24 inputs are kept and 4 layers made again."""
     found = made("gpt3-175b", has_flash=False, checkpoint="layers", every=4)
     assert term_of(found, "inputs of every 4 layers").bytes == 24 * 2 * SBH
-    assert term_of(found, "4 layers, run again").bytes == 4 * ((34 + 80) * SBH + 16 * 2048) - 2 * SBH
+    assert term_of(found, "4 layers, recomputed").bytes == 4 * ((34 + 80) * SBH + 16 * 2048) - 2 * SBH
 
 
 def test_flash_attention_leaves_a_number_for_each_row_of_scores() -> None:
     """Without scores 34 sbh are left, and 4 bytes for each head and token."""
     found = made("gpt3-175b")
-    assert term_of(found, "kept by the layers").bytes == 96 * 34 * SBH
+    assert term_of(found, "saved by the layers").bytes == 96 * 34 * SBH
     assert term_of(found, "statistics").bytes == 96 * 2048 * (4 * 96 + 16)
 
 
@@ -173,8 +173,8 @@ def test_gated_layers_and_grouped_queries() -> None:
     gate, activation, product and output 8 f."""
     found = made("llama3-8b", length=4096, precision="bf16")
     a_token = 8 * 4096 + 4 * 4096 + 4 * 1024 + 8 * 14_336
-    assert term_of(found, "kept by the layers").bytes == 32 * 4096 * a_token
-    assert term_of(found, "kept by the layers").formula == "L sb (8 h + 4 q + 4 k + 8 f)"
+    assert term_of(found, "saved by the layers").bytes == 32 * 4096 * a_token
+    assert term_of(found, "saved by the layers").formula == "L sb (8 h + 4 q + 4 k + 8 f)"
 
 
 def test_micro_batches_divide_what_is_kept() -> None:
@@ -208,7 +208,7 @@ def test_moments_hold_what_is_there_at_once() -> None:
     parts = made("gpt2", batch=8, length=1024, micro_batches=2)
     assert parts.moments["loss"] == parts.total_bytes
     again = made("gpt2", batch=8, length=1024, checkpoint="layers")
-    layer, loss = (term_of(again, name).bytes for name in ("one layer, run again", "logits and gradients of the loss"))
+    layer, loss = (term_of(again, name).bytes for name in ("one layer, recomputed", "logits and gradients of the loss"))
     assert again.moments["backward"] - again.moments["loss"] == layer - loss + again.by_group["gradients"]
 
 

@@ -124,7 +124,7 @@ def test_a_config_json_gives_the_published_count(name: str, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ('{"model_type": "mamba"}', "memprof reads gpt2, llama, mistral, qwen2, bert"),
+        ('{"model_type": "mamba"}', "supported: gpt2, llama, mistral, qwen2, bert"),
         ('{"hidden_size": 8}', "None"),
         ("[1, 2]", "no JSON object"),
         ("not json", "no JSON object"),
@@ -133,7 +133,7 @@ def test_a_config_json_gives_the_published_count(name: str, tmp_path: Path) -> N
         ('{"model_type": "gpt2", "n_layer": "twelve"}', "'n_layer'"),
         ('{"model_type": "gpt2", "n_layer": -1}', "'n_layer'"),
         ('{"model_type": "gpt2", "n_head": 7}', "7 heads"),
-        ('{"model_type": "gpt2", "tie_word_embeddings": "no"}', "neither true nor false"),
+        ('{"model_type": "gpt2", "tie_word_embeddings": "no"}', "must be true, false or a share"),
     ],
 )
 def test_other_files_are_refused_with_a_sentence(text: str, says: str, tmp_path: Path) -> None:
@@ -172,9 +172,9 @@ def test_any_values_are_read_or_refused(record: dict[str, Any], tmp_path_factory
         ("layers=2,width=8,heads=2,vocab=5,tied=maybe", "yes or no"),
         ("layers=2,width=8,heads=2,vocab=5,norm=batch", "layer, rms"),
         ("layers=2,width=8,heads=2,vocab=5,style=gpt5", "gpt, llama, bert"),
-        ("layers=x,width=8,heads=2,vocab=5", "'x' is no number"),
+        ("layers=x,width=8,heads=2,vocab=5", "Invalid number of layers 'x'"),
         ("layers=2,width=8,heads=4,vocab=5,kv_heads=3", "3 groups"),
-        ("", "no key=value"),
+        ("", "Invalid key=value"),
     ],
 )
 def test_shapes_that_are_none(text: str, says: str) -> None:
@@ -257,13 +257,13 @@ def test_a_residual_keeps_its_input_once() -> None:
         ("3x3,4k3", "channels x height x width"),
         ("3x3x0,4k3", "one size"),
         ("3x3x3", "no layers"),
-        ("3x3x3,what", "no layer"),
+        ("3x3x3,what", "Invalid layer"),
         ("3x3x3,4k0", "size of 0"),
         ("3x3x3,4k9", "leaves nothing"),
         ("3x3x3,4k1g2", "3 channels into 2 groups"),
         ("3x3x3,[4k1|5k1],relu", "4x3x3 and 5x3x3"),
         ("3x3x3,[4k1", "at its end"),
-        ("3x3x3,(relu)", "how often"),
+        ("3x3x3,(relu)", "needs a repeat count"),
         ("3x3x3,relu)x2", "a comma is missing"),
         ("784,4k3", "needs channels"),
         ("3x3x3,((relu)x999)x999", "more than 100,000"),

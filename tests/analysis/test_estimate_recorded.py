@@ -101,7 +101,7 @@ def test_megatrons_form_is_what_a_gpu_keeps(in_bf16: Trace) -> None:
     """sbh (34 + 5 as/h), of a transformer in 16 bits with dropout, as dispatched on a GPU: to the byte."""
     found, parts, told = beside(read_transformer(SHAPE), in_bf16, has_flash=False)
     assert (told.precision, told.is_on_cpu) == ("bf16", False)
-    (layers,) = [term for term in found.terms if term.name == "kept by the layers"]
+    (layers,) = [term for term in found.terms if term.name == "saved by the layers"]
     assert layers.formula == "L sbh (34 + 5 as/h)"
     # 3 layers, 4 samples of 64 tokens, 64 wide, 4 heads: 34 + 5 x 4 x 64 / 64 = 54 bytes a value.
     assert layers.bytes == 3 * 4 * 64 * 64 * 54

@@ -191,23 +191,23 @@ def causes(base: Summary, head: Summary) -> tuple[Cause, ...]:
 @pytest.mark.parametrize(
     ("change", "kind", "words"),
     [
-        ({"layers": 3}, "parameters", "layers.*.weight is 3 x 64x64 where it was 2 x 64x64"),
-        ({"width": 96}, "parameters", "layers.*.weight is 2 x 64x96 where it was 2 x 64x64"),
+        ({"layers": 3}, "parameters", "layers.*.weight is 3 x 64x64 (was 2 x 64x64)"),
+        ({"width": 96}, "parameters", "layers.*.weight is 2 x 64x96 (was 2 x 64x64)"),
         ({"batch": "16x64"}, "batch", "batch differs: 8x64 in the base, 16x64 now"),
         ({"rounds": 2}, "micro-batches", "micro-batches differs: 1 in the base, 2 now"),
         ({"rounds": 2, "batch": "4x64"}, "micro-batches", "micro-batches differs"),
-        ({"dtype": "bfloat16"}, "dtype", "activation memory is bfloat16 to 100% where it was 0%"),
-        ({"states": ("exp_avg", "exp_avg_sq")}, "optimizer", "keeps exp_avg, exp_avg_sq where it kept exp_avg"),
-        ({"states": ()}, "optimizer", "the optimizer keeps nothing where it kept exp_avg: -32.00 KiB of state"),
-        ({"again": 2}, "checkpoint", "more is run again in backward: 0 operators in the base, 2 now"),
-        ({"left": 4 * KIB}, "leak", "each step holds 4.00 KiB more than the one before"),
-        ({"holds_graph": True}, "graph", "4.00 KiB that backward has read stay until the next step"),
-        ({"evaluates": "graph"}, "no-grad", "outside of torch.no_grad()"),
-        ({"keeps_gradients": True}, "gradient", "the gradients of the step before are still there in forward"),
-        ({"layers": 4, "frozen": 3}, "parameters", "take +32.00 KiB"),
-        ({"frozen": 1}, "gradient", "fewer gradients are there at once, 16.00 KiB where there were 32.00 KiB"),
+        ({"dtype": "bfloat16"}, "dtype", "activation memory is 100% bfloat16 (was 0%)"),
+        ({"states": ("exp_avg", "exp_avg_sq")}, "optimizer", "keeps exp_avg, exp_avg_sq instead of exp_avg"),
+        ({"states": ()}, "optimizer", "the optimizer keeps nothing instead of exp_avg: -32.00 KiB of state"),
+        ({"again": 2}, "checkpoint", "more recompute in backward: 0 operators in the base, 2 now"),
+        ({"left": 4 * KIB}, "leak", "memory grows by 4.00 KiB per step"),
+        ({"holds_graph": True}, "graph", "4.00 KiB already read by backward stay live until the next step"),
+        ({"evaluates": "graph"}, "no-grad", "outside torch.no_grad()"),
+        ({"keeps_gradients": True}, "gradient", "gradients of the previous step are still live in forward"),
+        ({"layers": 4, "frozen": 3}, "parameters", "changed by +32.00 KiB"),
+        ({"frozen": 1}, "gradient", "fewer gradients are live at once, 16.00 KiB (was 32.00 KiB)"),
         ({"average": True}, "held", "2 more, 32.00 KiB (shapes such as 64x64)"),
-        ({"activation": "GELU", "extra": KIB}, "modules", "2 GELU where there were 0"),
+        ({"activation": "GELU", "extra": KIB}, "modules", "2 GELU (was 0)"),
         ({"extra": KIB}, "activation", "+1.00 KiB of activation memory in forward, +1.00 KiB in layers.0"),
     ],
 )
@@ -221,13 +221,13 @@ def test_each_cause_is_named_first(change: dict[str, Any], kind: str, words: str
 @pytest.mark.parametrize(
     ("change", "kind", "words"),
     [
-        ({"layers": 3}, "parameters", "take -16.00 KiB"),
-        ({"again": 2}, "checkpoint", "less is run again in backward: 2 operators in the base, 0 now"),
-        ({"left": 4 * KIB}, "leak", "nothing grows by 4.00 KiB from step to step any more"),
-        ({"holds_graph": True}, "graph", "no longer stay until the next step"),
-        ({"evaluates": "graph"}, "no-grad", "no longer kept for a backward that does not come"),
-        ({"keeps_gradients": True}, "gradient", "are gone before forward begins"),
-        ({"frozen": 1}, "gradient", "more gradients are there at once"),
+        ({"layers": 3}, "parameters", "changed by -16.00 KiB"),
+        ({"again": 2}, "checkpoint", "less recompute in backward: 2 operators in the base, 0 now"),
+        ({"left": 4 * KIB}, "leak", "memory no longer grows by 4.00 KiB per step"),
+        ({"holds_graph": True}, "graph", "no longer stay live until the next step"),
+        ({"evaluates": "graph"}, "no-grad", "no longer saved for a backward that never runs"),
+        ({"keeps_gradients": True}, "gradient", "are freed before forward starts"),
+        ({"frozen": 1}, "gradient", "more gradients are live at once"),
         ({"average": True}, "held", "2 fewer"),
         ({"extra": KIB}, "activation", "-1.00 KiB of activation memory"),
     ],
@@ -288,7 +288,7 @@ def test_an_output_that_a_name_holds_is_told_with_its_line() -> None:
     first = causes(base.summary(), dataclasses.replace(base, holds=1).summary())[0]
     assert first.kind == "held"
     assert first.sentence == (
-        "tensors of forward still held when the step ends: 1 more, 2.00 KiB (made at train.py:10)"
+        "forward tensors still referenced when the step ends: 1 more, 2.00 KiB (allocated at train.py:10)"
     )
 
 
@@ -316,7 +316,7 @@ def test_a_leak_is_told_with_the_line_that_leaves_it_behind() -> None:
 
     first = causes(of(10, is_leaking=False), of(12, is_leaking=True))[0]
     assert first.kind == "leak"
-    assert first.sentence.endswith("(made at train.py:13)")
+    assert first.sentence.endswith("(allocated at train.py:13)")
 
 
 def test_types_are_compared_where_a_category_holds_most() -> None:
@@ -347,7 +347,7 @@ def test_a_loss_in_one_piece_is_told_by_its_operator() -> None:
     """What was done in four pieces is done at once: the operator runs once where it ran four times."""
     found = causes(dataclasses.replace(NET, pieces=4).summary(), NET.summary())
     assert found[0].kind == "pieces"
-    assert "aten._log_softmax.default works on fewer, larger pieces (4 runs in the base, 1 now)" in found[0].sentence
+    assert "aten._log_softmax.default runs on fewer, larger pieces (4 calls in the base, 1 now)" in found[0].sentence
 
 
 def test_modules_named_hold_nine_tenths_of_the_change() -> None:

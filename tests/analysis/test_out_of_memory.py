@@ -105,10 +105,10 @@ def test_what_was_full_sums_up() -> None:
     assert found.state_missing_bytes == 8 * MIB + 4
     lines = describe_post_mortem(found)
     assert (
-        lines[0] == "out of memory: aten.mul.Tensor asked for 5.00 MiB on cuda:0 in step 0, forward of layer, a.py:5."
+        lines[0] == "out of memory: aten.mul.Tensor requested 5.00 MiB on cuda:0 in step 0, forward of layer, a.py:5."
     )
     assert "  by category: 11.00 MiB activation + 4.00 MiB parameter + 1.00 MiB input" in lines
-    assert "Not there yet: 4.00 MiB of gradients and 8.00 MiB of AdamW's state." in lines
+    assert "Still to be allocated: 4.00 MiB of gradients and 8.00 MiB of AdamW's state." in lines
 
 
 def test_host_memory_does_not_fill_a_device() -> None:
@@ -129,7 +129,7 @@ def test_fragmentation_is_told_from_want() -> None:
     assert broken.is_fragmented
     assert any(
         line.startswith(
-            "This is fragmentation: 8.00 MiB of the 24.00 MiB reserved were free, the largest piece 2.00 MiB."
+            "This is fragmentation: 8.00 MiB of the 24.00 MiB reserved were free, the largest block 2.00 MiB."
         )
         and "expandable_segments" in line
         for line in describe_post_mortem(broken)

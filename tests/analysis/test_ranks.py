@@ -123,7 +123,7 @@ def test_recordings_of_other_jobs_are_told() -> None:
     """A folder with files of jobs of other sizes is not one job."""
     ranks = [(dataclasses.replace(WHOLE, rank=rank, world_size=size), job(4)) for rank, size in enumerate((2, 4))]
     (note,) = job_notes(Trace.of(ranks, Path("run.memprof")))
-    assert note == "These are recordings of different jobs: of 2 and of 4 ranks."
+    assert note == "These are recordings of different jobs, with 2 and 4 ranks."
 
 
 def test_a_dead_rank_is_told_with_its_place() -> None:
@@ -145,7 +145,7 @@ def test_a_rank_that_stopped_while_others_went_on_is_told() -> None:
     """A rank that hangs after the window is complete, and seen in fewer steps."""
     ranks = [(dataclasses.replace(WHOLE, world_size=2, rank=rank), job(4, steps=3 - rank)) for rank in range(2)]
     assert job_notes(Trace.of(ranks, "run.memprof")) == (
-        "While others went on to step 2, rank 1 after step 1 was seen no more.",
+        "Stopped early: rank 1 after step 1; others continued to step 2.",
     )
 
 

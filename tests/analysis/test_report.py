@@ -159,7 +159,7 @@ def test_a_step_the_recording_ends_in_is_a_warning() -> None:
     """Its peak may still have been to come."""
     ((text, is_warning),) = notes_of(Manifest(), with_steps(tables_with_peak(1), is_complete=[False]))
     assert is_warning
-    assert "not complete" in text
+    assert "incomplete" in text
 
 
 def test_several_rounds_are_said() -> None:

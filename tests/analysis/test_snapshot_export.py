@@ -95,7 +95,7 @@ def test_an_event_says_what_it_is_about() -> None:
 
 def test_a_recording_without_memory_is_refused() -> None:
     """There is nothing to write a snapshot of."""
-    with pytest.raises(BadInputError, match="holds no memory"):
+    with pytest.raises(BadInputError, match="contains no memory"):
         export_snapshot(make_trace([[Op()]], []))
 
 

@@ -76,7 +76,7 @@ def test_frames_are_the_code_outermost_first() -> None:
     file = read(export_stacks(small()).content)
     assert bytes_by_stack(file, 0) == {
         ("main", "f", "aten.relu.default", "activation"): 100,
-        ("made before the step", "parameter", "layers.0.w"): 400,
+        ("allocated before the step", "parameter", "layers.0.w"): 400,
         ("without a stack", "aten.mul.Tensor", "workspace"): 7,
     }
     assert {"name": "f", "file": "/j/a.py", "line": 7} in file["shared"]["frames"]

@@ -100,12 +100,12 @@ def test_gates_decide_the_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
     assert "warning: gate peak>+1%" in page
     assert "passed: peak>+2%&+1KiB" in page
     page = run(capsys, *pair, "--warn-on", "reserved-allocated>+1GiB")
-    assert "reserved-allocated is not known on both sides" in page
+    assert "reserved-allocated is unknown on at least one side" in page
     Path("pyproject.toml").write_text("[tool.memprof.gates]\nfail = ['parameter>+512KiB']\n")
     assert "FAILED: gate parameter>+512KiB" in run(capsys, *pair, status=4)
     run(capsys, *pair, "--fail-on", "peak>+50%")
     Path("pyproject.toml").write_text("[tool.memprof.gates]\nfail = ['parameter>>']\n")
-    assert "pyproject.toml: The gate 'parameter>[here]>'" in run(capsys, *pair, status=2)
+    assert "pyproject.toml: Invalid gate 'parameter>[here]>'" in run(capsys, *pair, status=2)
     Path("pyproject.toml").write_text("[tool.memprof.gates]\nfails = []\n")
     assert "has no key fails" in run(capsys, *pair, status=2)
 
@@ -126,10 +126,10 @@ def test_summary_stands_for_its_recording(capsys: pytest.CaptureFixture[str]) ->
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("{}", "it has no memprof_summary"),
+        ("{}", "it has no key memprof_summary"),
         ('{"memprof_summary": 99}', "a summary of version 99"),
         ('{"memprof_summary": 1}', "is damaged"),
-        ("{", "neither a recording nor the JSON"),
+        ("{", "neither a recording nor JSON"),
         ("no recording", "base.json"),
     ],
 )
@@ -152,7 +152,7 @@ def test_recordings_that_do_not_compare_are_refused(capsys: pytest.CaptureFixtur
     assert "known are device, torch" in run(capsys, "diff", "base.memprof", "head.memprof", "--ignore", "x", status=2)
     shutil.copy(SAMPLES / "lstm" / "run.memprof", "other.memprof")
     message = run(capsys, "diff", "base.memprof", "other.memprof", status=3)
-    assert "a recording of GPT, the other of LanguageModel" in message
+    assert "the base is of GPT, the head of LanguageModel" in message
 
 
 def test_prediction_compares_with_what_it_was_made_of(capsys: pytest.CaptureFixture[str]) -> None:

@@ -39,7 +39,7 @@ def test_page_says_what_it_comes_to_and_by_which_formula(capsys: pytest.CaptureF
     assert lines[0].startswith("gpt3-175b: ")
     assert "174,604,259,328 parameters: weights 5.08 GiB, gradients 5.08 GiB" in lines[0]
     assert lines[1] == (
-        "batch 1 of 2,048 tokens, bf16-mixed, adamw, flash attention, dropout, layers run again, ZeRO 3 over 64 ranks"
+        "batch 1 of 2,048 tokens, bf16-mixed, adamw, flash attention, dropout, layers recomputed, ZeRO 3 over 64 ranks"
     )
     assert lines[2].startswith("H100 SXM: ")
     assert "With ZeRO 3, " in lines[2]

@@ -177,7 +177,7 @@ def test_what_spoils_the_prediction_is_said(capsys: pytest.CaptureFixture[str]) 
     run(capsys, "predict", "run.memprof", "--checkpoint", "layers.*", "-o", "p.memprof")
     Path("plan.toml").write_text("")
     told = json.loads(run(capsys, "predict", "p.memprof", "--plan", "plan.toml", "--json"))
-    assert told["warnings"] == ["p.memprof was predicted under a plan already: what is predicted comes on top of it."]
+    assert told["warnings"] == ["p.memprof was predicted under a plan already: the prediction comes on top of it."]
     assert "warning: p.memprof was predicted under a plan" in run(capsys, "predict", "p.memprof", "--plan", "plan.toml")
 
 

@@ -127,10 +127,10 @@ def test_what_spoils_the_comparison_is_said(
 @pytest.mark.parametrize(
     ("words", "status", "sentence"),
     [
-        (("bare.toml", "head.memprof"), 2, "The plan carries no prediction."),
+        (("bare.toml", "head.memprof"), 2, "The plan contains no prediction."),
         (("absent.toml", "head.memprof"), 5, "There is no plan absent.toml"),
         (("plan.toml", "absent.memprof"), 5, "There is no file absent.memprof"),
-        (("plan.toml", "other.memprof"), 3, "The plan was made for GPT, and other.memprof is a run of Other"),
+        (("plan.toml", "other.memprof"), 3, "Not comparable: the plan was made for GPT, but other.memprof is a run of"),
         (("plan.toml",), 2, "Missing argument"),
         (("plan.toml", "run.memprof", "head.memprof", "head.memprof"), 2, "not 3 traces"),
     ],

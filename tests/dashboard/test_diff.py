@@ -135,7 +135,7 @@ def test_a_recording_beside_itself_shows_zero() -> None:
 
 def test_other_models_are_not_compared() -> None:
     """Two models have no common parts: the sentence names both instead of inventing a change."""
-    with pytest.raises(InconclusiveError, match="GPT, the other of ResNet"):
+    with pytest.raises(InconclusiveError, match="GPT, the head of ResNet"):
         DiffPage().layout(_desk("gpt", "resnet"), View(tab="diff", other=1))
 
 
@@ -221,7 +221,7 @@ def test_what_differs_and_why_is_named() -> None:
     assert "The peak shrank by" in page
     assert "The two were not recorded alike" in page
     assert "checkpoint layers.*" in page
-    assert "More is run again in backward: 0 operators in the base" in page
+    assert "More recompute in backward: 0 operators in the base" in page
     assert len(page) < 150_000
 
 

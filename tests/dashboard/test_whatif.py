@@ -210,7 +210,7 @@ def test_nothing_that_fits_says_the_least(rank: Rank) -> None:
     """Where no plan fits, the verdict names the least peak found and what is held there."""
     found = find_plans(rank, Asked("1MiB", ("checkpoint",)), lambda _: None)
     assert found.answer.best is None
-    assert "No plan that was found fits 1.00 MiB: the least is" in plan_parts.verdict(found)
+    assert "No plan found fits 1.00 MiB: the lowest peak is" in plan_parts.verdict(found)
     assert plan_parts.fitting(found) == []
     assert "over by" in _text(plan_parts.others(found))
 

@@ -125,7 +125,7 @@ def test_an_evaluation_is_recorded_in_part() -> None:
     _, whole = record("--skip", "20", "--steps", "1", "train.py", "evaluates")
     assert trace.step_peaks()[20] == whole.step_peaks()[20]
     report = run("-P", "-m", "memprof.cli.main", "report", "0.memprof")
-    assert "step 20 is not complete: of its evaluation, only a batch was recorded" in report.stdout
+    assert "step 20 is incomplete: only one batch of its evaluation was recorded" in report.stdout
 
 
 def test_a_job_without_an_optimizer() -> None:

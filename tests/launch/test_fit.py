@@ -205,7 +205,7 @@ def test_budget_below_everything_names_the_least() -> None:
     write()
     told, _ = fit("--budget", "1KiB", "--allow", "checkpoint", status=4)
     assert told["attempts"] == []
-    assert "the least is" in told["reason"]
+    assert "the lowest peak is" in told["reason"]
     assert "checkpoint" in told["reason"]
     assert left() == ["run.memprof"]
 

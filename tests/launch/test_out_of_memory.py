@@ -86,7 +86,7 @@ def test_recording_is_whole_up_to_the_request(recorded: Recorded, place: str) ->
     assert found.held.category_bytes("parameter") == PARAMETERS
     for split in (found.held.by_category, found.held.by_module):
         assert sum(part.bytes for part in split.parts) == found.held.total_bytes
-    assert said[0].startswith(f"memprof: out of memory: {failures.name[0]} asked for ")
+    assert said[0].startswith(f"memprof: out of memory: {failures.name[0]} requested ")
     assert found.source is not None
     assert found.source.place.startswith("runs_out_of_memory.py:")
     assert found.source.place in said[0]
@@ -118,7 +118,7 @@ def test_job_that_goes_on_has_one_line(recorded: Recorded) -> None:
     """A job that halves its batch until it fits ends well; memprof says in one line that memory ran out."""
     status, said, path = recorded("retried")
     assert status == 0
-    assert said[0].startswith("memprof: memory ran out 3 times and the job went on; ")
+    assert said[0].startswith("memprof: memory ran out 3 times and the job continued; ")
     assert said[1].startswith("memprof: recorded 2 steps")
     assert len(said) == 3
     assert Trace.open(path).table(OutOfMemory).is_caught.all()
@@ -128,7 +128,7 @@ def test_request_after_the_window(recorded: Recorded) -> None:
     """An error after the recording had ended is told by its traceback; nothing is claimed of what was held then."""
     status, said, path = recorded("late")
     assert status == 1
-    assert said[0].startswith("memprof: out of memory: the job asked for 36.00 MiB on cpu, runs_out_of_memory.py:")
+    assert said[0].startswith("memprof: out of memory: the job requested 36.00 MiB on cpu, runs_out_of_memory.py:")
     found = examine(Trace.open(path))
     assert found is not None
     assert (found.held, found.has_whole_step, found.requested_bytes) == (None, True, WEIGHT)

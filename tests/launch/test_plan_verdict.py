@@ -290,6 +290,6 @@ def test_a_recording_that_cannot_be_read(tmp_path: Path) -> None:
     """Is a clause of the verdict, and nothing that is raised."""
     (tmp_path / "broken.memprof").write_text("nothing")
     verdict = add_budget(Verdict("recorded"), None, 1 << 30, tmp_path / "broken.memprof", "train.py")
-    assert verdict.budget_sentence.startswith("not known whether it is within the budget of 1.00 GiB: ")
+    assert verdict.budget_sentence.startswith("cannot determine whether it is within the budget of 1.00 GiB: ")
     assert verdict.budget is not None
     assert verdict.budget.exit_code == 3

@@ -145,7 +145,7 @@ def test_like_is_compared_with_like(folder: Path, tmp_path: Path, capsys: pytest
     assert (found["unlike"], found["fits"]) == (None, True)
     assert abs(found["error"]["peak_bytes"]) < 64
     assert found["measured"]["peak_allocated_bytes"] < found["measured_bytes"]
-    assert any("step 3 is fuller" in warning for warning in found["warnings"])
+    assert any("step 3 has a higher peak" in warning for warning in found["warnings"])
     record_script(job, LENGTHS.replace("200, 96", "100, 96"), "--plan", str(plan), name="shorter.memprof")
     page = run(capsys, "verify", plan, job / "shorter.memprof", status=3)
     assert page.startswith("the prediction cannot be compared: it is for a step on 8x200, and the run's steps ran on")

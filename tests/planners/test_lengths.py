@@ -60,7 +60,7 @@ def test_a_length_that_was_not_recorded_is_exact(folder: Path) -> None:
     is_made = np.append(measured.ops.phase, "")[measured.storages.created_op_id] == "forward"
     # Outputs of one operator are in no fixed order.
     assert sorted(made.step.storages.shape[is_made]) == sorted(measured.storages.shape[is_made])
-    assert any(warning.startswith("guess: what 6 operators take for themselves") for warning in made.warnings)
+    assert any(warning.startswith("guess: the workspace of 6 operators") for warning in made.warnings)
     assert (made.length, made.source, made.others) == (64, "modelled", ())
 
 

@@ -77,10 +77,10 @@ def test_the_step_with_the_large_batch_is_the_highest_of_the_run(whole_run: Whol
     done, path = whole_run
     peaks = Trace.open(path).table(StepPeaks)
     assert int(peaks.step[np.argmax(peaks.allocated_bytes)]) == 7
-    assert "of 12 steps, step 7 was the highest" in done.stderr
+    assert "of 12 steps, step 7 peaked highest" in done.stderr
     command = [sys.executable, "-m", "memprof.cli.main", "report", str(path)]
     report = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
-    assert "step 7 was the highest" in "".join(report.splitlines(keepends=True)[:3])
+    assert "step 7 peaked highest" in "".join(report.splitlines(keepends=True)[:3])
 
 
 def test_the_last_stretch_is_told_like_any_recording(whole_run: WholeRun) -> None:

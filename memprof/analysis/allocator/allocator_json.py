@@ -88,7 +88,7 @@ def static_to_json(report: StaticReport) -> dict[str, Any]:
 
 
 def end_to_json(report: EndState) -> dict[str, Any]:
-    """Returns what a snapshot without a history tells of its segments: bytes, stable keys."""
+    """Returns the segments of a snapshot without a history: bytes, stable keys."""
     return {
         "schema": ALLOCATOR_SCHEMA,
         "has_history": False,

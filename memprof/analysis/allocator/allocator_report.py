@@ -1,4 +1,4 @@
-"""What the caching allocator makes of a step: reserved bytes, what of them is not used, and what would change that."""
+"""The caching allocator's view of a step: reserved bytes, how much of them is unused, and which settings would help."""
 
 from __future__ import annotations
 
@@ -31,20 +31,19 @@ from memprof.trace.step import Step
 from memprof.trace.store import Trace
 from memprof.units import format_bytes, format_percent
 
-#: Less than this share of the reserved bytes is not worth a setting.
+#: Savings below this share of the reserved bytes do not justify a setting.
 _WORTHWHILE = 0.01
 
 
 @dataclass(frozen=True)
 class Pin:
-    """A block that keeps its segment from being given back.
+    """A block that keeps its segment from being released.
 
-    Attributes:
-        size: Bytes asked for.
-        category: What it is for.
-        name: The parameter or buffer it is, else the operator that made it.
-        module: The module it belongs to, "" outside of any.
-        line: The user's line that made it, "" where unknown.
+    size: Requested bytes.
+    category: Its category.
+    name: The parameter or buffer, else the operator that allocated it.
+    module: Its module, "" outside any module.
+    line: The user's line that allocated it, "" where unknown.
     """
 
     size: int
@@ -56,7 +55,7 @@ class Pin:
 
 @dataclass(frozen=True)
 class PinnedSegment:
-    """A segment with free bytes, and the largest of the blocks that pin it; None where it is wholly free."""
+    """A segment with free bytes, and the largest block that pins it; None where the segment is entirely free."""
 
     use: SegmentUse
     pin: Pin | None
@@ -64,13 +63,13 @@ class PinnedSegment:
 
 @dataclass(frozen=True)
 class Growth:
-    """The request that last made the allocator take more memory.
+    """The last request that made the allocator reserve more memory.
 
     Attributes:
-        requested: Bytes asked for.
-        what: What asked for them.
-        free_before: Free bytes there were in all.
-        largest_free_before: Bytes of the largest free block there was.
+        requested: Requested bytes.
+        what: What requested them.
+        free_before: Total free bytes before the request.
+        largest_free_before: Size of the largest free block before the request, in bytes.
     """
 
     requested: int
@@ -81,21 +80,21 @@ class Growth:
 
 @dataclass(frozen=True, eq=False)
 class AllocatorReport:
-    """What the caching allocator makes of a step.
+    """The caching allocator's view of a step.
 
     Attributes:
         step: Number of the step.
-        device: Device whose memory it is; ``cpu`` where the step ran there, and the rest is what a device would do.
-        settings: The settings in force, as torch's variable has them.
-        reserved_peak: Highest reserved bytes, as modelled.
-        recorded_reserved_peak: The same as recorded; None where nothing recorded it.
-        allocated_peak: Highest bytes of blocks given out.
-        at_growth: What is reserved and used when the reserved bytes first stood at their highest.
-        growth: The request that made them so.
-        at_end: The same behind the step.
-        segments: Segments with most free bytes at that moment.
-        outcomes: What the settings in force (first) and others give.
-        best: The outcome to choose; None where no setting saves enough.
+        device: Device of the memory; ``cpu`` where the step ran there, in which case the rest is what a GPU would do.
+        settings: The settings in force, in the syntax of torch's environment variable.
+        reserved_peak: Peak reserved bytes, as modelled.
+        recorded_reserved_peak: Peak reserved bytes as recorded; None where not recorded.
+        allocated_peak: Peak bytes in allocated blocks.
+        at_growth: Reserved and used bytes when reserved bytes first reached their peak.
+        growth: The request that caused that peak.
+        at_end: Reserved and used bytes after the step.
+        segments: The segments with the most free bytes at that moment.
+        outcomes: Results under the settings in force (first) and under alternatives.
+        best: The recommended outcome; None where no setting saves enough.
         advice: One sentence.
     """
 
@@ -115,16 +114,16 @@ class AllocatorReport:
 
 
 def build_allocator_report(step: Step, manifest: Manifest, rows: int = 8) -> AllocatorReport:
-    """Replays a step through the allocator's model, under the settings in force and under others.
+    """Replays a step through the allocator model, under the settings in force and under alternatives.
 
     Args:
         step: The step, recorded or predicted.
-        manifest: What its recording says about itself: the settings in force and the device's capacity.
-        rows: Segments to describe.
+        manifest: The recording's manifest: the settings in force and the device's capacity.
+        rows: Number of segments to describe.
 
     Raises:
-        BadInputError: The recorded settings are none that torch takes.
-        PolicyError: The plan of a predicted step is of a newer memprof.
+        BadInputError: torch does not accept the recorded settings.
+        PolicyError: The plan of a predicted step is from a newer memprof.
     """
     asked = requests_of_step(step)
     in_force = settings_in_force(manifest, step)
@@ -169,22 +168,22 @@ def build_allocator_report(step: Step, manifest: Manifest, rows: int = 8) -> All
 
 @dataclass(frozen=True)
 class SettingsInForce:
-    """What the allocator of a step is told, and how torch's variable has that; "" for its defaults."""
+    """Allocator settings of a step, parsed and in the syntax of torch's variable; "" for the defaults."""
 
     settings: Settings
     text: str
 
 
 def settings_in_force(manifest: Manifest, step: Step) -> SettingsInForce:
-    """Returns what the allocator was told when a step was recorded, or is by the plan it is predicted under.
+    """Returns the allocator settings a step was recorded with, or those of the plan it is predicted under.
 
     Args:
-        manifest: What the step's recording says about itself.
-        step: The step. What a job on CPU has in its environment means nothing for it.
+        manifest: The manifest of the step's recording.
+        step: The step. The environment of a job on CPU is ignored.
 
     Raises:
-        BadInputError: The recorded settings are none that torch takes.
-        PolicyError: The plan of a predicted step is of a newer memprof.
+        BadInputError: torch does not accept the recorded settings.
+        PolicyError: The plan of a predicted step is from a newer memprof.
     """
     is_on_device = device_of(step) != "cpu"
     options = parse_options(manifest.machine.allocator_settings) if is_on_device else {}
@@ -193,17 +192,17 @@ def settings_in_force(manifest: Manifest, step: Step) -> SettingsInForce:
         for one in plan_from_tables({Allocator.name: plan[Allocator.name]}).policies:
             options |= one.options() if isinstance(one, Allocator) else {}
     text = ",".join(f"{key}:{value}" for key, value in options.items())
-    # A dry run's device has no end where the job does not fit.
+    # A dry run's device has unlimited memory where the job does not fit.
     is_bounded = is_on_device and manifest.backend.name != DRY_RUN
     capacity = (manifest.machine.capacity_bytes or None) if is_bounded else None
     try:
         return SettingsInForce(settings_from_options(options, capacity_bytes=capacity), text)
     except ValueError:
-        raise BadInputError(f"The recording names options of the allocator that torch does not take: {text}.") from None
+        raise BadInputError(f"The recording has allocator options that torch does not accept: {text}.") from None
 
 
 def fullest_rank(trace: Trace) -> int:
-    """Returns the rank whose fullest step has most bytes alive at once, the lowest of equals.
+    """Returns the rank whose fullest step has the most live bytes, the lowest rank on ties.
 
     Raises:
         BadInputError: A rank's tables are damaged.
@@ -213,13 +212,13 @@ def fullest_rank(trace: Trace) -> int:
 
 
 def reserved_peak(step: Step, settings: Settings | None = None) -> int:
-    """Returns the highest reserved bytes of a step, recorded or predicted, as the model has them."""
+    """Returns the modelled peak reserved bytes of a step, recorded or predicted."""
     done = replay(requests_of_step(step).requests, settings)
     return int(done.reserved().max(initial=0))
 
 
 def _best(outcomes: list[Outcome]) -> Outcome | None:
-    """Chooses what reserves least and serves every request; of near equals, growing segments, which waste no size."""
+    """Picks the least reserved bytes serving every request; on near ties expandable segments, which waste no size."""
     current = outcomes[0]
     working = [one for one in outcomes if one.failed <= current.failed]
     least = min(working, key=lambda one: one.reserved_peak)
@@ -241,19 +240,19 @@ def _advice(current: Outcome, best: Outcome | None, at_growth: Fragmentation) ->
     holes = sum(1 for use in at_growth.segments if use.free_bytes and use.blocks)
     return (
         f"No allocator setting would help: none tried lowers the reserved peak by {format_percent(_WORTHWHILE)}. The "
-        f"{format_bytes(unused)} not in use then are spread over {holes:,} segments with blocks that are still needed."
+        f"{format_bytes(unused)} unused at that moment are spread over {holes:,} segments with live blocks."
     )
 
 
 def _pin(asked: StepRequests, step: Step, sources: Sources, allocation: int) -> Pin:
-    """Says what an allocation is for."""
+    """Describes what an allocation is for."""
     if allocation == NONE:
         return Pin(0, "", "", "", "")
     storage, made_by = int(asked.storage_id[allocation]), int(asked.made_by[allocation])
     op_name = "" if made_by == NONE else str(step.ops.name[made_by])
     stack = NONE if made_by == NONE else int(step.ops.stack_id[made_by])
     frames = () if stack == NONE else sources.user_frames[stack]
-    # Stacks of a snapshot may begin with frames of C++, and hold nothing else.
+    # Stacks of a snapshot may start with C++ frames, or contain nothing else.
     places = (frame.place for frame in frames if frame.file.endswith(".py"))
     module_id = int(step.ops.module_id[made_by]) if storage == NONE else int(step.storages.module_id[storage])
     return Pin(

@@ -1,4 +1,4 @@
-"""Says whether a job fits the device that a dry run showed it, which gave it all it asked for."""
+"""Whether a job fits the device simulated by a dry run, which never refuses an allocation."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from memprof.units import format_bytes, format_percent
 
 @dataclass(frozen=True)
 class DryFit:
-    """What a job would take of a device, and what the device has.
+    """What a job would need of a device, and what the device has.
 
     Attributes:
         machine: Name of the device.
-        capacity_bytes: What torch can have of it.
-        context_bytes: What the process takes beside the allocator, by a rule.
-        reserved_bytes: The most that torch's allocator would reserve.
-        allocated_bytes: The most that it would have given out.
-        largest: The category with most bytes at the fullest step's peak.
-        share: Its share of them.
+        capacity_bytes: Bytes available to torch.
+        context_bytes: Bytes the process uses outside the allocator, by a rule of thumb.
+        reserved_bytes: Peak bytes torch's allocator would reserve.
+        allocated_bytes: Peak bytes it would have allocated.
+        largest: The largest category at the fullest step's peak.
+        share: Its share of that peak.
     """
 
     machine: str
@@ -38,32 +38,32 @@ class DryFit:
 
     @property
     def used_bytes(self) -> int:
-        """What the whole device would show as used."""
+        """Used bytes the whole device would show."""
         return self.reserved_bytes + self.context_bytes
 
     @property
     def fits(self) -> bool:
-        """Whether the device has as much."""
+        """Whether the device has enough memory."""
         return self.used_bytes <= self.capacity_bytes
 
     def describe(self) -> str:
-        """Says it in a sentence or two."""
+        """Returns a description of one or two sentences."""
         used, capacity = format_bytes(self.used_bytes), format_bytes(self.capacity_bytes)
         reserved, allocated = format_bytes(self.reserved_bytes), format_bytes(self.allocated_bytes)
         context = format_bytes(self.context_bytes)
         parts = f"{reserved} reserved for {allocated} of tensors, and {context} for the context (rule)"
-        taken = f"{used} of {capacity}: {parts}"
+        need = f"needs {used} of {capacity}"
         if self.fits:
-            return f"It fits the {self.machine}, {taken}."
+            return f"Fits on {self.machine}: {need}; {parts}."
         over = format_bytes(self.used_bytes - self.capacity_bytes)
         return (
-            f"It does not fit the {self.machine} by {over}: it takes {taken}. Most of it is {self.largest}, "
+            f"Does not fit on {self.machine}: {need} ({over} short); {parts}. Largest category: {self.largest}, "
             f"{format_percent(self.share)} of the peak."
         )
 
 
 def dry_fit(trace: Trace) -> DryFit | None:
-    """Compares what a dry run took with what its device has; None of other recordings.
+    """Compares a dry run's memory with the capacity of its device; None for other recordings.
 
     Args:
         trace: The recording.
@@ -78,7 +78,7 @@ def dry_fit(trace: Trace) -> DryFit | None:
     try:
         step = trace.fullest_step()
     except BadInputError:
-        return None  # it ended before there was one
+        return None  # it ended before the first one
     split = by_category(hold_at(step, peak_op(step)))
     most = split.parts[0] if split.parts else None
     return DryFit(

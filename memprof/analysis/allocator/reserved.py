@@ -1,4 +1,4 @@
-"""What a plan makes the caching allocator reserve: on a device that, and not what tensors hold, is what must fit."""
+"""Reserved bytes of the caching allocator under a plan: on a GPU these must fit, not only the tensors."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from memprof.trace.step import Step
 
 
 def reserved_under(step: Step, manifest: Manifest, plan: Plan | None = None) -> int | None:
-    """Returns the highest reserved bytes of a step, as the model of the allocator has them.
+    """Returns the modelled peak reserved bytes of a step.
 
     Args:
         step: The step, recorded or predicted.
-        manifest: What its recording says about itself.
-        plan: The plan it is predicted under; its options of the allocator count.
+        manifest: The manifest of its recording.
+        plan: The plan it is predicted under; its allocator options apply.
 
     Returns:
-        Bytes; None of a step on the processor, whose allocator reserves nothing.
+        Bytes; None for a step on the CPU, whose allocator reserves nothing.
 
     Raises:
-        BadInputError: The recorded settings are none that torch takes.
+        BadInputError: torch does not accept the recorded settings.
     """
     if not step.is_on_device():
         return None
@@ -33,7 +33,7 @@ def reserved_under(step: Step, manifest: Manifest, plan: Plan | None = None) -> 
 
 
 def reserved_expandable(step: Step, manifest: Manifest) -> int | None:
-    """Returns the same with segments that grow in place, which leave the fewest holes; None where they are in force."""
+    """Returns the same with expandable segments, which fragment least; None where they are in force."""
     if not step.is_on_device():
         return None
     in_force = settings_in_force(manifest, step).settings

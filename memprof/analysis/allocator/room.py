@@ -1,4 +1,4 @@
-"""Gives plans that fit in tensors, but not in the segments that hold them, segments that grow in place."""
+"""Adds expandable segments to plans whose tensors fit the budget but whose reserved segments do not."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from memprof.trace.manifest import Manifest
 def with_room(
     basis: Basis, manifest: Manifest, answer: SearchResult, chosen: Callable[[SearchResult], tuple[Candidate, ...]]
 ) -> tuple[SearchResult, tuple[Candidate, ...]]:
-    """Adds ``allocator expandable_segments`` to plans that reserve more than the budget without it, and not with it.
+    """Adds ``allocator expandable_segments`` to plans that exceed the budget in reserved bytes only without it.
 
     Args:
         basis: The steps the plans were replayed on.
-        manifest: What its recording says about itself.
-        answer: What the search found.
-        chosen: Chooses the plans that are shown.
+        manifest: The manifest of the recording.
+        answer: The search result.
+        chosen: Selects the plans to show.
 
     Returns:
-        The answer, its best plan so changed, and the plans to show.
+        The search result with its best plan so changed, and the plans to show.
     """
     plans = chosen(answer)
     if not basis.step.is_on_device() or not _may(answer.search_request):

@@ -1,4 +1,4 @@
-"""What a planner that knows the whole step would need for it, beside what the caching allocator takes."""
+"""Memory a static planner that sees the whole step would need, compared with the caching allocator."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from memprof.replay.static.intervals import has_reads, needed_lives, recorded_li
 from memprof.replay.static.offsets import best_fit, greedy_by_size
 from memprof.trace.step import Step
 
-#: Steps with more storages are not placed: it takes the square of their number.
+#: Steps with more storages are not placed: placement is quadratic in their number.
 _MOST_LIVES = 100_000
 
 
 @dataclass(frozen=True)
 class InPlace:
-    """What one operator would save by writing its result over an input.
+    """What one operator would save by running in place.
 
     Attributes:
         operator: Its bare name.
-        calls: Calls that could.
-        bytes: Bytes of results that would need no memory of their own.
-        saved_at_bound: What the lower bound falls by if this operator alone does.
+        calls: Number of calls that could run in place.
+        bytes: Result bytes that would need no memory of their own.
+        saved_at_bound: By how many bytes the lower bound falls if only this operator runs in place.
     """
 
     operator: str
@@ -37,23 +37,23 @@ class InPlace:
 
 @dataclass(frozen=True)
 class StaticReport:
-    """What a step needs, planned ahead and not; all in bytes.
+    """Memory a step needs with and without static planning, in bytes.
 
     Attributes:
         step: Number of the step.
-        device: Device whose memory it is.
-        storages: Storages and workspaces planned.
-        has_reads: Whether it is known what operators read; else the lives planned are those recorded.
-        total: All of them side by side.
-        reserved: What the caching allocator reserves for them, as modelled.
-        allocated: What it gives out at most.
-        kept_bound: Most that is alive at once, as recorded.
-        bound: Most that is still needed at once: what Python holds on to beyond its last use is not.
+        device: Device of the memory.
+        storages: Number of storages and workspaces planned.
+        has_reads: Whether operator reads are recorded; otherwise the recorded lifetimes are planned.
+        total: Sum of all storages, without reuse.
+        reserved: Modelled reserved bytes of the caching allocator.
+        allocated: Its modelled peak of allocated bytes.
+        kept_bound: Peak live bytes, as recorded.
+        bound: Peak bytes still needed: excludes what Python references beyond its last use.
         greedy: Height of the plan that places the largest first; None where there are too many to place.
-        best_fit: Height of the plan that places in order of birth; None likewise.
-        in_place_bound: The bound with every operator in place that can be.
-        in_place_greedy: Height of the plan that places the largest first, of those; None likewise.
-        in_place: What operators would save, most first.
+        best_fit: Height of the plan that places in order of allocation; None likewise.
+        in_place_bound: The bound with every possible operator in place.
+        in_place_greedy: Height of the largest-first plan with those in place; None likewise.
+        in_place: Savings by operator, largest first.
     """
 
     step: int
@@ -73,11 +73,11 @@ class StaticReport:
 
 
 def build_static_report(step: Step, settings: Settings | None = None) -> StaticReport:
-    """Plans a step ahead and compares that with what the caching allocator takes.
+    """Plans a step statically and compares the result with the caching allocator.
 
     Args:
         step: The step, recorded or predicted.
-        settings: What the caching allocator is told; torch's defaults where left out.
+        settings: Settings of the caching allocator; torch's defaults where left out.
     """
     asked = requests_of_step(step)
     dynamic = replay(asked.requests, settings)

@@ -1,1 +1,1 @@
-"""What two recordings differ in, what a recording comes to as a baseline, and the bounds that guard it."""
+"""Differences between two recordings, summaries as baselines, and the gates that guard them."""

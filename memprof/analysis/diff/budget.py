@@ -1,4 +1,4 @@
-"""Whether a run stayed within its budget: the fullest of all recorded steps, of the fullest rank."""
+"""Whether a run stayed within its budget: the fullest recorded step of the fullest rank."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from memprof.trace.schema import StepPeaks, Steps
 from memprof.trace.store import Trace
 from memprof.units import format_bytes, format_bytes_of
 
-#: How a peak is known, in the words of a verdict.
+#: How a peak was obtained, as worded in a verdict.
 _HOW = {DRY_RUN: "in a dry run", PREDICTED: "predicted"}
 
 
 @dataclass(frozen=True)
 class BudgetVerdict:
-    """A run, compared with its budget.
+    """A run compared with its budget.
 
     Attributes:
-        budget_bytes: Most bytes that may be allocated at once.
-        measured_bytes: Most bytes that were, in any recorded step of any rank; None where no step tells.
-        how: How that is known: measured, in a dry run, or predicted.
-        step: Number of that step; None likewise.
-        rank: The rank that had most, None where there is one alone.
-        unknown: Why a higher peak cannot be excluded, a clause; "" where it can.
+        budget_bytes: Budget of allocated bytes.
+        measured_bytes: Peak allocated bytes over all recorded steps of all ranks; None where no step has one.
+        how: How the peak was obtained: measured, in a dry run, or predicted.
+        step: Number of the peak's step; None likewise.
+        rank: The rank with the peak; None for a single rank.
+        unknown: Why a higher peak cannot be ruled out, a clause; "" where it can.
     """
 
     budget_bytes: int
@@ -43,31 +43,31 @@ class BudgetVerdict:
 
     @property
     def excess_bytes(self) -> int:
-        """Bytes above the budget; 0 where none were seen."""
+        """Bytes over the budget; 0 where the measured peak is within it."""
         return max(0, (self.measured_bytes or 0) - self.budget_bytes)
 
     @property
     def fits(self) -> bool | None:
-        """Whether the run stayed within the budget; None where that is not known."""
+        """Whether the run stayed within the budget; None where unknown."""
         if self.excess_bytes:
             return False
         return None if self.unknown or self.measured_bytes is None else True
 
     @property
     def exit_code(self) -> int:
-        """The exit code of a command that is to fail where the run did not stay within the budget."""
+        """Exit code for a command that fails unless the run stayed within the budget."""
         return {True: 0, False: GateFailedError.exit_code, None: InconclusiveError.exit_code}[self.fits]
 
     def describe(self) -> str:
-        """Says it in a sentence."""
+        """Returns a one-sentence description."""
         budget = format_bytes(self.budget_bytes)
         if self.measured_bytes is None:
-            return f"not known whether it is within the budget of {budget}: {self.unknown}."
+            return f"cannot determine whether it is within the budget of {budget}: {self.unknown}."
         least = "at least " if self.unknown else ""
         figures = f"{least}{format_bytes_of(self.measured_bytes, self.budget_bytes)}"
         rank = "" if self.rank is None else f" {'in' if self.step is None else 'of'} rank {self.rank}"
         if self.fits is None:
-            return f"not known whether it is within the budget: {figures}; {self.unknown}."
+            return f"cannot determine whether it is within the budget: {figures}; {self.unknown}."
         if self.fits:
             return f"within the budget, {self.how}: {figures}."
         how = "" if self.how == "measured" else f", {self.how}"
@@ -79,7 +79,7 @@ class BudgetVerdict:
         return {"budget_bytes": self.budget_bytes, "measured_bytes": self.measured_bytes, "fits": self.fits}
 
 
-#: The same keys of a run without a budget.
+#: The same keys for a run without a budget.
 NO_BUDGET: dict[str, Any] = {"budget_bytes": None, "measured_bytes": None, "fits": None}
 
 
@@ -87,8 +87,8 @@ def judge_budget(trace: Trace, budget_bytes: int) -> BudgetVerdict:
     """Compares a run with a budget.
 
     Args:
-        trace: The recording; all of its ranks count.
-        budget_bytes: Most bytes that may be allocated at once.
+        trace: The recording; all its ranks count.
+        budget_bytes: Budget of allocated bytes.
 
     Raises:
         BadInputError: The trace is damaged.
@@ -112,14 +112,14 @@ def judge_planned(trace: Trace) -> BudgetVerdict | None:
 
     Raises:
         BadInputError: The trace is damaged.
-        PolicyError: Its plan makes no sense to this version.
+        PolicyError: Its plan is invalid in this version.
     """
     budget_bytes = plan_from_tables(trace.manifest.plan or {}).budget_bytes
     return None if budget_bytes is None else judge_budget(trace, budget_bytes)
 
 
 def highest_peak(trace: Trace) -> tuple[int, int] | None:
-    """Returns the most bytes that one rank had allocated in any recorded step, and that step; None without operators.
+    """Returns the highest peak of any rank in any recorded step, and that step; None without operators.
 
     A light recording has the peak of every step of the run.
     """
@@ -131,16 +131,16 @@ def highest_peak(trace: Trace) -> tuple[int, int] | None:
 
 
 def has_measured_step(trace: Trace) -> bool:
-    """Whether a rank's recording holds a step beyond the warm-up that was recorded to its end."""
+    """Whether a rank's recording contains a complete step after the warm-up."""
     steps = trace.table(Steps)
     return bool((cuttable_steps(steps) & (steps.kind == "recorded") & steps.is_complete).any())
 
 
 def why_unmeasured(trace: Trace) -> str:
-    """Says in a clause that no step beyond the warm-up was recorded to its end, and why."""
+    """Returns a clause saying that no complete step after the warm-up was recorded, and why."""
     capture = trace.manifest.capture
     reason = "the job ended before" if capture.is_complete else capture.reason or "the recording was cut short"
-    return f"no step beyond the warm-up was recorded to its end ({reason})"
+    return f"no complete step after the warm-up was recorded ({reason})"
 
 
 def _why_unknown(trace: Trace) -> str:
@@ -148,5 +148,5 @@ def _why_unknown(trace: Trace) -> str:
     if not has_measured_step(trace) and not len(peaks):
         return why_unmeasured(trace)
     if bool(np.any(peaks.how == "counted")):
-        return "--light counts most steps at module calls only; record without it to measure the peak"
+        return "--light samples most steps only at module calls; record without it to measure the peak"
     return ""

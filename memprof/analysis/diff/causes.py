@@ -1,4 +1,4 @@
-"""The causes of a change of memory, each with what gives it away. ``explain`` puts them in order."""
+"""Causes of a memory change, each with its evidence. ``explain`` orders them."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from memprof.analysis.diff.summary import NOTHING, OTHERS, Summary
 from memprof.analysis.diff.traits import AGAIN, REST, Traits
 from memprof.units import format_bytes, format_bytes_change
 
-#: Growth from step to step below this is a list of numbers, not of tensors: it is told behind what else there is to
-#: name, and last where it is less than this share of the change.
+#: Growth per step below this comes from lists of numbers, not of tensors: it is reported after other causes, and last
+#: where it is less than this share of the change.
 LEAST_LEAK_BYTES = 1024
 LEAST_LEAK_SHARE = 0.01
-#: Share of what backward reads that must be kept, or be read by no backward, to be told of.
+#: Minimum share of what backward reads that is kept, or that no backward reads, to be reported.
 _LEAST_KEPT = 0.2
-#: Share of the parameters whose gradients must be new or gone to be told of.
+#: Minimum share of the parameters whose gradients appear or disappear to be reported.
 _LEAST_TRAINED = 0.1
-#: Share of the peak that tensors beside model and optimizer must be.
+#: Minimum share of the peak held by tensors outside model and optimizer.
 _LEAST_OUTSIDE = 0.01
-#: Change of how much of an operator's runs are repeated in backward that is told of where the model changed too.
+#: Minimum change in an operator's recompute ratio to be reported where the model changed too.
 _LEAST_AGAIN = 0.1
-#: Share of a category's bytes that must change their type to be told of.
+#: Minimum share of a category's bytes that change dtype to be reported.
 _LEAST_SHARE = 0.2
 
 
@@ -33,11 +33,11 @@ class Cause:
     """One cause of a change.
 
     Attributes:
-        kind: What differs beside the code (``batch``, ``micro-batches``, ``allocator-settings``, ...), ``plan``,
+        kind: What differs besides the code (``batch``, ``micro-batches``, ``allocator-settings``, ...), ``plan``,
             ``leak``, ``graph``, ``no-grad``, ``dtype``, ``optimizer``, ``checkpoint``, ``parameters``, ``modules``,
             ``gradient``, ``held``, ``pieces``, or the category of memory that changed most.
-        sentence: It in words.
-        bytes: What it alone adds or takes away, where that can be told; else 0.
+        sentence: Its description.
+        bytes: Bytes added or removed by this cause alone, where that can be determined; else 0.
     """
 
     kind: str
@@ -46,30 +46,28 @@ class Cause:
 
 
 def leak(grown: int, base: Summary, head: Summary) -> Cause:
-    """Words a change of the growth from step to step.
+    """Describes a change of the growth per step.
 
     Args:
-        grown: Bytes by which each step adds more than in the base; negative where it adds less.
+        grown: Additional bytes of growth per step over the base; negative where it grows less.
         base: The base.
-        head: What is compared with it.
+        head: The summary compared with it.
     """
     side, other = (head.traits.held, base.traits.held) if grown > 0 else (base.traits.held, head.traits.held)
-    # What a name holds until the next step replaces it is left behind too, but not by each step anew.
+    # What a name references until the next step replaces it also survives the step, but does not accumulate.
     exactly = [place for place, (_, size) in side.items() if size == abs(grown) and place not in ("", REST)]
     lines = _made_at(exactly or _names_of_more(side, other))
     if grown > 0:
         return Cause(
             "leak",
-            f"each step holds {format_bytes(grown)} more than the one before: something keeps tensors from step to "
-            f"step, such as a list of losses or outputs{lines}",
+            f"memory grows by {format_bytes(grown)} per step: tensors are kept across steps, for example in a list of "
+            f"losses or outputs{lines}",
         )
-    return Cause(
-        "leak", f"nothing grows by {format_bytes(-grown)} from step to step any more{lines and f', as it did{lines}'}"
-    )
+    return Cause("leak", f"memory no longer grows by {format_bytes(-grown)} per step{lines and f', as it did{lines}'}")
 
 
 def growth_of(side: Summary) -> int:
-    """Returns by how much each step's peak is above the one before, at least; 0 where they do not all grow."""
+    """Returns the minimum growth of the peak from one step to the next; 0 where not every step grows."""
     steps = [later - earlier for earlier, later in pairwise(side.step_peaks)]
     if side.traits.growth_bytes <= 0:
         return 0
@@ -77,11 +75,11 @@ def growth_of(side: Summary) -> int:
 
 
 def _made_at(places: list[str]) -> str:
-    return f" (made at {', '.join(places[:2])})" if places else ""
+    return f" (allocated at {', '.join(places[:2])})" if places else ""
 
 
 def _names_of_more(side: Mapping[str, tuple[int, int]], other: Mapping[str, tuple[int, int]]) -> list[str]:
-    """Returns the lines or shapes of which there are more tensors than on the other side, the most bytes first."""
+    """Returns the lines or shapes with more tensors than on the other side, the most bytes first."""
     sizes = [{name: size for name, (_, size) in held.items()} for held in (other, side)]
     moved = dict(zip(with_moved_lines(*sizes), other.values(), strict=True))
     ordered = sorted(side, key=lambda name: -side[name][1])
@@ -89,26 +87,26 @@ def _names_of_more(side: Mapping[str, tuple[int, int]], other: Mapping[str, tupl
 
 
 def graphs(base: Traits, head: Traits) -> Iterator[Cause]:
-    """Names graphs that outlive their backward, and those that never see one."""
+    """Reports graphs that outlive their backward, and those without a backward."""
     before, after = _share(base.graph_bytes, base.saved_bytes), _share(head.graph_bytes, head.saved_bytes)
     if abs(after - before) > _LEAST_KEPT:
         size = format_bytes(max(base.graph_bytes, head.graph_bytes))
         yield Cause(
             "graph",
-            f"{size} that backward has read stay until the next step: the graph is kept (retain_graph, and a loss or "
-            "output that is held)"
+            f"{size} already read by backward stay live until the next step: the graph is kept (retain_graph, and a "
+            "reference to a loss or output)"
             if after > before
-            else f"{size} that backward has read no longer stay until the next step: the graph is let go",
+            else f"{size} already read by backward no longer stay live until the next step: the graph is freed",
         )
     before, after = _share(base.unread_bytes, base.saved_bytes), _share(head.unread_bytes, head.saved_bytes)
     if abs(after - before) > _LEAST_KEPT:
         size = format_bytes(max(base.unread_bytes, head.unread_bytes))
         yield Cause(
             "no-grad",
-            f"the model is called for results that no backward follows on, and {size} are kept for one: an evaluation "
-            "outside of torch.no_grad()"
+            f"the model is called without a following backward, but {size} are saved for one: an evaluation "
+            "outside torch.no_grad()"
             if after > before
-            else f"{size} are no longer kept for a backward that does not come",
+            else f"{size} are no longer saved for a backward that never runs",
         )
 
 
@@ -117,18 +115,18 @@ def _share(part: int, whole: int) -> float:
 
 
 def optimizer_states(base: Summary, head: Summary) -> Iterator[Cause]:
-    """Names what the optimizer keeps for each parameter where that is something else."""
+    """Reports changed optimizer state per parameter."""
     if base.states == head.states:
         return
     grown = head.maxima.get("optimizer_state", 0) - base.maxima.get("optimizer_state", 0)
     names = [", ".join(side.states) or "nothing" for side in (base, head)]
     yield Cause(
-        "optimizer", f"the optimizer keeps {names[1]} where it kept {names[0]}: {format_bytes_change(grown)} of state"
+        "optimizer", f"the optimizer keeps {names[1]} instead of {names[0]}: {format_bytes_change(grown)} of state"
     )
 
 
 def dtypes(base: Summary, head: Summary) -> Iterator[Cause]:
-    """Names categories whose bytes are of another type than before."""
+    """Reports categories whose dtype changed."""
     for category in ("activation", "parameter", "gradient", "optimizer_state"):
         before, after = (
             {dtype: size for dtype, size in side.dtypes.get(category, {}).items() if dtype != "unknown"}
@@ -146,68 +144,68 @@ def dtypes(base: Summary, head: Summary) -> Iterator[Cause]:
         if grown[most] > _LEAST_SHARE and -grown[least] > _LEAST_SHARE:
             yield Cause(
                 "dtype",
-                f"{category} memory is {most} to {shares[most][1]:.0%} where it was {shares[most][0]:.0%}, {least} to "
-                f"{shares[least][1]:.0%} where it was {shares[least][0]:.0%}",
+                f"{category} memory is {shares[most][1]:.0%} {most} (was {shares[most][0]:.0%}) and "
+                f"{shares[least][1]:.0%} {least} (was {shares[least][0]:.0%})",
             )
             return
 
 
 def recompute(base: Traits, head: Traits) -> Iterator[Cause]:
-    """Tells whether another part of forward is run again in backward."""
+    """Reports a changed share of forward that is recomputed in backward."""
     runs = [sum(side.operators.get(AGAIN, {}).values()) for side in (base, head)]
     before, after = runs
     if before == after:
         return
     if all(runs) and base.parameters != head.parameters:
-        # Of more layers more is run again: only another share of them is another choice.
+        # More layers mean more recompute: only a different share means a different choice.
         if abs(_again(head) - _again(base)) < _LEAST_AGAIN:
             return
     elif abs(after - before) < 0.05 * max(runs):
         return
-    what = "less is" if after < before else "more is"
+    what = "less" if after < before else "more"
     yield Cause(
         "checkpoint",
-        f"{what} run again in backward: {before} operators in the base, {after} now (activation checkpointing)",
+        f"{what} recompute in backward: {before} operators in the base, {after} now (activation checkpointing)",
     )
 
 
 def _again(traits: Traits) -> float:
-    """Returns the share of its runs in forward that the operator that is repeated most is run again."""
+    """Returns the recompute ratio of the operator that is recomputed most."""
     again, forward = traits.operators.get(AGAIN, {}), traits.operators.get("forward", {})
     return max((count / forward[name] for name, count in again.items() if forward.get(name)), default=0.0)
 
 
 def model_parts(base: Summary, head: Summary) -> Iterator[Cause]:
-    """Names parameters that are new, gone or of another shape, then modules of which there are more or fewer."""
+    """Reports parameters added, removed or reshaped, then modules whose number changed."""
     grown = head.parameter_bytes - base.parameter_bytes
     before, after = base.traits.parameters, head.traits.parameters
     types = _changed_counts(base.traits.modules, head.traits.modules)
     if before != after or (grown and not types):
         named = [
-            f"{name} is {after[name]} where it was {before[name]}"
+            f"{name} is {after[name]} (was {before[name]})"
             if name in before and name in after
-            else f"{name} is {'new' if name in after else 'gone'} ({after[name] if name in after else before[name]})"
+            else f"{name} is {'new' if name in after else 'removed'} ({after[name] if name in after else before[name]})"
             for name in {**after, **before}
             if before.get(name) != after.get(name)
         ]
         more = f" and {len(named) - 3} more" if len(named) > 3 else ""
         words = f": {'; '.join(named[:3])}{more}" if named else ""
-        change = f"take {format_bytes_change(grown)}" if grown else "are of other names or shapes"
+        change = f"changed by {format_bytes_change(grown)}" if grown else "have other names or shapes"
         yield Cause("parameters", f"the model's parameters {change}{words}")
     if types:
-        yield Cause("modules", f"the model is made of other modules: {'; '.join(types[:4])}")
+        yield Cause("modules", f"the model has other modules: {'; '.join(types[:4])}")
 
 
 def _changed_counts(before: dict[str, int], after: dict[str, int]) -> list[str]:
     return [
-        f"{after.get(name, 0)} {name} where there were {before.get(name, 0)}"
+        f"{after.get(name, 0)} {name} (was {before.get(name, 0)})"
         for name in {**before, **after}
         if before.get(name, 0) != after.get(name, 0) and name != REST
     ]
 
 
 def trained_parameters(base: Summary, head: Summary) -> Iterator[Cause]:
-    """Names gradients of fewer or more of the same parameters."""
+    """Reports gradients of fewer or more of the same parameters."""
     if base.parameter_bytes != head.parameter_bytes or not base.parameter_bytes:
         return
     before, after = (side.maxima.get("gradient", 0) for side in (base, head))
@@ -216,13 +214,13 @@ def trained_parameters(base: Summary, head: Summary) -> Iterator[Cause]:
     what = "fewer" if after < before else "more"
     yield Cause(
         "gradient",
-        f"{what} gradients are there at once, {format_bytes(after)} where there were {format_bytes(before)} for "
+        f"{what} gradients are live at once, {format_bytes(after)} (was {format_bytes(before)}) for "
         f"{format_bytes(base.parameter_bytes)} of parameters: other parameters are trained, or updated in backward",
     )
 
 
 def gradients_in_forward(base: Summary, head: Summary) -> Iterator[Cause]:
-    """Names gradients that are there in forward, where they were not, or the other way round."""
+    """Reports gradients that are live in forward on one side only."""
     shares = []
     for side in (base, head):
         forward = side.spots.get("forward")
@@ -232,15 +230,15 @@ def gradients_in_forward(base: Summary, head: Summary) -> Iterator[Cause]:
         return
     yield Cause(
         "gradient",
-        "the gradients of the step before are still there in forward: they are set to zero and not to None, or only "
-        "after it"
+        "gradients of the previous step are still live in forward: they are zeroed instead of set to None, or cleared "
+        "only after it"
         if shares[1] > shares[0]
-        else "the gradients of the step before are gone before forward begins",
+        else "gradients of the previous step are freed before forward starts",
     )
 
 
 def held_tensors(base: Traits, head: Traits) -> Iterator[Cause]:
-    """Names tensors of forward that a name still holds when the step ends."""
+    """Reports forward tensors that are still referenced when the step ends."""
     (tensors, size), (more, grown) = _sums(base.held), _sums(head.held)
     more, grown = more - tensors, grown - size
     if not more or abs(grown) < LEAST_LEAK_BYTES or grown * more < 0:
@@ -248,13 +246,14 @@ def held_tensors(base: Traits, head: Traits) -> Iterator[Cause]:
     lines = _names_of_more(head.held, base.held) if more > 0 else _names_of_more(base.held, head.held)
     yield Cause(
         "held",
-        f"tensors of forward still held when the step ends: {_more(more)}, {format_bytes(abs(grown))}{_made_at(lines)}",
+        f"forward tensors still referenced when the step ends: {_more(more)}, {format_bytes(abs(grown))}"
+        f"{_made_at(lines)}",
         grown,
     )
 
 
 def tensors_outside(base: Summary, head: Summary) -> Iterator[Cause]:
-    """Names tensors that are always there and belong neither to the model nor to the optimizer."""
+    """Reports tensors that are live over the whole step and belong to neither the model nor the optimizer."""
     before, after = base.traits.outside, head.traits.outside
     (tensors, size), (more, grown) = _sums(before), _sums(after)
     more, grown = more - tensors, grown - size
@@ -263,14 +262,14 @@ def tensors_outside(base: Summary, head: Summary) -> Iterator[Cause]:
     shapes = _names_of_more(after, before) if more > 0 else _names_of_more(before, after)
     yield Cause(
         "held",
-        "tensors that stay over the whole step and are no parameters, gradients, buffers or optimizer's state: "
+        "tensors live over the whole step, other than parameters, gradients, buffers and optimizer state: "
         f"{_more(more)}, {format_bytes(abs(grown))} (shapes such as {', '.join(shapes[:3]) or 'unknown'})",
         grown,
     )
 
 
 def _sums(held: Mapping[str, tuple[int, int]]) -> tuple[int, int]:
-    """Returns how many tensors there are, and their bytes."""
+    """Returns the number of tensors, and their bytes."""
     return sum(count for count, _ in held.values()), sum(size for _, size in held.values())
 
 
@@ -279,7 +278,7 @@ def _more(count: int) -> str:
 
 
 def told_in(diff: Diff) -> Pair:
-    """Returns the pair in which the change is told; where the peaks are equal, the phase of both that changed most."""
+    """Returns the pair to report the change in; where the peaks are equal, the common phase that changed most."""
     both = [pair for pair in diff.phases if pair.base is not None and pair.head is not None]
     if diff.focus.bytes or not both:
         return diff.focus
@@ -287,7 +286,7 @@ def told_in(diff: Diff) -> Pair:
 
 
 def pieces(diff: Diff) -> Iterator[Cause]:
-    """Names an operator that holds most of the change, and runs on fewer, larger or on more, smaller pieces."""
+    """Reports an operator that holds most of the change and now runs on fewer, larger or on more, smaller pieces."""
     pair = told_in(diff)
     first = next(
         (one for one in pair.parts["op"] if one.bytes * pair.bytes > 0 and one.name not in (NOTHING, OTHERS)), None
@@ -303,13 +302,13 @@ def pieces(diff: Diff) -> Iterator[Cause]:
     how = "fewer, larger pieces" if after < before else "more, smaller pieces"
     yield Cause(
         "pieces",
-        f"{first.name} works on {how} ({before} runs in the base, {after} now), and what it made holds "
+        f"{first.name} runs on {how} ({before} calls in the base, {after} now), and its outputs changed by "
         f"{format_bytes_change(first.bytes)} in {pair.name}",
     )
 
 
 def largest_parts(diff: Diff) -> Iterator[Cause]:
-    """Names what the change is made of in the phase in which it is told."""
+    """Reports the largest parts of the change in the phase it is reported in."""
     pair = told_in(diff)
     whole = pair.bytes
     if not whole:
@@ -319,7 +318,7 @@ def largest_parts(diff: Diff) -> Iterator[Cause]:
         return
     phase = pair.head.phase if pair.head is not None else pair.name
     words = f"{format_bytes_change(category.bytes)} of {category.name} memory in {phase}"
-    for kind, by in (("module", "in"), ("source", "made at"), ("op", "by")):
+    for kind, by in (("module", "in"), ("source", "allocated at"), ("op", "by")):
         first = next(
             (one for one in pair.parts[kind] if one.bytes * whole > 0 and one.name not in (NOTHING, OTHERS)), None
         )

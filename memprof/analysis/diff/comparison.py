@@ -1,7 +1,7 @@
-"""What changed between two recordings, or their summaries: the peak, every phase, and what they are made of.
+"""What changed between two recordings, or their summaries: the peak, every phase, and their parts.
 
-The peak may lie in forward on one side and in backward on the other, so moments are compared by phase, and what is
-held is split inside a phase only. The parts of a moment always sum to the whole.
+The peak may lie in forward on one side and in backward on the other, so moments are compared by phase, and live bytes
+are split only within a phase. The parts of a moment always sum to the whole.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from memprof.trace.files.reading import read_text
 from memprof.trace.manifest import PREDICTED
 from memprof.trace.store import Trace
 
-#: What must be the same on both sides for numbers to compare.
+#: What must match on both sides for the numbers to be comparable.
 FRAME = ("device", "torch", "CUDA", "allocator settings", "world size", "batch", "micro-batches", "memory events")
 
 _LARGEST_SUMMARY_BYTES = 8 * 2**20
@@ -31,12 +31,12 @@ _LARGEST_SUMMARY_BYTES = 8 * 2**20
 
 @dataclass(frozen=True)
 class Change:
-    """One part of what is held, on both sides.
+    """One part of the live bytes, on both sides.
 
     Attributes:
         name: The category, module, operator, line or storage.
         base: Its bytes in the base.
-        head: Its bytes now.
+        head: Its bytes in the head.
     """
 
     name: str
@@ -45,19 +45,19 @@ class Change:
 
     @property
     def bytes(self) -> int:
-        """Bytes gained, negative when fewer."""
+        """Bytes gained, negative for a decrease."""
         return self.head - self.base
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A moment that plays the same part on both sides.
+    """Corresponding moments of both sides.
 
     Attributes:
         name: PEAK, or the phase.
-        base: It in the base; None where that lacks the phase.
-        head: It now, likewise.
-        parts: Changes of each kind, the largest first; of each kind they sum to the change of the whole.
+        base: The moment in the base; None where that lacks the phase.
+        head: The moment in the head, likewise.
+        parts: Changes by kind, the largest first; those of each kind sum to the change of the whole.
     """
 
     name: str
@@ -67,28 +67,28 @@ class Pair:
 
     @property
     def base_bytes(self) -> int:
-        """Bytes held in the base, 0 where it lacks the phase."""
+        """Live bytes in the base, 0 where it lacks the phase."""
         return 0 if self.base is None else self.base.bytes
 
     @property
     def head_bytes(self) -> int:
-        """Bytes held now, likewise."""
+        """Live bytes in the head, likewise."""
         return 0 if self.head is None else self.head.bytes
 
     @property
     def bytes(self) -> int:
-        """Bytes gained, negative when fewer."""
+        """Bytes gained, negative for a decrease."""
         return self.head_bytes - self.base_bytes
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Something beside the code that the memory depends on, and that is not the same.
+    """A difference besides the code that affects memory.
 
     Attributes:
         what: One of FRAME.
-        base: As it is in the base, "none" where it is empty.
-        head: As it is now.
+        base: Its value in the base, "none" where empty.
+        head: Its value in the head.
     """
 
     what: str
@@ -101,15 +101,15 @@ class Diff:
     """What changed.
 
     Attributes:
-        base: The base; of several recordings the one of median peak.
-        head: What is compared with it, likewise.
-        bases: All summaries of that side.
-        heads: All summaries of this side.
+        base: The base; of several recordings the one with the median peak.
+        head: The summary compared with it, likewise.
+        bases: All summaries of the base.
+        heads: All summaries of the head.
         peak: The peaks.
         phases: The fullest moments of the phases, in the order of a step.
-        differences: What else is not the same.
-        verdicts: What the gates say, those that fail the run first.
-        warnings: What a reader must know to judge the figures.
+        differences: Differences besides the code.
+        verdicts: Results of the gates, those that fail the run first.
+        warnings: Caveats on the figures.
     """
 
     base: Summary
@@ -124,26 +124,26 @@ class Diff:
 
     @property
     def focus(self) -> Pair:
-        """The pair in which the change is told: the peaks where both lie in one phase, else the head's phase."""
+        """The pair to report the change in: the peaks where both lie in one phase, else the head's phase."""
         if self.base.peak.phase == self.head.peak.phase:
             return self.peak
         return next(pair for pair in self.phases if pair.name == self.head.peak.phase)
 
     @property
     def has_moved(self) -> bool:
-        """Whether the peak lies in another phase or module."""
+        """Whether the peak moved to another phase or module."""
         return self.base.peak.place != self.head.peak.place
 
     @property
     def is_unchanged(self) -> bool:
-        """Whether every phase holds the same, part by part."""
+        """Whether every phase is the same, part by part."""
         return all(
             not change.bytes for pair in (self.peak, *self.phases) for parts in pair.parts.values() for change in parts
         )
 
     @property
     def is_failed(self) -> bool:
-        """Whether a gate that fails the run failed."""
+        """Whether a gate that fails the run was exceeded."""
         return any(level == "fail" and verdict.is_failed for level, verdict in self.verdicts)
 
 
@@ -151,8 +151,8 @@ def open_side(path: str | Path) -> Summary:
     """Opens one side of a diff: a recording, or the JSON of a summary.
 
     Raises:
-        BadInputError: It is neither, or damaged.
-        InconclusiveError: It is a recording without a step that was seen to its end.
+        BadInputError: The file is neither, or damaged.
+        InconclusiveError: The recording contains no complete step.
     """
     path = located(path)
     if is_summary(path):
@@ -161,9 +161,9 @@ def open_side(path: str | Path) -> Summary:
 
 
 def is_summary(path: str | Path) -> bool:
-    """Whether a path is the JSON of a summary, by its first byte."""
+    """Whether a path is a summary in JSON, judged by its first byte."""
     path = located(path)
-    if path.is_fifo():  # such as a shell's <(memprof summary run.memprof)
+    if path.is_fifo():  # for example a shell's <(memprof summary run.memprof)
         return True
     if not path.is_file() or path.stat().st_size > _LARGEST_SUMMARY_BYTES:
         return False
@@ -174,22 +174,22 @@ def is_summary(path: str | Path) -> bool:
 def compare(
     bases: Sequence[Summary], heads: Sequence[Summary], *, fail: Sequence[Gate] = (), warn: Sequence[Gate] = ()
 ) -> Diff:
-    """Compares one or several recordings a side.
+    """Compares one or more recordings per side.
 
     Args:
         bases: Summaries of the base, at least one.
-        heads: Summaries of what is compared with it, at least one.
+        heads: Summaries compared with the base, at least one.
         fail: Gates that fail the run.
         warn: Gates that warn.
 
     Raises:
         InconclusiveError: The sides are of different models.
-        UsageError: A gate is on a phase that none of them has.
+        UsageError: A gate names a phase that no recording has.
     """
     base, head = _median_of(bases), _median_of(heads)
     if base.model and head.model and base.model != head.model:
         raise InconclusiveError(
-            f"The base is a recording of {base.model}, the other of {head.model}: there is nothing to compare."
+            f"The recordings are not comparable: the base is of {base.model}, the head of {head.model}."
         )
     require_phases((*fail, *warn), (name for one in (*bases, *heads) for name in one.spots if name != PEAK))
     names = [name for name in in_order((*base.spots, *head.spots)) if name != PEAK]
@@ -212,9 +212,9 @@ def compare(
 
 
 def differences(base: Summary, head: Summary) -> tuple[Difference, ...]:
-    """Names what differs beside the code.
+    """Returns what differs besides the code.
 
-    A batch that one side does not know is no difference, nor is that a side was predicted.
+    A batch unknown on one side is not a difference, nor is a predicted side.
     """
     pairs = [(what, base.frame.get(what, ""), head.frame.get(what, "")) for what in FRAME]
     return tuple(
@@ -225,12 +225,12 @@ def differences(base: Summary, head: Summary) -> tuple[Difference, ...]:
 
 
 def measure(gate: Gate, summary: Summary, spot: Spot | None = None) -> float:
-    """Returns what a gate looks at; NaN where a recording does not tell it.
+    """Returns the value a gate checks; NaN where a recording does not contain it.
 
     Args:
         gate: The gate.
         summary: The recording.
-        spot: The moment in which modules are looked at; the peak where left out.
+        spot: The moment at which modules are measured; the peak where left out.
     """
     if gate.kind == "phase":
         return float(summary.spots[gate.name].bytes) if gate.name in summary.spots else 0.0
@@ -248,11 +248,11 @@ def measure(gate: Gate, summary: Summary, spot: Spot | None = None) -> float:
         if summary.reserved_bytes < 0:
             return math.nan
         return float(summary.reserved_bytes - (summary.peak.bytes if gate.name == "reserved-allocated" else 0))
-    return 0.0  # a category that holds nothing
+    return 0.0  # an empty category
 
 
 def _measured(gate: Gate, side: Sequence[Summary], found: Diff, *, is_head: bool) -> float:
-    """Returns the median over a side's recordings."""
+    """Returns the median over the recordings of one side."""
     phase = found.focus.name
     values = [measure(gate, summary, summary.spots.get(phase)) for summary in side]
     known = [value for value in values if not math.isnan(value)]
@@ -260,7 +260,7 @@ def _measured(gate: Gate, side: Sequence[Summary], found: Diff, *, is_head: bool
 
 
 def _of_module(pattern: str, modules: Mapping[str, int]) -> int:
-    """Sums the modules that a pattern names, and those inside them."""
+    """Sums the modules that match a pattern, and their descendants."""
     return sum(
         size
         for name, size in modules.items()
@@ -283,10 +283,10 @@ def _pair(name: str, base: Summary, head: Summary) -> Pair:
 
 
 def _changes(base: Mapping[str, int], head: Mapping[str, int]) -> tuple[Change, ...]:
-    """Pairs the parts of two sides; where one sums its smallest up, so are the other's that it does not name."""
+    """Pairs the parts of two sides; parts summed as "other" on one side are summed on the other too."""
     base, head = _folded(base, head), _folded(head, base)
     sizes = ((name, base.get(name, 0), head.get(name, 0)) for name in {**base, **head})
-    # Tuples sort faster than what they become, and there may be a hundred thousand.
+    # Tuples sort faster than Change objects, and there may be a hundred thousand.
     ordered = sorted((-abs(after - before), -after, name, before) for name, before, after in sizes)
     return tuple(Change(name, before, -after) for _, after, name, before in ordered)
 
@@ -303,9 +303,9 @@ def _warnings(bases: Sequence[Summary], heads: Sequence[Summary]) -> list[str]:
     warnings = []
     for side, summaries in (("base", bases), ("head", heads)):
         if not all(summary.is_complete for summary in summaries):
-            warnings.append(f"the {side} is a recording that ended early.")
+            warnings.append(f"the recording of the {side} ended early.")
         peaks = [summary.peak.bytes for summary in summaries]
         if len(peaks) > 1 and max(peaks) > min(peaks):
             spread = (max(peaks) - min(peaks)) / statistics.median(peaks)
-            warnings.append(f"the {len(peaks)} recordings of the {side} differ by {100 * spread:.2f} % in their peaks.")
+            warnings.append(f"the {len(peaks)} recordings of the {side} differ by {100 * spread:.2f} % in peak.")
     return warnings

@@ -9,7 +9,7 @@ from memprof.analysis.diff.comparison import Diff, Pair
 from memprof.analysis.diff.explain import explain, modules_of
 from memprof.analysis.diff.summary import Spot, Summary
 
-#: Version of the keys; it grows when one changes its meaning or goes away.
+#: Schema version; incremented when a key changes meaning or is removed.
 DIFF_SCHEMA = 1
 
 Json = dict[str, Any]
@@ -20,7 +20,7 @@ def diff_to_json(found: Diff, names: tuple[str, str]) -> Json:
 
     Args:
         found: The diff.
-        names: What the two sides are called.
+        names: Names of the two sides.
     """
     return {
         "schema": DIFF_SCHEMA,
@@ -51,7 +51,7 @@ def diff_to_json(found: Diff, names: tuple[str, str]) -> Json:
 
 
 def diff_to_benchmark(found: Diff) -> list[Json]:
-    """Returns the head's figures as github-action-benchmark reads them (``customSmallerIsBetter``)."""
+    """Returns the head's figures in the format of github-action-benchmark (``customSmallerIsBetter``)."""
     head = found.head
     figures = [{"name": "peak allocated", "unit": "bytes", "value": head.peak.bytes}]
     figures += [
@@ -65,7 +65,7 @@ def diff_to_benchmark(found: Diff) -> list[Json]:
 
 
 def number(value: float) -> float | None:
-    """Returns a number that JSON can hold."""
+    """Returns a JSON-representable number."""
     return value if math.isfinite(value) else None
 
 

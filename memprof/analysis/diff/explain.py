@@ -1,4 +1,4 @@
-"""Says in words what a change of memory comes from: the likeliest cause first, and the few modules that hold it."""
+"""Explains a memory change in words: the likeliest cause first, and the few modules responsible."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ from memprof.analysis.diff.summary import OTHERS
 
 __all__ = ["ENOUGH", "Cause", "explain", "modules_of"]
 
-#: Share of a change that the modules named must hold.
+#: Minimum share of a change that the named modules must hold together.
 ENOUGH = 0.9
-#: What holds less of the change is told behind its largest parts.
+#: Causes with a smaller share of the change are reported after its largest parts.
 _MOST_OF_CHANGE = 0.5
 
 
 def explain(diff: Diff) -> tuple[Cause, ...]:
-    """Names the causes of a change, the one that others follow from first. None where nothing changed.
+    """Lists the causes of a change, root causes first. None where nothing changed.
 
-    What was set from outside (batch, allocator, plan) comes before what the code does over steps (leaks, kept graphs),
-    that before what changes everywhere (types, optimizer, recompute), and last what single modules hold.
+    External settings (batch, allocator, plan) come first, then what accumulates over steps (leaks, kept graphs), then
+    what changes everywhere (dtypes, optimizer, recompute), and last what single modules hold.
     """
     return tuple(_causes(diff))
 
 
 def modules_of(diff: Diff) -> tuple[Change, ...]:
-    """Returns the fewest modules that hold at least nine tenths of a change, the largest first."""
+    """Returns the fewest modules that hold at least 90 % of a change, the largest first."""
     whole = diff.focus.bytes
     sign = 1 if whole >= 0 else -1
     alike = [one for one in diff.focus.parts["module"] if one.bytes * sign > 0 and one.name != OTHERS]
@@ -59,7 +59,7 @@ def modules_of(diff: Diff) -> tuple[Change, ...]:
 
 def _causes(diff: Diff) -> Iterator[Cause]:
     base, head = diff.base, diff.head
-    # Micro-batches first: where a batch is split, its parts are of another shape.
+    # Micro-batches first: splitting a batch changes the shape of its parts.
     for difference in sorted(diff.differences, key=lambda one: (one.what == "batch", FRAME.index(one.what))):
         kind = difference.what.replace(" ", "-")
         yield Cause(kind, f"{difference.what} differs: {difference.base} in the base, {difference.head} now")
@@ -79,7 +79,7 @@ def _causes(diff: Diff) -> Iterator[Cause]:
     yield from trained_parameters(base, head)
     held: list[Cause] = []
     if not kept and all(difference.what != "micro-batches" for difference in diff.differences):
-        yield from gradients_in_forward(base, head)  # micro-batches keep them, and so may an evaluation see them
+        yield from gradients_in_forward(base, head)  # micro-batches keep them, so an evaluation may too
         if abs(grown) < LEAST_LEAK_BYTES:
             held = [*held_tensors(base.traits, head.traits), *tensors_outside(base, head)]
     whole = abs(told_in(diff).bytes)

@@ -1,4 +1,4 @@
-"""Gates: conditions on memory and time that a change must not break, such as ``peak>+2%&+128MiB``."""
+"""Gates: limits on memory and time that a change must not exceed, such as ``peak>+2%&+128MiB``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from memprof.phases import PHASES, in_order, is_own_name
 from memprof.trace.schema import CATEGORIES
 from memprof.units import format_bytes, format_bytes_change, format_us, parse_bytes
 
-#: What can be gated by name alone, and the unit it is in.
+#: Measures gated by name alone, and their unit.
 MEASURES = {
     "peak": "bytes",
     "reserved": "bytes",
@@ -21,7 +21,7 @@ MEASURES = {
     "recompute_time": "us",
     **dict.fromkeys(CATEGORIES, "bytes"),
 }
-#: What can be gated by a kind and a name or pattern: ``module:layers.*``.
+#: Measures gated by a kind and a name or pattern: ``module:layers.*``.
 KINDS = ("module", "phase", "category")
 
 _LIMIT = re.compile(r"\s*(?P<sign>\+?)\s*(?P<number>[0-9]*\.?[0-9]+)\s*(?P<unit>%|[A-Za-z]*)\s*", re.ASCII)
@@ -35,7 +35,7 @@ class Limit:
     Attributes:
         amount: Bytes, microseconds, or a share (0.02 is 2 %).
         is_share: Whether ``amount`` is a share of the base.
-        is_growth: Whether it bounds the growth; otherwise the value itself.
+        is_growth: Whether it limits the growth; otherwise the value itself.
     """
 
     amount: float
@@ -43,7 +43,7 @@ class Limit:
     is_growth: bool
 
     def is_passed(self, base: float, head: float) -> bool:
-        """Tells whether a value has gone beyond this bound. A share of nothing is passed by anything."""
+        """Whether a value exceeds this limit. Any increase from 0 exceeds a relative limit."""
         if self.is_share:
             return head - base > self.amount * base
         return (head - base if self.is_growth else head) > self.amount
@@ -51,13 +51,13 @@ class Limit:
 
 @dataclass(frozen=True)
 class Gate:
-    """A condition that fails where a measure has gone beyond all of its limits.
+    """A condition that fails where a measure exceeds all of its limits.
 
     Attributes:
-        text: As it was written.
-        kind: ``""`` for a measure of its own name, or one of KINDS.
-        name: The measure, or what the kind is followed by: a phase, a category, a pattern of modules.
-        limits: What must all be passed for the gate to fail.
+        text: The gate as written.
+        kind: ``""`` for a measure with its own name, or one of KINDS.
+        name: The measure, or the name after the kind: a phase, a category, a module pattern.
+        limits: Limits that must all be exceeded for the gate to fail.
     """
 
     text: str
@@ -72,15 +72,15 @@ class Gate:
 
     @property
     def needs_base(self) -> bool:
-        """Whether it compares with something."""
+        """Whether it compares with a base."""
         return any(limit.is_growth for limit in self.limits)
 
     def judge(self, base: float, head: float) -> Verdict:
-        """Holds a measure to the gate.
+        """Checks a measure against the gate.
 
         Args:
-            base: Its value before; NaN where it is unknown.
-            head: Its value now; NaN where it is unknown.
+            base: Its value in the base; NaN where unknown.
+            head: Its value in the head; NaN where unknown.
         """
         if math.isnan(head) or (self.needs_base and math.isnan(base)):
             return Verdict(self, base, head, is_known=False, is_failed=False)
@@ -90,13 +90,13 @@ class Gate:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a gate says of a change.
+    """The result of a gate on a change.
 
     Attributes:
         gate: The gate.
-        base: The measure before.
-        head: The measure now.
-        is_known: Whether it could be judged.
+        base: The measure in the base.
+        head: The measure in the head.
+        is_known: Whether it could be evaluated.
         is_failed: Whether it failed.
     """
 
@@ -107,10 +107,10 @@ class Verdict:
     is_failed: bool
 
     def describe(self) -> str:
-        """Says what was found: ``peak 1.20 GiB -> 1.50 GiB (+307.20 MiB, +25.0 %)``."""
+        """Returns the result in words: ``peak 1.20 GiB -> 1.50 GiB (+307.20 MiB, +25.0 %)``."""
         label = f"{self.gate.kind}:{self.gate.name}" if self.gate.kind else self.gate.name
         if not self.is_known:
-            return f"{label} is not known on both sides"
+            return f"{label} is unknown on at least one side"
         write: Callable[[float], str] = format_us if self.gate.unit == "us" else format_bytes
         if not self.gate.needs_base or math.isnan(self.base):
             return f"{label} {write(self.head)}"
@@ -123,13 +123,13 @@ class Verdict:
 
 
 def parse_gate(text: str) -> Gate:
-    """Reads a gate.
+    """Parses a gate.
 
-    ``peak>+2%``, ``peak>+256MiB``, ``peak>24GiB``, ``peak>+2%&+128MiB`` (both must be passed), ``activation>+5%``,
+    ``peak>+2%``, ``peak>+256MiB``, ``peak>24GiB``, ``peak>+2%&+128MiB`` (both must be exceeded), ``activation>+5%``,
     ``module:layers.*>+100MiB``, ``phase:backward>+3%``, ``reserved-allocated>+1GiB``, ``step_time>+10%``.
 
     Raises:
-        UsageError: It is none; the sentence shows where it goes wrong.
+        UsageError: Invalid gate; the message shows the position of the error.
     """
     measure, sign, limits = text.partition(">")
     if not sign:
@@ -139,14 +139,14 @@ def parse_gate(text: str) -> Gate:
         kind, name = "", kind
         if name not in MEASURES:
             raise _wrong(
-                text, 0, f"there is no measure {name!r}; there are {', '.join(MEASURES)}, module:NAME, phase:NAME"
+                text, 0, f"unknown measure {name!r}; choose from {', '.join(MEASURES)}, module:NAME, phase:NAME"
             )
     elif kind not in KINDS:
-        raise _wrong(text, 0, f"there is no kind {kind!r}; there are {', '.join(KINDS)}")
+        raise _wrong(text, 0, f"unknown kind {kind!r}; choose from {', '.join(KINDS)}")
     elif not name or not _is_named(kind, name):
-        phases = f"; there are {', '.join(PHASES)}, and those that a job names itself"
-        known = {"phase": phases, "category": f"; there are {', '.join(CATEGORIES)}"}
-        raise _wrong(text, len(kind) + 1, f"there is no {kind} {name!r}{known.get(kind, ': name one')}")
+        phases = f"; choose from {', '.join(PHASES)}, or a phase the job defines"
+        known = {"phase": phases, "category": f"; choose from {', '.join(CATEGORIES)}"}
+        raise _wrong(text, len(kind) + 1, f"invalid {kind} {name!r}{known.get(kind, ': name one')}")
     unit = MEASURES[name] if not kind else "bytes"
     place = len(measure) + 1
     found = []
@@ -160,12 +160,12 @@ def require_phases(gates: Iterable[Gate], phases: Iterable[str]) -> None:
     """Refuses gates on a phase that no recording has: a misspelled name would never fail.
 
     Raises:
-        UsageError: Names the first one. The recorder's own phases may be missing.
+        UsageError: Names the first such gate. The recorder's own phases may be missing.
     """
     known = in_order(phases)
     for gate in gates:
         if gate.kind == "phase" and gate.name not in (*PHASES, *known):
-            reason = f"no recording has a phase {gate.name!r}; there are {', '.join(known)}"
+            reason = f"no recording has a phase {gate.name!r}; choose from {', '.join(known)}"
             raise _wrong(gate.text, len("phase:"), reason)
 
 
@@ -178,24 +178,24 @@ def _is_named(kind: str, name: str) -> bool:
 def _limit(text: str, part: str, place: int, unit: str) -> Limit:
     match = _LIMIT.fullmatch(part)
     if match is None:
-        raise _wrong(text, place, f"{part.strip()!r} is no limit: write +2%, +128MiB or 24GiB")
+        raise _wrong(text, place, f"invalid limit {part.strip()!r}: write +2%, +128MiB or 24GiB")
     is_growth, number, suffix = bool(match["sign"]), float(match["number"]), match["unit"]
     if suffix == "%":
         if not is_growth:
-            raise _wrong(text, place, f"{part.strip()!r} is a share of what? Write +{part.strip()} for growth")
+            raise _wrong(text, place, f"a share needs a base: write +{part.strip()} for growth")
         return Limit(number / 100, is_share=True, is_growth=True)
     if unit == "us":
         if suffix not in _US:
-            raise _wrong(text, place, f"{part.strip()!r} is no time: write +10%, +5ms or 2s")
+            raise _wrong(text, place, f"invalid time {part.strip()!r}: write +10%, +5ms or 2s")
         return Limit(number * _US[suffix], is_share=False, is_growth=is_growth)
     try:
         size = parse_bytes(f"{match['number']}{suffix}")
     except UsageError:
-        raise _wrong(text, place, f"{part.strip()!r} is no size: write +2%, +128MiB or 24GiB") from None
+        raise _wrong(text, place, f"invalid size {part.strip()!r}: write +2%, +128MiB or 24GiB") from None
     return Limit(float(size), is_share=False, is_growth=is_growth)
 
 
 def _wrong(text: str, place: int, what: str) -> UsageError:
-    """Returns the error that shows the place: what came before it is repeated in quotes."""
+    """Returns an error that shows the position by quoting the text before it."""
     shown = f"{text[:place]}[here]{text[place:]}"
-    return UsageError(f"The gate {shown!r} cannot be read: {what}.")
+    return UsageError(f"Invalid gate {shown!r}: {what}.")

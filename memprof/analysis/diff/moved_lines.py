@@ -1,26 +1,26 @@
-"""Lines of code that an edit above them has moved: which line of the base is which of the head."""
+"""Matches lines of code that an edit above them has moved between base and head."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from difflib import SequenceMatcher
 
-#: Files with more lines that hold memory are compared by the numbers of their lines: matching is quadratic.
+#: Files with more lines that hold memory are compared by line number: matching is quadratic.
 _MOST_LINES = 400
 
 
 def with_moved_lines(base: Mapping[str, int], head: Mapping[str, int]) -> dict[str, int]:
-    """Renames the base's lines of code to what they are called now.
+    """Renames the base's lines of code to their names in the head.
 
-    A file whose lines are the same on both sides stays as it is. In another, lines stay in order, and those that hold
-    the same as before are the same line; so are those between two such pairs where both sides have equally many.
+    A file with the same lines on both sides is left unchanged. In other files, lines keep their order, and lines with
+    the same bytes match; so do the lines between two such pairs where both sides have equally many.
 
     Args:
-        base: Bytes by ``file:line``; other names stay as they are.
-        head: The same now.
+        base: Bytes by ``file:line``; other names are unchanged.
+        head: The same in the head.
 
     Returns:
-        The bytes of the base by their names now; a line that is gone, and whose number another has now, is followed by
+        The base's bytes by their names in the head; a removed line whose number another line has now gets the suffix
         ``(before)``.
     """
     renamed: dict[str, str] = {}

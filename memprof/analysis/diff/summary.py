@@ -1,6 +1,6 @@
-"""Sums a recording up: what two recordings are compared by, and what is committed of one as a baseline.
+"""Summarizes a recording: the input of a comparison, and what is committed as a baseline.
 
-Made of a recording, a summary holds every part of each phase's fullest moment; as JSON, the largest.
+A summary made from a recording holds every part of each phase's fullest moment; its JSON holds the largest.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ __all__ = [
 
 
 def summarise(trace: Trace) -> Summary:
-    """Sums a recording up: the fullest step of the rank with the highest peak.
+    """Summarizes a recording: the fullest step of the rank with the highest peak.
 
     Raises:
-        BadInputError: It holds no operators, or is damaged.
-        InconclusiveError: No step was recorded to its end.
+        BadInputError: It contains no operators, or is damaged.
+        InconclusiveError: It contains no complete step.
     """
     worst, peaks = trace, {}
     if len(trace.ranks) > 1:
@@ -61,7 +61,7 @@ def summarise(trace: Trace) -> Summary:
     require_whole_step(worst)
     step = worst.fullest_step()
     if not len(step.ops):
-        raise BadInputError(f"{trace.path}: step {step.number} holds no operators.")
+        raise BadInputError(f"{trace.path}: step {step.number} contains no operators.")
     made = summarise_step(step, worst.manifest)
     is_known = has_untouched_step(worst) or worst.manifest.backend.name == PREDICTED
     return dataclasses.replace(
@@ -74,11 +74,11 @@ def summarise(trace: Trace) -> Summary:
 
 
 def summarise_step(step: Step, manifest: Manifest | None = None) -> Summary:
-    """Sums one step up, durations as they stand in it.
+    """Summarizes one step, with its durations as recorded.
 
     Args:
         step: The step; it has operators.
-        manifest: What its recording says about itself.
+        manifest: The manifest of its recording.
     """
     manifest = manifest or Manifest()
     sources, tree = find_sources(step.stacks), module_tree(step.modules)
@@ -160,7 +160,7 @@ def _plan(manifest: Manifest) -> str:
 
 
 def _dtypes(step: Step, maxima: Mapping[str, CategoryMaximum]) -> dict[str, dict[str, int]]:
-    """Splits each category by element type, at its own maximum: wherever the peak lies, it is the same moment."""
+    """Splits each category by dtype, at its own maximum: the same moment wherever the peak lies."""
     storages = step.storages
     found: dict[str, dict[str, int]] = {}
     for category, maximum in maxima.items():

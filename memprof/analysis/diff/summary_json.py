@@ -1,6 +1,6 @@
-"""Summaries as JSON, small enough to be committed, and back. See ``docs/diff.md``.
+"""Writes summaries as JSON small enough to commit, and reads them. See ``docs/diff.md``.
 
-The largest parts of each kind are told one by one, and the others as one, so that they still sum to the whole.
+The largest parts of each kind are listed one by one and the rest as one part, so that they still sum to the whole.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from memprof.trace.files.reading import parse_json
 
 T = TypeVar("T", list[Any], dict[str, int])
 
-#: Version of the JSON.
+#: Schema version.
 SUMMARY_SCHEMA = 1
 
-#: Parts of each kind that JSON tells one by one: at the peak, and at the fullest moments of the phases.
+#: Parts of each kind listed one by one in JSON: at the peak, and at the fullest moments of the phases.
 _MOST_AT_PEAK, _MOST_IN_PHASE = 24, 10
 
 
 def summary_to_json(summary: Summary) -> dict[str, Any]:
-    """Returns a summary ready for ``json.dump``: a few kilobytes, the smallest parts summed up."""
+    """Returns a summary ready for ``json.dump``: a few kilobytes, the smallest parts summed."""
     record = dataclasses.asdict(summary)
     kept_lines = set()
     for name, spot in record["spots"].items():
@@ -34,7 +34,7 @@ def summary_to_json(summary: Summary) -> dict[str, Any]:
         spot["file"] = ""
         spot["parts"] = {kind: _largest(parts, most) for kind, parts in spot["parts"].items()}
         kept_lines |= set(spot["parts"]["source"])
-    # Files by their place below the job's own folder: a baseline is committed, and read elsewhere.
+    # Files relative to the job's folder: a baseline is committed and read elsewhere.
     record["lines"] = {
         place: [place.rpartition(":")[0], line] for place, (_, line) in summary.lines.items() if place in kept_lines
     }
@@ -45,25 +45,25 @@ def summary_to_json(summary: Summary) -> dict[str, Any]:
 
 
 def read_summary(text: str, name: str) -> Summary:
-    """Reads what ``summary_to_json`` made.
+    """Reads the output of ``summary_to_json``.
 
     Args:
         text: The file's content.
-        name: What it is called, for the sentence.
+        name: Its name, for error messages.
 
     Raises:
-        BadInputError: It is no summary, of a later version, or something in it makes no sense.
+        BadInputError: It is not a summary, is of a later version, or contains an invalid value.
     """
     try:
         record = parse_json(text, constants=True)
     except ValueError as error:
-        raise BadInputError(f"{name} is neither a recording nor the JSON of memprof summary: {error}.") from error
+        raise BadInputError(f"{name} is neither a recording nor JSON from memprof summary: {error}.") from error
     version = record.get("memprof_summary") if isinstance(record, dict) else None
     if type(version) is not int:
-        raise BadInputError(f"{name} is JSON, but not of memprof summary: it has no memprof_summary.")
+        raise BadInputError(f"{name} is JSON, but not from memprof summary: it has no key memprof_summary.")
     if version != SUMMARY_SCHEMA:
         raise BadInputError(
-            f"{name} is a summary of version {version}; this memprof reads version {SUMMARY_SCHEMA}: make it anew with "
+            f"{name} is a summary of version {version}; this memprof reads version {SUMMARY_SCHEMA}: recreate it with "
             "memprof summary."
         )
     try:
@@ -109,7 +109,7 @@ def _read(record: Mapping[str, Any]) -> Summary:
 
 def _whole(value: Any) -> int:
     if type(value) is not int:
-        raise TypeError(f"{value!r}, which is no whole number")
+        raise TypeError(f"{value!r}: not a whole number")
     return value
 
 
@@ -117,19 +117,19 @@ def _time(value: Any) -> float:
     if value is None:
         return math.nan
     if type(value) not in (int, float) or not math.isfinite(value):
-        raise TypeError(f"{value!r}, which is no time")
+        raise TypeError(f"{value!r}: not a time")
     return float(value)
 
 
 def _flag(value: Any) -> bool:
     if type(value) is not bool:
-        raise TypeError(f"{value!r}, which is neither true nor false")
+        raise TypeError(f"{value!r}: not a boolean")
     return value
 
 
 def _listed(values: Any) -> list[Any]:
     if type(values) is not list:
-        raise TypeError(f"{values!r}, which is no list")
+        raise TypeError(f"{values!r}: not a list")
     return values
 
 
@@ -141,7 +141,7 @@ def _filled(values: T) -> T:
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{value!r}, which is no text")
+        raise TypeError(f"{value!r}: not a string")
     return value
 
 

@@ -1,4 +1,4 @@
-"""What a step is like beside its bytes: what tells one cause of a change from another when two steps are compared."""
+"""Characteristics of a step besides its bytes, which distinguish the causes of a change between two steps."""
 
 from __future__ import annotations
 
@@ -14,38 +14,38 @@ from memprof.analysis.report.sources import Sources
 from memprof.trace.schema import NONE, Bools, Ints
 from memprof.trace.step import Step
 
-#: Operators that run again in backward, among the phases of ``Traits.operators``.
+#: Name for recomputed operators among the phases of ``Traits.operators``.
 AGAIN = "again"
 
-#: What those that are not told one by one are called.
+#: Name for the entries that are not listed one by one.
 REST = "(others)"
 
-#: Entries of each mapping that are told one by one, the largest first.
+#: Entries of each mapping that are listed one by one, the largest first.
 _MOST_OPERATORS, _MOST_TYPES, _MOST_PARAMETERS, _MOST_SHAPES, _MOST_LINES = 32, 32, 24, 4, 6
 
-#: What stays from step to step, and is meant to.
+#: What persists across steps by design.
 _OWNED = ("parameter", "buffer", "gradient", "optimizer_state")
 _STAYS = (*_OWNED, "input")
 
-#: Numbers of layers in the names of their parameters.
+#: Layer numbers in parameter names.
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
 
 @dataclass(frozen=True)
 class Traits:
-    """What a step is like.
+    """Characteristics of a step.
 
     Attributes:
-        modules: How many modules of each type there are.
-        parameters: How many parameters of which shapes: ``2 x 512x128`` by name, numbers of layers as ``*``.
-        operators: How often each operator runs, by phase; those that run again in backward under AGAIN.
-        saved_bytes: Bytes of the activations that backward reads.
-        graph_bytes: Those of them that are still there when the step ends.
-        unread_bytes: Bytes that calls of whole models leave behind them, where no backward follows on the call.
-        held: How many tensors of its forward a step leaves behind, and how many bytes they are, by line of code.
-        outside: How many tensors stay over the whole step without being a parameter, a gradient, a buffer or a state,
-            and how many bytes they are, by shape.
-        growth_bytes: By how much more is allocated when the step ends than when it began.
+        modules: Number of modules by type.
+        parameters: Number of parameters by shape: ``2 x 512x128`` by name, with layer numbers as ``*``.
+        operators: Number of calls of each operator, by phase; recomputed ones under AGAIN.
+        saved_bytes: Bytes of the activations saved for backward.
+        graph_bytes: Those that are still live when the step ends.
+        unread_bytes: Bytes left by calls of whole models that no backward follows.
+        held: Number and bytes of the forward tensors that outlive the step, by line of code.
+        outside: Number and bytes of the tensors live over the whole step that are not a parameter, gradient, buffer or
+            optimizer state, by shape.
+        growth_bytes: Allocated bytes at the end of the step less those at its start.
     """
 
     modules: dict[str, int] = field(default_factory=dict)
@@ -64,12 +64,12 @@ class Traits:
 
     @staticmethod
     def from_json(record: Mapping[str, Any]) -> Traits:
-        """Reads what ``to_json`` made.
+        """Reads the output of ``to_json``.
 
         Raises:
             KeyError: A key is missing.
-            TypeError: A key holds something of another type.
-            ValueError: A pair is none.
+            TypeError: A value has the wrong type.
+            ValueError: A pair is invalid.
         """
         return Traits(
             modules=_typed(record["modules"], int),
@@ -82,7 +82,7 @@ class Traits:
 
 
 def traits_of(step: Step, sources: Sources) -> Traits:
-    """Finds what a step is like.
+    """Returns the characteristics of a step.
 
     Args:
         step: The step.
@@ -109,7 +109,7 @@ def traits_of(step: Step, sources: Sources) -> Traits:
 def rounds_of(step: Step) -> int:
     """Returns the micro-batches of a step: rounds of forward and backward, each with a call of a whole model.
 
-    A loss that is differentiated in chunks goes back several times after one call; that is one micro-batch.
+    A loss differentiated in chunks runs backward several times after one call; that is one micro-batch.
     """
     rounds = int(step.ops.micro_batch.max(initial=0)) + 1
     calls = step.module_calls
@@ -137,7 +137,7 @@ def _parameters(step: Step) -> dict[str, str]:
 
 
 def _listed(shapes: Counter[str]) -> str:
-    """Writes shapes and how often they occur: those that occur most, and how many others there are."""
+    """Lists the most frequent shapes with their counts, and how many others there are."""
     ordered = sorted(shapes.items(), key=lambda item: (-item[1], item[0]))
     told = [f"{count} x {shape}" if count > 1 else shape for shape, count in ordered[:_MOST_SHAPES]]
     rest = sum(count for _, count in ordered[_MOST_SHAPES:])
@@ -155,13 +155,13 @@ def _operators(step: Step) -> dict[str, dict[str, int]]:
 
 
 def _unread(step: Step) -> int:
-    """Sums what calls of whole models leave behind where gradients are on, and no backward follows on the call."""
+    """Sums the bytes left by calls of whole models with gradients enabled that no backward follows."""
     ops, calls, storages = step.ops, step.module_calls, step.storages
     answered = np.zeros(len(ops) + 1, dtype=np.int64)
     forward = ops.forward_op_id[(ops.forward_op_id != NONE) & (ops.phase == "backward")]
     answered[forward + 1] = 1
     answered = np.cumsum(answered)
-    is_forward = np.append(ops.phase == "forward", False)  # without gradients, nothing is forward
+    is_forward = np.append(ops.phase == "forward", False)  # without gradients, no operator is forward
     outermost = (calls.parent_call_id == NONE) & ~calls.is_recompute & (calls.first_op_id != NONE)
     is_root = np.append(step.modules.parent_id == NONE, False)[calls.module_id]
     unread = 0
@@ -204,7 +204,7 @@ def _outside(step: Step) -> dict[str, tuple[int, int]]:
 
 
 def _counted(keys: Sequence[str], sizes: Ints) -> dict[str, tuple[int, int]]:
-    """Returns how many tensors there are by key, and their bytes."""
+    """Returns the number of tensors by key, and their bytes."""
     counts: Counter[str] = Counter()
     sums: Counter[str] = Counter()
     for key, size in zip(keys, sizes.tolist(), strict=True):
@@ -216,24 +216,24 @@ def _counted(keys: Sequence[str], sizes: Ints) -> dict[str, tuple[int, int]]:
 
 
 def _most(counts: Mapping[str, int], most: int) -> dict[str, int]:
-    """Returns the largest, and the sum of the others under a name of its own."""
+    """Returns the largest entries, and the sum of the others under its own name."""
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     rest = sum(count for _, count in ordered[most:])
     return dict(ordered[:most]) | ({REST: rest} if rest else {})
 
 
 def _typed(values: Any, kind: type) -> dict[str, Any]:
-    """Returns a JSON object whose values are all of one type."""
+    """Returns a JSON object whose values all have one type."""
     if type(values) is not dict:
-        raise TypeError(f"{values!r}, which is no object")
+        raise TypeError(f"{values!r}: not an object")
     for value in values.values():
         if type(value) is not kind:
-            raise TypeError(f"{value!r}, which is no {kind.__name__}")
+            raise TypeError(f"{value!r}: not of type {kind.__name__}")
     return values
 
 
 def _pair(value: list[Any]) -> tuple[int, int]:
     count, size = value
     if type(count) is not int or type(size) is not int:
-        raise TypeError(f"{value!r}, which are no whole numbers")
+        raise TypeError(f"{value!r}: not whole numbers")
     return count, size

@@ -1,1 +1,1 @@
-"""What training takes by published formulas, from a model's shape alone, each with its source."""
+"""Training memory by published formulas, from a model's shape alone, each with its source."""

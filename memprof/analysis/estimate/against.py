@@ -1,4 +1,4 @@
-"""An estimate beside a recording of the same training: what of the setting it tells, and how far each term is off."""
+"""An estimate compared with a recording of the same training: the settings read from it, and the error of each term."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from memprof.trace.schema import NONE, Modules
 from memprof.trace.step import Step
 from memprof.trace.store import Trace
 
-#: Optimizers by a key of their state that others lack.
+#: Optimizers by a state key unique to each.
 _BY_STATE = {"exp_avg_sq": "adamw", "momentum_buffer": "momentum", "row_var": "adafactor"}
 
 _PRECISION = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
@@ -28,12 +28,12 @@ _PRECISION = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 @dataclass(frozen=True)
 class Told:
-    """What a recording tells of how the job trains, each None where it does not.
+    """Training settings read from a recording, each None where it cannot be determined.
 
     Attributes:
-        batch: Samples that reach the model at once.
+        batch: Samples per call of the model.
         length: Tokens of a sample.
-        precision: Name of the type of most parameters.
+        precision: Name of the dtype of most parameters.
         optimizer: Name of the optimizer.
         is_on_cpu: Whether it ran on the CPU.
         ranks: Ranks of the job.
@@ -49,13 +49,13 @@ class Told:
 
 @dataclass(frozen=True)
 class Compared:
-    """One part of an estimate beside the recording.
+    """One part of an estimate compared with the recording.
 
     Attributes:
-        name: The part: a group of terms, or the peak beside all of them.
+        name: The part: a group of terms, or the peak as well.
         estimated_bytes: By formula.
         recorded_bytes: As recorded.
-        what: What of the recording it is held against, a clause.
+        what: The recorded quantity it is compared with, a clause.
     """
 
     name: str
@@ -65,24 +65,24 @@ class Compared:
 
     @property
     def error_bytes(self) -> int:
-        """The estimate less the recording."""
+        """Estimated less recorded bytes."""
         return self.estimated_bytes - self.recorded_bytes
 
     @property
     def error_ratio(self) -> float | None:
-        """The same as a share of the recording, None where nothing was recorded."""
+        """The error as a share of the recorded bytes, None where nothing was recorded."""
         return self.error_bytes / self.recorded_bytes if self.recorded_bytes else None
 
 
 def read_told(trace: Trace, model: Model) -> Told:
-    """Reads from a recording how its job trains.
+    """Reads the training settings of a job from its recording.
 
     Args:
         trace: The recording.
-        model: The model, which tells what a batch looks like.
+        model: The model, which defines what a batch looks like.
 
     Raises:
-        InconclusiveError: It holds no whole step.
+        InconclusiveError: It contains no complete step.
     """
     step = basis_of(trace).step
     storages = step.storages
@@ -103,23 +103,25 @@ def read_told(trace: Trace, model: Model) -> Told:
 
 
 def compare(found: Estimate, trace: Trace) -> tuple[Compared, ...]:
-    """Sets an estimate beside the fullest step of a recording.
+    """Compares an estimate with the fullest step of a recording.
 
     Args:
         found: The estimate.
         trace: The recording.
 
     Raises:
-        InconclusiveError: It holds no whole step, or no parameters.
+        InconclusiveError: It contains no complete step, or no parameters.
     """
     step = basis_of(trace).step
     maxima = {name: one.maximum_bytes for name, one in find_category_maxima(step).items()}
     if "parameter" not in maxima:
-        raise InconclusiveError(f"{trace.path} holds no parameters to compare with: record the job by memprof record.")
+        raise InconclusiveError(
+            f"{trace.path} contains no parameters to compare with: record the job with memprof record."
+        )
     groups = found.by_group
     rows = [
         Compared("weights", groups["weights"], maxima["parameter"], "parameters"),
-        Compared("gradients", groups["gradients"], maxima.get("gradient", 0), "gradients, at their most"),
+        Compared("gradients", groups["gradients"], maxima.get("gradient", 0), "gradients, at their maximum"),
         Compared("optimizer", groups["optimizer"], maxima.get("optimizer_state", 0), "optimizer state"),
     ]
     rows += [] if isinstance(found.model.shape, int) else _kept_rows(found, step)
@@ -134,13 +136,13 @@ def compare(found: Estimate, trace: Trace) -> tuple[Compared, ...]:
 
 
 def _kept_rows(found: Estimate, step: Step) -> list[Compared]:
-    """Compares what is kept for backward: the layers' and the ends' apart where the recording tells them apart."""
+    """Compares saved tensors: the layers' and the ends' separately where the recording distinguishes them."""
     saved = find_saved(step)
     is_data = step.storages.category[saved.rows] == "input"
     sizes = np.where(is_data, 0, saved.bytes)
     groups, total = found.by_group, int(sizes.sum())
     inside = _is_in_layers(found.model, step.modules, saved)
-    what = "kept for backward, data left out"
+    what = "saved for backward, without input data"
     if inside is None:
         return [Compared("activations and ends", found.kept_bytes, total, what)]
     mine = int(sizes[inside].sum())
@@ -151,20 +153,20 @@ def _kept_rows(found: Estimate, step: Step) -> list[Compared]:
 
 
 def _is_in_layers(model: Model, modules: Modules, saved: SavedStorages) -> np.ndarray | None:
-    """Tells which saved storages are kept in a transformer's layers; None where the recording does not show them."""
+    """Returns which saved storages belong to a transformer's layers; None where the recording does not show them."""
     if not isinstance(model.shape, Transformer):
         return None
     kinds = Counter(zip(modules.parent_id.tolist(), modules.type.tolist(), strict=True))
     found = [key for key, times in kinds.items() if times == model.shape.layers and key[0] != NONE]
     if not found:
         return None
-    # Of several groups of so many, such as norms kept in a list beside, the layers are what holds the most.
+    # If several groups match in number, such as norms in a separate list, the layers are the one with the most bytes.
     layers = max((_below(modules, *key) for key in found), key=lambda rows: int(modules.parameter_bytes[rows].sum()))
     return np.isin(saved.module_id, layers)
 
 
 def _below(modules: Modules, parent: int, kind: str) -> np.ndarray:
-    """Returns the modules of one type under a parent, and all that are below them."""
+    """Returns the modules of one type under a parent, and all their descendants."""
     is_in = (modules.parent_id == parent) & (modules.type == kind)
     while True:
         grown = is_in | (np.isin(modules.parent_id, np.flatnonzero(is_in)) & (modules.parent_id != NONE))
@@ -174,7 +176,7 @@ def _below(modules: Modules, parent: int, kind: str) -> np.ndarray:
 
 
 def _batch(step: Step, model: Model) -> tuple[int | None, int | None]:
-    """Reads batch and length off the data that backward needs: token numbers, or images."""
+    """Reads batch and length from the inputs saved for backward: token ids or images."""
     saved = find_saved(step)
     storages = step.storages
     for row in saved.rows[storages.category[saved.rows] == "input"]:

@@ -14,42 +14,44 @@ from memprof.analysis.estimate.spelling import read_keys
 from memprof.analysis.estimate.transformer import Transformer
 from memprof.errors import UsageError
 
-#: What a row of the data tells beside the shape.
+#: Fields of a row besides the shape.
 _BESIDE = ("style", "parameters", "published", "note", "source")
 
 
 def known_models() -> tuple[str, ...]:
-    """Returns the names of the models, in the order of the data."""
+    """Returns the names of the models, in catalogue order."""
     return tuple(_read()["model"])
 
 
 def published_parameters(name: str) -> int | None:
-    """Returns the number of parameters that a model's source counts; None where it rounds."""
+    """Returns the exact parameter count published by a model's source; None where it is rounded."""
     found: int | None = _read()["model"][name].get("parameters")
     return found
 
 
 def is_known(name: str) -> bool:
-    """Tells whether a model has this name."""
+    """Whether a model with this name is in the catalogue."""
     return _key(name) in {_key(known) for known in known_models()}
 
 
 def find_model(name: str) -> Model:
-    """Looks up a model; case, underscores and spaces do not count.
+    """Looks up a model by name, ignoring case, underscores and spaces.
 
     Args:
         name: Such as ``gpt3-175b`` or ``LLaMA3-8B``.
 
     Raises:
-        UsageError: There is none of that name; the sentence names what is near.
+        UsageError: Unknown model; the message lists similar names.
     """
     names = {_key(known): known for known in known_models()}
     found = names.get(_key(name))
     if found is None:
         near = difflib.get_close_matches(_key(name), names, n=3, cutoff=0.6)
-        hint = f"did you mean {' or '.join(names[key] for key in near)}?" if near else f"known are {', '.join(names)}."
+        hint = (
+            f"did you mean {' or '.join(names[key] for key in near)}?" if near else f"known models: {', '.join(names)}."
+        )
         raise UsageError(
-            f"memprof knows no model {name!r}: {hint} Others are given as --transformer, --mlp, --conv, "
+            f"Unknown model {name!r}: {hint} Give other models as --transformer, --mlp, --conv, "
             "--parameters or the path of a config.json."
         )
     row = _read()["model"][found]
@@ -62,10 +64,10 @@ def find_model(name: str) -> Model:
 
 
 def read_transformer(text: str) -> Model:
-    """Reads a shape such as ``layers=12,width=768,heads=12,vocab=50257``, ``style=llama`` among it.
+    """Parses a shape such as ``layers=12,width=768,heads=12,vocab=50257``, optionally with ``style=llama``.
 
     Raises:
-        UsageError: A key or value is none of a transformer's, or one is missing.
+        UsageError: A key or value is invalid for a transformer, or one is missing.
     """
     given = read_keys(text, Transformer, "--transformer")
     style = given.pop("style", "gpt")
@@ -78,7 +80,7 @@ def read_transformer(text: str) -> Model:
 
 
 def _implied(given: dict[str, Any]) -> dict[str, Any]:
-    """Lets ``dropout=`` and ``bias=`` speak for attention's too, unless those are given by themselves."""
+    """Applies ``dropout=`` and ``bias=`` to attention too, unless its own keys are given."""
     implied: dict[str, Any] = {}
     if "has_dropout" in given:
         implied["has_attention_dropout"] = given["has_dropout"]

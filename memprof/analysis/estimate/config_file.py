@@ -1,4 +1,4 @@
-"""Reads a model's shape from the config.json of the transformers library: as data, nothing of it is run."""
+"""Reads a model's shape from a config.json of the transformers library, as data; no code is executed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MOST_BYTES = 2**22
 
 
 def is_config(text: str) -> bool:
-    """Tells whether a word on the command line names a file rather than a model."""
+    """Whether a command-line word names a file rather than a model."""
     return text.endswith(".json") or "/" in text or Path(text).exists()
 
 
@@ -26,7 +26,7 @@ def read_config(path: Path) -> Model:
         path: The file or folder.
 
     Raises:
-        BadInputError: There is none, it is no such file, or of a family that is not known.
+        BadInputError: The file does not exist, is not a config.json, or its model family is unsupported.
     """
     if path.is_dir():
         path = path / "config.json"
@@ -39,12 +39,12 @@ def read_config(path: Path) -> Model:
     except ValueError:
         record = None
     if not isinstance(record, dict):
-        raise BadInputError(f"{path} is no config.json: it holds no JSON object of a model's sizes.")
+        raise BadInputError(f"{path} is not a config.json: it contains no JSON object with a model's sizes.")
     family = record.get("model_type")
     read = _FAMILIES.get(family) if isinstance(family, str) else None
     if read is None:
         raise BadInputError(
-            f"{path} is of a model of type {family!r}, and memprof reads {', '.join(_FAMILIES)}: "
+            f"{path} has the unsupported model type {family!r} (supported: {', '.join(_FAMILIES)}): "
             "give the sizes as --transformer layers=…,width=…,heads=…,vocab=…"
         )
     keys = _Keys(path, record)
@@ -52,13 +52,13 @@ def read_config(path: Path) -> Model:
         shape, notes = read(keys)
         shape.check_heads()
     except UsageError as error:
-        raise BadInputError(f"{path} holds no transformer's sizes. {error}") from None
+        raise BadInputError(f"{path} contains no valid transformer sizes. {error}") from None
     name = path.parent.name if path.name == "config.json" and path.parent.name else path.stem
     return Model(name, shape, f"{path} ({family})", notes)
 
 
 class _Keys:
-    """The keys of a config.json, each with the type it must have."""
+    """The keys of a config.json, each checked for its type."""
 
     def __init__(self, path: Path, record: dict[str, Any]) -> None:
         self._path, self._record = path, record
@@ -67,36 +67,36 @@ class _Keys:
         """Returns a size; null counts as missing.
 
         Raises:
-            BadInputError: It is missing or no number.
+            BadInputError: It is missing or not a number.
         """
         value = self._record.get(name)
         if value is None and missing is not None:
             return missing
         if type(value) is not int or not 0 < value <= 10**12:
-            raise BadInputError(f"{self._path} has no size {name!r} that counts something: it holds {value!r}.")
+            raise BadInputError(f"{self._path}: {name!r} must be a positive whole number, not {value!r}.")
         return value
 
     def is_on(self, name: str, missing: bool) -> bool:
-        """Returns whether something is on: a truth value, or a share above 0.
+        """Whether a setting is on: true, or a share above 0.
 
         Raises:
-            BadInputError: It is another kind of value.
+            BadInputError: It is of another type.
         """
         value = self._record.get(name)
         if value is None:
             return missing
         if not isinstance(value, bool | int | float):
-            raise BadInputError(f"{self._path} has {value!r} for {name!r}, neither true nor false nor a share.")
+            raise BadInputError(f"{self._path}: {name!r} must be true, false or a share, not {value!r}.")
         return value > 0
 
     def word(self, name: str, missing: str) -> str:
-        """Returns a text."""
+        """Returns a string value."""
         value = self._record.get(name)
         return value if isinstance(value, str) else missing
 
     @property
     def architecture(self) -> str:
-        """The class the model was saved as, "" where none is named."""
+        """The class the model was saved as, "" where not given."""
         named = self._record.get("architectures")
         return named[0] if isinstance(named, list) and named and isinstance(named[0], str) else ""
 
@@ -164,7 +164,7 @@ def _bert(keys: _Keys) -> _Read:
     written, notes = _activation(keys.word("hidden_act", "gelu"))
     is_masked = keys.architecture in ("BertForMaskedLM", "BertForPreTraining")
     if keys.architecture not in ("", "BertModel", "BertForMaskedLM"):
-        notes = (*notes, f"of the head of {keys.architecture} only what predicts tokens is counted")
+        notes = (*notes, f"only the token prediction part of the head of {keys.architecture} is counted")
     return Transformer(
         layers=keys.size("num_hidden_layers", 12),
         width=keys.size("hidden_size", 768),
@@ -188,12 +188,12 @@ def _bert(keys: _Keys) -> _Read:
 
 
 def _activation(name: str) -> tuple[str, tuple[str, ...]]:
-    """Returns the activation function that is counted, and what must be known of it."""
+    """Returns the activation function used in the formulas, and a note on it."""
     if name in ("relu", "silu", "gelu"):
         return name, ()
     if name in ("gelu_pytorch_tanh", "swish"):
         return ("silu" if name == "swish" else "gelu"), ()
-    return "gelu", (f"{name} is counted as one operator; written out in Python it keeps several tensors more",)
+    return "gelu", (f"{name} is counted as one operator; implemented in Python it saves several more tensors",)
 
 
 _FAMILIES: dict[str, Callable[[_Keys], _Read]] = {

@@ -1,4 +1,4 @@
-"""The estimate: every term of one rank, what they sum to, and what that is of a machine."""
+"""The estimate: every term of one rank, their sum, and how it compares with a machine."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from memprof.analysis.estimate.term import GROUPS, Term, sum_terms
 from memprof.analysis.estimate.transformer import Transformer
 from memprof.machines.catalogue import Accelerator
 
-#: Ranks up to which a fit is looked for.
+#: Largest number of ranks tried to find a fit.
 MOST_RANKS = 65_536
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """What training a model takes, by formulas.
+    """Estimated training memory of a model, by formulas.
 
     Attributes:
         model: The model.
         setting: How it is trained.
-        terms: Every term of one rank that is not empty, by group.
+        terms: Every nonzero term of one rank, by group.
     """
 
     model: Model
@@ -38,20 +38,20 @@ class Estimate:
 
     @property
     def total_bytes(self) -> int:
-        """All groups together: at least what is held at once, as far as the formulas hold."""
+        """Sum of all groups: an upper bound on the peak, as far as the formulas hold."""
         return sum(self.by_group.values())
 
     @cached_property
     def by_group(self) -> dict[str, int]:
-        """Bytes by group of terms (GROUPS), those of 0 included."""
+        """Bytes by group of terms (GROUPS), including groups of 0 bytes."""
         return {group: sum_terms(term for term in self.terms if term.group == group) for group in GROUPS}
 
     @cached_property
     def moments(self) -> dict[str, int]:
-        """Bytes at each moment that can be the fullest, where gradients are freed before forward (torch's default).
+        """Bytes at each candidate for the peak, where gradients are freed before forward (torch's default).
 
-        ``loss``: forward is over and the loss's own tensors are there; gradients only where micro-batches add theirs
-        up. ``backward``: something runs again, all gradients counted already. ``update``: no activations any more.
+        ``loss``: end of forward, with the loss's own tensors; gradients only where micro-batches accumulate them.
+        ``backward``: with recompute, all gradients already counted. ``update``: no activations.
         """
         groups, gradients = self.by_group, self.by_group["gradients"]
         kept = groups["weights"] + groups["optimizer"] + self.kept_bytes
@@ -65,7 +65,7 @@ class Estimate:
 
     @property
     def fullest_bytes(self) -> int:
-        """Bytes at the fullest of the moments: never more than the total."""
+        """Bytes at the fullest of the moments: at most the total."""
         return max(self.moments.values())
 
     def _temporaries(self, moment: str) -> int:
@@ -73,12 +73,12 @@ class Estimate:
 
     @property
     def kept_bytes(self) -> int:
-        """What forward keeps for backward: the layers' activations and those of the ends."""
+        """Bytes saved for backward: the layers' activations and those of the ends."""
         return self.by_group["activations"] + self.by_group["ends"]
 
     @property
     def letters(self) -> dict[str, int]:
-        """Letters of the formulas, with their values."""
+        """Symbols of the formulas, with their values."""
         parts = [one.on_rank(self.setting.tensor_ranks) for one in self.model.parameters]
         found = {"P": count(parts)}
         if self.setting.zero:
@@ -87,14 +87,14 @@ class Estimate:
 
 
 def estimate(model: Model, setting: Setting) -> Estimate:
-    """Estimates what one rank holds.
+    """Estimates the memory of one rank.
 
     Args:
         model: The model.
         setting: How it is trained.
 
     Raises:
-        UsageError: Something is asked for that the model's kind has no formula for.
+        UsageError: A setting has no formula for this kind of model.
     """
     terms = (*state_terms(model.parameters, setting), *model.terms(setting))
     ordered = sorted((term for term in terms if term.bytes), key=lambda term: GROUPS.index(term.group))
@@ -103,14 +103,14 @@ def estimate(model: Model, setting: Setting) -> Estimate:
 
 @dataclass(frozen=True)
 class OnMachine:
-    """An estimate beside what a machine has for tensors.
+    """An estimate compared with a machine's memory available for tensors.
 
     Attributes:
         machine: The machine.
-        share: Bytes of one rank as a share of that.
-        least_ranks: Fewest data-parallel ranks, of as many machines times the tensor-parallel ranks, over which a rank
-            fits; None where none up to MOST_RANKS do.
-        zero: The stage of ZeRO that ``least_ranks`` is for: as asked for if any does, else 3.
+        share: Bytes of one rank as a share of that memory.
+        least_ranks: Fewest data-parallel ranks over which a rank fits, at as many machines times the tensor-parallel
+            ranks; None where no number up to MOST_RANKS suffices.
+        zero: The ZeRO stage of ``least_ranks``: the requested one if any, else 3.
     """
 
     machine: Accelerator
@@ -120,15 +120,15 @@ class OnMachine:
 
     @property
     def fits(self) -> bool:
-        """Whether a rank fits as asked for."""
+        """Whether a rank fits under the requested setting."""
         return self.share <= 1
 
 
 def on_machine(found: Estimate, machine: Accelerator) -> OnMachine:
-    """Sets an estimate beside a machine, and looks for how many it takes.
+    """Compares an estimate with a machine, and finds the number of machines needed.
 
     Args:
-        found: The estimate; each rank takes its tokens, however many ranks there are.
+        found: The estimate; tokens per rank stay the same for any number of ranks.
         machine: The machine.
     """
     budget, zero = machine.budget_bytes, found.setting.zero or 3
@@ -140,7 +140,7 @@ def on_machine(found: Estimate, machine: Accelerator) -> OnMachine:
 
 
 def _least_ranks(found: Estimate, budget_bytes: int, zero: int) -> int:
-    """Returns the fewest ranks over which a rank fits, 0 where none do: bytes only fall as ranks are added."""
+    """Returns the fewest ranks over which a rank fits, 0 where none do: bytes decrease monotonically with ranks."""
 
     def fits(ranks: int) -> bool:
         stage = zero if ranks > 1 else 0
@@ -160,7 +160,7 @@ def _least_ranks(found: Estimate, budget_bytes: int, zero: int) -> int:
 
 
 def describe_setting(setting: Setting, model: Model) -> str:
-    """Says in a line how a model is trained."""
+    """Returns a one-line description of the training setting."""
     shape = model.shape
     words = []
     if isinstance(shape, Transformer):
@@ -172,13 +172,13 @@ def describe_setting(setting: Setting, model: Model) -> str:
     words += [f"in {setting.micro_batches} micro-batches"] if setting.micro_batches > 1 else []
     words += [setting.precision.name, setting.optimizer]
     if isinstance(shape, Transformer):
-        words.append("flash attention" if setting.has_flash else "attention that writes its scores down")
+        words.append("flash attention" if setting.has_flash else "attention with materialized scores")
         has_dropout = setting.has_dropout and (shape.has_dropout or shape.has_attention_dropout)
         words.append("dropout" if has_dropout else "no dropout")
     if setting.checkpoint == "selective":
-        words.append("attention's core runs again")
+        words.append("attention's core recomputed")
     elif setting.checkpoint == "layers":
-        words.append("layers run again" if setting.every == 1 else f"every {setting.every} layers run again")
+        words.append("layers recomputed" if setting.every == 1 else f"every {setting.every} layers recomputed")
     words += [f"tensor parallel over {setting.tensor_ranks}"] if setting.tensor_ranks > 1 else []
     words += ["sequence parallel"] if setting.is_sequence_parallel else []
     words += [f"ZeRO {setting.zero} over {setting.ranks:,} ranks"] if setting.zero else []

@@ -8,7 +8,7 @@ from memprof.analysis.estimate.against import Compared
 from memprof.analysis.estimate.estimate import Estimate, OnMachine
 from memprof.analysis.estimate.term import GROUPS, Term
 
-#: Raised when a key changes its meaning or goes.
+#: Schema version; incremented when a key changes meaning or is removed.
 ESTIMATE_SCHEMA = 1
 
 
@@ -19,8 +19,8 @@ def estimate_to_json(
 
     Args:
         found: The estimate.
-        on: The machine it is set beside.
-        compared: The recording it is set beside, part by part.
+        on: The machine it is compared with.
+        compared: The recording it is compared with, part by part.
     """
     setting, groups = found.setting, found.by_group
     record: dict[str, Any] = {
@@ -60,7 +60,7 @@ def estimate_to_json(
 
 
 def _by_group(found: Estimate, attribute: str, joint: str) -> dict[str, str]:
-    """Joins the texts of a group's terms, each once."""
+    """Joins the distinct texts of a group's terms."""
     texts: dict[str, dict[str, None]] = {group: {} for group in GROUPS}
     for term in found.terms:
         texts[term.group][getattr(term, attribute)] = None

@@ -1,4 +1,4 @@
-"""What one transformer layer keeps from forward to backward, tensor by tensor."""
+"""What one transformer layer saves for backward, tensor by tensor."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from memprof.analysis.estimate.transformer import Transformer
 
 @dataclass(frozen=True)
 class Kept:
-    """A tensor that a layer keeps.
+    """A tensor that a layer saves for backward.
 
     Attributes:
-        name: Who reads it in backward.
-        per: What a token has of it: ``h`` (width), ``q`` and ``k`` (width of all queries; of all keys), ``f`` (inside
+        name: The operation that reads it in backward.
+        per: Values per token: ``h`` (width), ``q`` and ``k`` (width of all queries; of all keys), ``f`` (inside
             the MLP), ``as`` (heads times tokens of a sample), ``a`` (heads), ``1``.
-        times: How often.
-        bytes: Bytes of one value.
+        times: Number of such tensors.
+        bytes: Bytes per value.
         is_split: Whether tensor parallelism divides it; sequence parallelism divides all.
-        is_core: Whether it is in the core of attention, which selective checkpointing runs again.
-        is_statistic: Whether it is a statistic, which published formulas leave out.
+        is_core: Whether it is in the core of attention, which selective checkpointing recomputes.
+        is_statistic: Whether it is a statistic, which published formulas omit.
     """
 
     name: str
@@ -35,11 +35,11 @@ class Kept:
 
 
 def kept_by_layer(shape: Transformer, setting: Setting) -> tuple[Kept, ...]:
-    """Lists what one layer keeps, checkpointing aside.
+    """Lists what one layer saves, ignoring checkpointing.
 
-    In 16 bits, with dropout and without a flash kernel, the tensors are those of Korthikanti et al. 2022, section 4.1,
-    and sum to sbh (34 + 5 as/h). Other types, kernels and layers change single tensors; statistics, which that section
-    leaves out, are listed with ``is_statistic``.
+    With 16-bit types, dropout and no flash kernel, the tensors are those of Korthikanti et al. 2022, section 4.1, and
+    sum to sbh (34 + 5 as/h). Other types, kernels and layers change individual tensors; statistics, which that section
+    omits, are listed with ``is_statistic``.
 
     Args:
         shape: The model.
@@ -49,7 +49,7 @@ def kept_by_layer(shape: Transformer, setting: Setting) -> tuple[Kept, ...]:
 
 
 def sizes_of(shape: Transformer, setting: Setting) -> dict[str, int]:
-    """Returns the values a token has of each letter of ``Kept.per``."""
+    """Returns the number of values per token for each symbol of ``Kept.per``."""
     return {
         "h": shape.width,
         "q": shape.query_width,
@@ -62,7 +62,7 @@ def sizes_of(shape: Transformer, setting: Setting) -> dict[str, int]:
 
 
 def bytes_of(kept: Iterable[Kept], shape: Transformer, setting: Setting) -> int:
-    """Returns the bytes that one layer keeps of some tensors on one rank, for the tokens of a micro-batch."""
+    """Returns the bytes one layer saves in the given tensors on one rank, for the tokens of a micro-batch."""
     sizes, ranks = sizes_of(shape, setting), setting.tensor_ranks
     total = 0
     for one in kept:
@@ -72,13 +72,13 @@ def bytes_of(kept: Iterable[Kept], shape: Transformer, setting: Setting) -> int:
 
 
 def formula_of(kept: Iterable[Kept], shape: Transformer, setting: Setting, times: str = "") -> str:
-    """Writes the sum of some tensors down: ``sbh (34 + 5 as/h)`` for one layer.
+    """Returns the sum of the given tensors as a formula: ``sbh (34 + 5 as/h)`` for one layer.
 
     Args:
         kept: The tensors.
-        shape: The model; what is as wide as the residual stream is written as h.
+        shape: The model; widths equal to the residual stream's are written as h.
         setting: How it is trained.
-        times: Layers, such as ``L``; "" for one.
+        times: Factor for layers, such as ``L``; "" for one.
     """
     factors = defaultdict[tuple[str, bool], int](int)
     for one in kept:
@@ -102,7 +102,7 @@ def formula_of(kept: Iterable[Kept], shape: Transformer, setting: Setting, times
 
 
 def _letter(letter: str, shape: Transformer) -> tuple[str, int]:
-    """Writes a width as a multiple of h where it is one that every reader knows."""
+    """Returns a width as a multiple of h where the multiple is a familiar one."""
     if letter in ("q", "k") and shape.query_width == shape.key_width == shape.width:
         return "h", 1
     if letter == "f" and shape.inner_width == 4 * shape.width:
@@ -140,10 +140,10 @@ def _mlp(shape: Transformer, setting: Setting) -> list[Kept]:
         Kept("input of the MLP", "h", _casts(2, setting, is_one=not shape.is_gated), values),
         Kept("input of its output product", "f", 1, values, is_split=True),
     ]
-    if shape.activation != "relu":  # ReLU's backward reads what it returned
+    if shape.activation != "relu":  # ReLU's backward reads its output
         made.append(Kept("input of the activation", "f", 1, values, is_split=True))
     if shape.is_gated:
-        made.append(Kept("gate and what it is multiplied with", "f", 2, values, is_split=True))
+        made.append(Kept("gate and its multiplicand", "f", 2, values, is_split=True))
     if _drops(shape.has_dropout, setting):
         made.append(Kept("dropout's mask", "h", 1, setting.mask_bytes(values)))
     return made
@@ -158,10 +158,10 @@ def _norms(shape: Transformer, setting: Setting) -> list[Kept]:
 
 
 def norm_bytes(shape: Transformer, setting: Setting) -> tuple[int, int]:
-    """Returns what a norm keeps: bytes for each value of its input, and of statistics for each token.
+    """Returns what a norm saves: bytes per value of its input, and bytes of statistics per token.
 
-    A layer norm keeps its input, mean and deviation, of the input's type on the CPU and in fp32 on a GPU; an RMS norm
-    its input and one number on a GPU. On the CPU torch writes that out in several operators, in fp32: two tensors.
+    A layer norm saves its input, mean and deviation, in the input's type on the CPU and in fp32 on a GPU. An RMS norm
+    saves its input and one number per token on a GPU; on the CPU torch decomposes it in fp32 and saves two tensors.
     """
     if shape.norm == "layer":
         return setting.precision.stream, 2 * (setting.precision.stream if setting.is_on_cpu else 4)
@@ -169,7 +169,7 @@ def norm_bytes(shape: Transformer, setting: Setting) -> tuple[int, int]:
 
 
 def _casts(products: int, setting: Setting, *, is_one: bool) -> int:
-    """Returns how many copies of an input several products keep: autocast casts it anew for each."""
+    """Returns how many copies of an input several products save: autocast casts it once per product."""
     return products if setting.precision.casts and not is_one else 1
 
 

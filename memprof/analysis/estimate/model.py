@@ -1,4 +1,4 @@
-"""A model to be estimated: what it is called, its parameters, and the terms that follow from its layers."""
+"""A model to estimate: its name, its parameters, and the terms that follow from its layers."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Model:
     """A model.
 
     Attributes:
-        name: What it is called.
-        shape: What is known of it; a number where its parameters alone are counted.
-        source: Where the shape is from, "" where it was given.
-        notes: What else must be known of it, clauses.
+        name: Its name.
+        shape: Its shape; a number where only the parameter count is known.
+        source: Source of the shape, "" where the user gave it.
+        notes: Caveats, as clauses.
     """
 
     name: str
@@ -32,44 +32,44 @@ class Model:
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
-        """Every parameter."""
+        """All parameters."""
         if isinstance(self.shape, int):
             return (Parameter("parameters", (self.shape,), is_product=True, is_split=True),)
         return self.shape.parameters
 
     @property
     def context(self) -> int:
-        """Tokens of a sample where none are asked for; 1 for models that know no sequence."""
+        """Default tokens per sample; 1 for models without a sequence."""
         return self.shape.context if isinstance(self.shape, Transformer) else 1
 
     def terms(self, setting: Setting) -> tuple[Term, ...]:
-        """Returns every term but weights, gradients and optimizer.
+        """Returns every term except weights, gradients and optimizer.
 
         Raises:
-            UsageError: Something is asked for that the model's kind has no formula for.
+            UsageError: A setting has no formula for this kind of model.
         """
         if isinstance(self.shape, Transformer):
             return transformer_terms.transformer_terms(self.shape, setting)
         if isinstance(self.shape, Network):
             return network.network_terms(self.shape, setting)
         if setting.checkpoint != "none":
-            raise UsageError("Of a number of parameters alone no activations follow: give a shape to checkpoint.")
+            raise UsageError("A parameter count alone gives no activations: give a model's shape to use checkpointing.")
         return ()
 
     def letters(self, setting: Setting) -> dict[str, int]:
-        """Returns the letters that the formulas of its layers are written in, with their values."""
+        """Returns the symbols used in the formulas of its layers, with their values."""
         if isinstance(self.shape, Transformer):
             return transformer_terms.letters(self.shape, setting)
         return network.network_letters(setting) if isinstance(self.shape, Network) else {}
 
 
 def model_of_count(text: str) -> Model:
-    """Returns a model of which only the number of parameters is known.
+    """Returns a model with only a parameter count.
 
     Args:
         text: Such as ``7B``, ``350M`` or ``6738415616``.
 
     Raises:
-        UsageError: The text is no number.
+        UsageError: The text is not a number.
     """
     return Model(f"{text} parameters", read_count(text, "parameters"))

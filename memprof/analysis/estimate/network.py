@@ -1,4 +1,4 @@
-"""Networks of convolutions and linear layers: their parameters, and which tensors backward needs."""
+"""Networks of convolutions and linear layers: their parameters, and the tensors saved for backward."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from memprof.analysis.estimate.setting import Setting
 from memprof.analysis.estimate.term import Term
 from memprof.errors import UsageError
 
-#: Layers whose backward reads what came in, and those whose backward reads what they returned (derivatives.yaml).
+#: Layers whose backward reads their input, and those whose backward reads their output (derivatives.yaml).
 _READS_INPUT = frozenset({"conv", "linear", "bn", "gelu", "silu", "maxpool", "avgpool"})
 _READS_OUTPUT = frozenset({"relu", "tanh", "sigmoid"})
 
@@ -31,7 +31,7 @@ _WORDS = {
 
 @dataclass
 class _Tensor:
-    """A tensor of the forward pass: the size of a sample, who made it, whether backward reads it."""
+    """A tensor of the forward pass: its size per sample, its producer, and whether backward reads it."""
 
     shape: tuple[int, ...]
     kind: str
@@ -40,17 +40,17 @@ class _Tensor:
 
 @dataclass(frozen=True)
 class Network:
-    """A network without sequence: its layers, as read by `network_text`.
+    """A network without a sequence dimension: its layers, as parsed by `network_text`.
 
     Attributes:
         sample: Size of a sample: one number, or channels, height and width.
         nodes: The layers in order.
-        parameters: Every parameter.
-        kept: Values a sample keeps for backward, by the kind of layer that made them; the sample itself left out.
-        masks: Values a sample has behind dropout.
-        indices: Values a sample has behind max pools, which remember where each came from.
-        channels: Channels of all batch norms together, whose mean and deviation are kept.
-        outputs: Values that come out for a sample.
+        parameters: All parameters.
+        kept: Values saved for backward per sample, by kind of the producing layer; the sample itself excluded.
+        masks: Values per sample after dropout.
+        indices: Values per sample after max pools, which save indices.
+        channels: Total channels of all batch norms, which save mean and deviation.
+        outputs: Output values per sample.
     """
 
     sample: tuple[int, ...]
@@ -64,10 +64,10 @@ class Network:
 
     @staticmethod
     def read(text: str) -> Network:
-        """Reads a network as it is written; see `network_text.read_network`.
+        """Parses a network; see `network_text.read_network`.
 
         Raises:
-            UsageError: It cannot be read, or a layer does not fit what comes in.
+            UsageError: It cannot be parsed, or a layer does not match its input.
         """
         sample, nodes = read_network(text)
         walk = _Walk()
@@ -90,10 +90,10 @@ class Network:
 
 
 def read_perceptron(text: str) -> Network:
-    """Reads widths such as ``784,512,10``: linear layers with ReLU between them.
+    """Parses widths such as ``784,512,10``: linear layers with ReLU between them.
 
     Raises:
-        UsageError: There are fewer than two widths, or one is no number.
+        UsageError: There are fewer than two widths, or one is not a number.
     """
     words = [word.strip() for word in text.split(",")]
     activation = "relu"
@@ -101,25 +101,25 @@ def read_perceptron(text: str) -> Network:
         activation = words.pop()
     if len(words) < 2 or not all(re.fullmatch("[1-9][0-9]{0,8}", word) for word in words):
         raise UsageError(
-            f"{text!r} is no list of widths: write --mlp 784,512,10, and ,gelu behind for another than ReLU."
+            f"Invalid widths {text!r}: write --mlp 784,512,10, and append ,gelu for an activation other than ReLU."
         )
     return Network.read(f"{words[0]},{f',{activation},'.join(f'linear{word}' for word in words[1:])}")
 
 
 def network_terms(shape: Network, setting: Setting) -> tuple[Term, ...]:
-    """Returns every term of a network but weights, gradients and optimizer.
+    """Returns every term of a network except weights, gradients and optimizer.
 
     Args:
         shape: The network.
         setting: How it is trained.
 
     Raises:
-        UsageError: Something is asked for that formulas of transformers alone tell.
+        UsageError: A setting has formulas only for transformers.
     """
     if setting.checkpoint != "none" or setting.tensor_ranks > 1:
         raise UsageError(
-            "Checkpointing and tensor parallelism are told for transformers alone: record the network with "
-            "memprof record, and ask memprof suggest."
+            "Checkpointing and tensor parallelism are supported for transformers only: record the network with "
+            "memprof record, and run memprof suggest."
         )
     batch, values = setting.tokens_at_once, setting.precision.products
     sizes = defaultdict[str, int](int)
@@ -131,9 +131,9 @@ def network_terms(shape: Network, setting: Setting) -> tuple[Term, ...]:
             name,
             batch * size * values,
             f"{values} b x {size:,}",
-            "a tensor takes b x channels x height x width values (b x width behind a linear layer); kept are those "
+            "a tensor has b x channels x height x width values (b x width after a linear layer); saved are those "
             "that backward reads, by torch's derivatives.yaml",
-            "an operator works in place on what another keeps, or kernels are fused",
+            "an operator works in place on a saved tensor, or kernels are fused",
         )
         for name, size in sizes.items()
     ]
@@ -155,15 +155,15 @@ def network_terms(shape: Network, setting: Setting) -> tuple[Term, ...]:
             "log-probabilities",
             batch * shape.outputs * kept,
             f"{kept} b x {shape.outputs:,}",
-            "torch's log_softmax keeps what it returns",
-            "the loss is not a cross-entropy over what the network returns",
+            "torch's log_softmax saves its output",
+            "the loss is not a cross-entropy over the network's output",
         )
     )
     return tuple(made)
 
 
 def network_letters(setting: Setting) -> dict[str, int]:
-    """Returns the letters that the formulas are written in, with their values."""
+    """Returns the symbols used in the formulas, with their values."""
     return {"b": setting.tokens_at_once}
 
 
@@ -172,7 +172,7 @@ def _small(name: str, size: int, formula: str) -> Term:
 
 
 class _Walk:
-    """Runs a network on sizes alone."""
+    """Propagates sizes through a network."""
 
     def __init__(self) -> None:
         self.tensors: list[_Tensor] = []
@@ -187,11 +187,11 @@ class _Walk:
     def _sum(self, node: Sum, tensor: _Tensor) -> _Tensor:
         left, right = self.run(node.path, tensor), self.run(node.other, tensor)
         if left.shape != right.shape:
-            raise UsageError(f"Two paths are added that end in {_size(left)} and {_size(right)}.")
+            raise UsageError(f"Cannot add two paths with outputs of {_size(left)} and {_size(right)}.")
         return self._make(left.shape, "sum")
 
     def _layer(self, layer: Layer, tensor: _Tensor) -> _Tensor:
-        if layer.kind == "flatten":  # a view: whoever keeps it keeps the tensor, and linear layers count all its values
+        if layer.kind == "flatten":  # a view: saving it saves the tensor, and linear layers count all its values
             return tensor
         if layer.kind in _READS_INPUT:
             tensor.is_kept = True
@@ -208,7 +208,7 @@ class _Walk:
         return made
 
     def _out(self, layer: Layer, tensor: _Tensor) -> tuple[int, ...]:
-        """Returns the size of what comes out, and lists the layer's parameters."""
+        """Returns the output size, and lists the layer's parameters."""
         shape = tensor.shape
         if layer.kind == "linear":
             width = math.prod(shape)
@@ -217,7 +217,7 @@ class _Walk:
         if layer.kind not in ("conv", "maxpool", "avgpool", "mean"):
             return shape
         if len(shape) != 3:
-            raise UsageError(f"{layer.text!r} needs channels x height x width, and {_size(tensor)} comes in.")
+            raise UsageError(f"{layer.text!r} needs channels x height x width, but its input is {_size(tensor)}.")
         channels, *sides = shape
         if layer.kind == "mean":
             return (channels, 1, 1)

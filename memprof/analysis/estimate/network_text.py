@@ -1,4 +1,4 @@
-"""Reads a network of convolutions and linear layers as it is written on a command line.
+"""Parses the command-line notation for a network of convolutions and linear layers.
 
 ``3x32x32,16k3p1,bn,relu,[16k3p1,bn,relu,16k3p1,bn],relu,avgpool,dropout,linear10``: the size of a sample, then layers;
 ``[path|path]`` is the sum of two paths (the second is the input itself where it is left out), ``(layers)x3`` repeats.
@@ -24,12 +24,12 @@ class Layer:
     """One layer.
 
     Attributes:
-        text: As it was written.
+        text: The layer as written.
         kind: ``conv``, ``linear``, ``maxpool``, ``avgpool``, ``mean`` (a pool over everything), or as written.
-        out: Channels or width that come out; 0 where they stay.
+        out: Output channels or width; 0 where unchanged.
         kernel: Side of the window.
-        stride: Its step.
-        padding: What is added at each edge.
+        stride: Stride of the window.
+        padding: Padding at each edge.
         groups: Groups of channels.
         has_bias: Whether there is a bias.
     """
@@ -46,11 +46,11 @@ class Layer:
 
 @dataclass(frozen=True)
 class Sum:
-    """Two paths from one tensor, added.
+    """The sum of two paths from one tensor.
 
     Attributes:
-        path: The one.
-        other: The other; empty for the tensor itself.
+        path: The first path.
+        other: The second path; empty for the tensor itself.
     """
 
     path: tuple[Layer | Sum, ...]
@@ -61,41 +61,41 @@ Node = Layer | Sum
 
 
 def read_network(text: str) -> tuple[tuple[int, ...], tuple[Node, ...]]:
-    """Reads a network.
+    """Parses a network.
 
     Args:
         text: Such as ``3x32x32,16k3p1,bn,relu,avgpool,linear10``: convolutions are ``channels k kernel``, with ``s``
-            stride (1), ``p`` padding (0), ``g`` groups (1) and ``b0`` or ``b1`` for a bias (left out before ``bn``).
+            stride (1), ``p`` padding (0), ``g`` groups (1) and ``b0`` or ``b1`` for a bias (no bias before ``bn``).
 
     Returns:
         The size of a sample, and the layers in order.
 
     Raises:
-        UsageError: A word is no layer, or a bracket has no other.
+        UsageError: A word is not a layer, or a bracket is unmatched.
     """
     head, _, rest = "".join(text.split()).partition(",")
     if not re.fullmatch(r"[0-9]{1,9}(x[0-9]{1,9})*", head):
-        raise UsageError(f"A network begins with the size of a sample, such as 3x32x32 or 784, not {head!r}.")
+        raise UsageError(f"A network starts with the size of a sample, such as 3x32x32 or 784, not {head!r}.")
     sample = tuple(int(size) for size in head.split("x"))
     if 0 in sample or len(sample) not in (1, 3):
         raise UsageError(f"A sample is one size (784) or channels x height x width (3x32x32), not {head}.")
     if not rest:
-        raise UsageError(f"The network {text!r} has no layers: write them behind the size of a sample.")
+        raise UsageError(f"The network {text!r} has no layers: write them after the size of a sample.")
     return sample, _Reader(rest).sequence("")
 
 
 class _Reader:
-    """Reads a text from left to right."""
+    """A parser that reads a text from left to right."""
 
     def __init__(self, text: str) -> None:
         self._text, self._place, self._depth = text, 0, 0
 
     def sequence(self, ends: str) -> tuple[Node, ...]:
-        """Reads layers up to one of some characters, or to the end of the text where there are none."""
+        """Parses layers up to one of the given characters, or to the end of the text where there are none."""
         nodes: list[Node] = []
         self._depth += 1
         if self._depth > _DEEPEST:
-            raise UsageError(f"The network has brackets in brackets, more than {_DEEPEST} deep.")
+            raise UsageError(f"The network's brackets are nested more than {_DEEPEST} deep.")
         while True:
             nodes += self._item()
             if len(nodes) > _MOST_LAYERS:
@@ -126,13 +126,13 @@ class _Reader:
             self._place += 1
             found = _REPEAT.match(self._text, self._place)
             if found is None:
-                raise UsageError("A bracket ( ) says how often: write (relu)x3.")
+                raise UsageError("A bracket ( ) needs a repeat count: write (relu)x3.")
             self._place = found.end()
             if int(found[1]) * len(inside) > _MOST_LAYERS:
                 raise UsageError(f"The network has more than {_MOST_LAYERS:,} layers.")
             return list(inside) * int(found[1])
         found = re.compile(r"[^,|()\[\]]*").match(self._text, self._place)
-        assert found is not None  # it matches nothing, too
+        assert found is not None  # it also matches the empty string
         self._place = found.end()
         return [_layer(found[0])]
 
@@ -166,7 +166,7 @@ def _layer(word: str) -> Layer:
         made = _options(found["options"])
         return Layer(word, "linear", _positive(found["width"], word), has_bias=made.get("b", "") != "0")
     raise UsageError(
-        f"{word!r} is no layer: write a convolution as 64k3s2p1, maxpool3s2p1, avgpool2, linear10, or one of "
+        f"Invalid layer {word!r}: write a convolution as 64k3s2p1, maxpool3s2p1, avgpool2, linear10, or one of "
         f"{', '.join(_SIMPLE)}."
     )
 
@@ -182,11 +182,11 @@ def _positive(text: str, word: str) -> int:
 
 
 def _without_bias_before_norm(nodes: list[Node]) -> tuple[Node, ...]:
-    """Leaves a convolution's bias out where a batch norm follows, unless it was asked for: the norm takes it away."""
+    """Removes a convolution's bias before a batch norm unless it was requested: the norm cancels it."""
     made: list[Node] = []
     for node, after in zip(nodes, [*nodes[1:], None], strict=True):
         is_before_norm = isinstance(after, Layer) and after.kind == "bn"
         if isinstance(node, Layer) and node.kind == "conv" and is_before_norm and "b" not in node.text:
-            node = Layer(**{**node.__dict__, "has_bias": False})  # noqa: PLW2901 - the same layer, without
+            node = Layer(**{**node.__dict__, "has_bias": False})  # noqa: PLW2901 - the same layer without a bias
         made.append(node)
     return tuple(made)

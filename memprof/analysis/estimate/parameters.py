@@ -1,4 +1,4 @@
-"""A model's parameters by shape: how many numbers there are, and how many of them a rank holds."""
+"""A model's parameters by shape: how many elements, and how many of them on one rank."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ class Parameter:
     """Parameters of one shape.
 
     Attributes:
-        name: What it is, a few words.
-        shape: Sizes of one.
-        times: How many of them the model has, over all layers.
-        layer: Whether the model's repeated layers own it; what is not belongs to the model's ends.
+        name: Its name, a few words.
+        shape: Shape of one.
+        times: How many the model has, over all layers.
+        layer: Whether it belongs to the repeated layers; otherwise it belongs to the model's ends.
         is_product: Whether it is the weight of a matrix product or convolution.
         is_split: Whether tensor parallelism divides it over its ranks.
     """
@@ -29,11 +29,11 @@ class Parameter:
 
     @property
     def elements(self) -> int:
-        """Numbers in all of them together."""
+        """Total number of elements."""
         return self.times * math.prod(self.shape)
 
     def on_rank(self, tensor_ranks: int) -> Parameter:
-        """Returns the part of it that one rank holds under tensor parallelism; what does not divide is padded.
+        """Returns one rank's part under tensor parallelism; a size that does not divide evenly is padded.
 
         Args:
             tensor_ranks: Ranks that divide each layer.
@@ -45,5 +45,5 @@ class Parameter:
 
 
 def count(parameters: Iterable[Parameter]) -> int:
-    """Returns how many numbers parameters hold."""
+    """Returns the number of elements in the parameters."""
     return sum(one.elements for one in parameters)

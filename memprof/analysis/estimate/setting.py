@@ -1,4 +1,4 @@
-"""How a model is trained, as far as formulas ask: batch, types, optimizer, what runs again, and over how many ranks."""
+"""Training settings used by the formulas: batch, types, optimizer, recompute, and number of ranks."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from memprof.errors import UsageError
 
 @dataclass(frozen=True)
 class Precision:
-    """Bytes a number takes, by what it is for.
+    """Bytes per value, by use.
 
     Attributes:
-        name: As it is asked for.
-        weights: A weight that forward reads.
+        name: Its name on the command line.
+        weights: A weight read in forward.
         gradients: A gradient.
         master: The optimizer's own fp32 copy of a weight; 0 where there is none.
-        states: A number of the optimizer's state.
-        casts: A copy of a matrix product's weight in 16 bits, kept for the step; 0 where there is none.
+        states: A value of the optimizer state.
+        casts: A 16-bit copy of a matrix product's weight, kept for the step; 0 where there is none.
         stream: A value of the residual stream, which normalisation reads.
-        products: What matrix products and activation functions read.
-        softmax: What softmax returns on a GPU; as ``products`` on the CPU.
-        loss: What the cross-entropy keeps.
-        source: Who describes it.
+        products: An input of matrix products and activation functions.
+        softmax: The output of softmax on a GPU; as ``products`` on the CPU.
+        loss: A value saved by the cross-entropy.
+        source: The publication that describes it.
     """
 
     name: str
@@ -46,9 +46,9 @@ _AMP = "torch.amp: fp32 weights, each product's weight cast once and kept until 
 PRECISIONS: dict[str, Precision] = {
     one.name: one
     for one in (
-        Precision("fp32", 4, 4, 0, 4, 0, 4, 4, 4, 4, "4 bytes a number (IEEE 754 binary32)"),
-        Precision("fp16", 2, 2, 0, 2, 0, 2, 2, 2, 2, "2 bytes a number (IEEE 754 binary16)"),
-        Precision("bf16", 2, 2, 0, 2, 0, 2, 2, 2, 2, "2 bytes a number (bfloat16)"),
+        Precision("fp32", 4, 4, 0, 4, 0, 4, 4, 4, 4, "4 bytes per number (IEEE 754 binary32)"),
+        Precision("fp16", 2, 2, 0, 2, 0, 2, 2, 2, 2, "2 bytes per number (IEEE 754 binary16)"),
+        Precision("bf16", 2, 2, 0, 2, 0, 2, 2, 2, 2, "2 bytes per number (bfloat16)"),
         Precision("fp16-mixed", 2, 2, 4, 4, 0, 2, 2, 2, 4, _MICIKEVICIUS),
         Precision("bf16-mixed", 2, 2, 4, 4, 0, 2, 2, 2, 4, _MICIKEVICIUS),
         Precision("fp16-autocast", 4, 4, 0, 4, 2, 4, 2, 4, 4, _AMP),
@@ -63,23 +63,23 @@ CHECKPOINTS = ("none", "selective", "layers")
 
 @dataclass(frozen=True)
 class Setting:
-    """How a model is trained; figures are of one rank.
+    """How a model is trained; all figures are per rank.
 
     Attributes:
-        tokens: Tokens a rank takes for one update; samples, for models that know no sequence.
-        length: Tokens of a sample; 1 for models that know no sequence.
-        micro_batches: Parts of them that run one after the other.
+        tokens: Tokens per rank and update; samples, for models without a sequence.
+        length: Tokens per sample; 1 for models without a sequence.
+        micro_batches: Parts of the batch that run one after the other.
         precision: Types.
         optimizer: One of OPTIMIZERS.
-        checkpoint: What runs again in backward (CHECKPOINTS): nothing, the core of attention, or whole layers.
-        every: Layers between two that are kept, for ``layers``.
-        zero: What data-parallel ranks divide: nothing (0), optimizer state (1), gradients too (2), weights too (3).
+        checkpoint: What backward recomputes (CHECKPOINTS): nothing, the core of attention, or whole layers.
+        every: Layers per checkpoint, for ``layers``.
+        zero: What data-parallel ranks shard: nothing (0), optimizer state (1), gradients too (2), weights too (3).
         ranks: Data-parallel ranks.
-        tensor_ranks: Ranks that divide each layer.
-        is_sequence_parallel: Whether those divide what tensor parallelism leaves whole, too.
-        has_flash: Attention by a kernel that never writes its scores down.
-        has_dropout: Whether dropout is on where the model has it.
-        is_on_cpu: On the CPU, dropout keeps a mask as wide as the values; on a GPU 1 byte a value.
+        tensor_ranks: Tensor-parallel ranks, which divide each layer.
+        is_sequence_parallel: Whether sequence parallelism divides what tensor parallelism replicates.
+        has_flash: Whether attention uses a kernel that never materializes its scores.
+        has_dropout: Whether dropout is enabled where the model has it.
+        is_on_cpu: On the CPU, dropout saves a mask as wide as the values; on a GPU 1 byte per value.
     """
 
     tokens: int
@@ -98,27 +98,27 @@ class Setting:
     is_on_cpu: bool = False
 
     def __post_init__(self) -> None:
-        """Refuses what contradicts itself.
+        """Rejects contradictory settings.
 
         Raises:
             UsageError: Names the two settings.
         """
         if self.zero and self.ranks == 1:
-            raise UsageError(f"ZeRO {self.zero} divides over ranks, and there is one: add --ranks N.")
+            raise UsageError(f"ZeRO {self.zero} needs more than one rank: add --ranks N.")
         if self.is_sequence_parallel and self.tensor_ranks == 1:
-            raise UsageError("Sequence parallelism divides over tensor-parallel ranks: add --tensor-parallel N.")
+            raise UsageError("Sequence parallelism needs tensor-parallel ranks: add --tensor-parallel N.")
         parts = self.tokens if self.samples is None else self.samples
         if self.micro_batches > parts:
-            raise UsageError(f"{parts} samples cannot be cut into {self.micro_batches} micro-batches.")
+            raise UsageError(f"{parts} samples cannot be split into {self.micro_batches} micro-batches.")
         if self.checkpoint == "selective" and self.has_flash:
             raise UsageError(
-                "Selective checkpointing runs the scores of attention again, and a flash kernel does so by itself: "
+                "Selective checkpointing recomputes attention scores, which a flash kernel already does: "
                 "leave it out, or add --no-flash."
             )
 
     @property
     def tokens_at_once(self) -> int:
-        """Tokens (samples, for models that know no sequence) of the largest micro-batch."""
+        """Tokens (samples, for models without a sequence) of the largest micro-batch."""
         samples = self.samples
         if samples is None:
             return -(-self.tokens // self.micro_batches)
@@ -126,20 +126,20 @@ class Setting:
 
     @property
     def samples(self) -> int | None:
-        """Whole samples of a rank; None where tokens were given that are no whole number of them."""
+        """Samples per rank; None where the tokens are not a whole number of samples."""
         return self.tokens // self.length if self.tokens % self.length == 0 else None
 
     def mask_bytes(self, values: int) -> int:
-        """Returns what dropout keeps for a value of so many bytes."""
+        """Returns the bytes dropout saves per value, given the size of a value in bytes."""
         return values if self.is_on_cpu else 1
 
     @property
     def loss_bytes(self) -> int:
-        """Bytes of a log-probability; autocast on a GPU keeps it as the product made it, and cast for the loss."""
+        """Bytes per log-probability; autocast on a GPU keeps both the product's output and its cast for the loss."""
         casts = bool(self.precision.casts) and not self.is_on_cpu
         return self.precision.loss + (self.precision.products if casts else 0)
 
     @property
     def softmax_bytes(self) -> int:
-        """Bytes of what softmax returns."""
+        """Bytes per value of softmax's output."""
         return self.precision.products if self.is_on_cpu else self.precision.softmax

@@ -1,4 +1,4 @@
-"""Weights, gradients and optimizer state: bytes a parameter, and what ZeRO divides."""
+"""Weights, gradients and optimizer state: bytes per parameter, and what ZeRO shards."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from memprof.analysis.estimate.term import Term
 
 _ZERO = "Rajbhandari et al. 2020, ZeRO: Memory Optimizations Toward Training Trillion Parameter Models, section 5"
 
-#: 8-bit state: tensors of fewer numbers, or no whole number of blocks, keep 32 bits; each block has a scale of 4 bytes,
+#: 8-bit state: tensors that are small, or not a whole number of blocks, keep 32 bits; each block has a 4-byte scale,
 #: each state a table of 256 scales (torchao and bitsandbytes alike).
 _EIGHT_BIT_FROM, _BLOCK, _TABLE_BYTES = 4096, 256, 1024
 
 _SOURCES = {
-    "momentum": "Sutskever et al. 2013; torch.optim.SGD: one buffer a parameter",
+    "momentum": "Sutskever et al. 2013; torch.optim.SGD: one buffer per parameter",
     "adam": "Kingma and Ba 2015, Adam, algorithm 1: two moments; torch counts each tensor's updates in 4 bytes",
     "adam8bit": "Dettmers et al. 2022, 8-bit Optimizers via Block-wise Quantization, section 2; blocks of 256",
     "adafactor": "Shazeer and Stern 2018, Adafactor, section 3: a row and a column for each matrix",
@@ -28,7 +28,7 @@ def state_terms(parameters: Sequence[Parameter], setting: Setting) -> tuple[Term
     """Returns the terms of weights, gradients and optimizer state on one rank.
 
     Args:
-        parameters: The model's.
+        parameters: The model's parameters.
         setting: How it is trained.
     """
     mine = [one.on_rank(setting.tensor_ranks) for one in parameters]
@@ -58,7 +58,7 @@ def _gradients(mine: Sequence[Parameter], setting: Setting) -> list[Term]:
             _shared(precision.gradients * count(mine), setting, stage=2),
             f"{precision.gradients} P{_over(setting, 2)}",
             _also(precision.source, setting, 2),
-            "gradients are summed in fp32 beside 16-bit weights (4 P), or freed as backward goes",
+            "gradients are accumulated in fp32 with 16-bit weights (4 P), or freed during backward",
         )
     ]
 
@@ -87,14 +87,14 @@ def _optimizer(mine: Sequence[Parameter], setting: Setting) -> list[Term]:
             _shared(size, setting, stage=1),
             f"{formula}{over}",
             _also(_SOURCES[setting.optimizer], setting, 1),
-            "before the first update, or options that add state (amsgrad: half as much again)",
+            "before the first update, or with options that add state (amsgrad: half as much again)",
         )
     )
     return made
 
 
 def _state(mine: Sequence[Parameter], setting: Setting) -> tuple[int, str, str]:
-    """Returns the bytes of an optimizer's state, the formula and its name."""
+    """Returns the bytes of the optimizer state, its formula and its name."""
     width, elements = setting.precision.states, count(mine)
     tensors = sum(one.times for one in mine)
     if setting.optimizer == "momentum":
@@ -109,14 +109,14 @@ def _state(mine: Sequence[Parameter], setting: Setting) -> tuple[int, str, str]:
 
 
 def _eight_bit_bytes(elements: int, width: int) -> int:
-    """Returns the bytes of one moment of one tensor: codes, scales and the table, or as it was."""
+    """Returns the bytes of one moment of one tensor: codes, scales and the table, or unquantized."""
     if elements < _EIGHT_BIT_FROM or elements % _BLOCK:
         return width * elements
     return elements + 4 * (elements // _BLOCK) + _TABLE_BYTES
 
 
 def _factored_bytes(shape: tuple[int, ...], width: int) -> int:
-    """Returns the bytes of Adafactor's state of one tensor: a mean of each row and column, or all of a vector."""
+    """Returns the bytes of Adafactor's state of one tensor: row and column means, or all elements of a vector."""
     if len(shape) < 2:
         return width * math.prod(shape)
     *others, rows, columns = shape
@@ -124,7 +124,7 @@ def _factored_bytes(shape: tuple[int, ...], width: int) -> int:
 
 
 def _shared(size: int, setting: Setting, stage: int) -> int:
-    """Divides by the ranks where the stage of ZeRO does."""
+    """Divides by the number of ranks where the ZeRO stage shards it."""
     return -(-size // setting.ranks) if setting.zero >= stage else size
 
 

@@ -1,4 +1,4 @@
-"""One term of an estimate: how many bytes, by which formula, who says so, and where it does not hold."""
+"""One term of an estimate: its bytes, formula, source and limitations."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-#: What terms are summed by, in the order of a page.
+#: Groups of terms, in display order.
 GROUPS = ("weights", "gradients", "optimizer", "activations", "ends", "temporaries")
 
 
 @dataclass(frozen=True)
 class Term:
-    """One term of an estimate, of one rank.
+    """One term of an estimate, for one rank.
 
     Attributes:
-        group: What it is part of (GROUPS): ``activations`` is what the model's layers keep from forward to backward,
-            ``ends`` what embedding, head and loss keep, ``temporaries`` what is there for a while only.
-        name: What it is, a few words.
-        bytes: How much.
-        formula: How that follows from the shape, in the letters of `memprof.analysis.estimate.letters`.
-        source: Who publishes the formula, or what of torch it follows from.
-        not_when: Where it does not hold, a clause; "" where it always does.
-        moment: Of temporaries, when they are there: of those with different moments only the largest count at once; ""
-            for any moment.
+        group: Its group (GROUPS): ``activations`` is what the model's layers save for backward, ``ends`` what
+            embedding, head and loss save, ``temporaries`` what is live only briefly.
+        name: Its name, a few words.
+        bytes: Its size.
+        formula: How the size follows from the shape, in the symbols of `memprof.analysis.estimate.letters`.
+        source: The publication of the formula, or the torch behaviour it follows from.
+        not_when: When it does not hold, a clause; "" where it always does.
+        moment: When a temporary is live: of temporaries at different moments only the largest sum counts; "" for any
+            moment.
     """
 
     group: str
@@ -36,7 +36,7 @@ class Term:
 
 
 def sum_terms(terms: Iterable[Term]) -> int:
-    """Sums terms; of temporaries that are there at different moments, the moment that holds the most counts."""
+    """Sums terms; of temporaries at different moments, only the moment with the most bytes counts."""
     always, moments = 0, Counter[str]()
     for term in terms:
         if term.moment:

@@ -14,34 +14,34 @@ ACTIVATIONS = ("gelu", "relu", "silu")
 
 @dataclass(frozen=True)
 class Transformer:
-    """A transformer: an embedding, equal layers of attention and MLP, a head.
+    """A transformer: an embedding, identical layers of attention and MLP, a head.
 
     Attributes:
-        layers: Layers.
+        layers: Number of layers.
         width: Width of the residual stream, h.
         heads: Attention heads, a.
-        vocabulary: Tokens known, v.
-        kv_heads: Heads of keys and values; fewer than ``heads`` under grouped-query attention, 0 for as many.
+        vocabulary: Vocabulary size, v.
+        kv_heads: Heads of keys and values; fewer than ``heads`` under grouped-query attention, 0 for the same number.
         head_width: Width of a head; 0 for width / heads.
         inner: Width inside the MLP; 0 for 4 h.
-        positions: Positions with an embedding of their own; 0 for none (rotary).
-        segments: Kinds of token with an embedding (BERT); 0 for none.
-        is_gated: Whether the MLP has a gate beside it (SwiGLU).
+        positions: Learned position embeddings; 0 for none (rotary).
+        segments: Token types with an embedding (BERT); 0 for none.
+        is_gated: Whether the MLP is gated (SwiGLU).
         activation: One of ACTIVATIONS.
         norm: One of NORMS.
         has_bias: Whether the MLP's linear layers have a bias.
         has_qkv_bias: Whether queries, keys and values have one.
         has_out_bias: Whether attention's output has one.
         is_fused_qkv: Whether queries, keys and values come from one matrix.
-        is_tied: Whether the head is the embedding.
+        is_tied: Whether the head shares the embedding's weight.
         has_head: Whether there is a head that predicts tokens.
-        has_head_transform: Whether a dense layer with its own norm stands before the head, which has a bias (BERT).
+        has_head_transform: Whether a dense layer with its own norm precedes the head, which has a bias (BERT).
         has_embedding_norm: Whether a norm follows the embedding.
         has_final_norm: Whether a norm precedes the head.
         has_pooler: Whether a dense layer reads the first token (BERT).
-        has_dropout: Whether it is trained with dropout behind embedding, attention and MLP.
-        has_attention_dropout: Whether it is trained with dropout on the scores of attention.
-        context: Tokens of a sample where none are asked for.
+        has_dropout: Whether it is trained with dropout after embedding, attention and MLP.
+        has_attention_dropout: Whether it is trained with dropout on the attention scores.
+        context: Default tokens per sample.
     """
 
     layers: int
@@ -71,17 +71,17 @@ class Transformer:
     context: int = 1024
 
     def __post_init__(self) -> None:
-        """Refuses shapes that cannot be.
+        """Rejects impossible shapes.
 
         Raises:
             UsageError: Names the sizes.
         """
         for name in ("layers", "width", "heads", "vocabulary"):
             if getattr(self, name) < 1:
-                raise UsageError(f"A transformer has at least one of {name}, not {getattr(self, name)}.")
+                raise UsageError(f"A transformer needs at least one of {name}, not {getattr(self, name)}.")
         for name in ("kv_heads", "head_width", "inner", "positions", "segments", "context"):
             if getattr(self, name) < 0:
-                raise UsageError(f"{name} of a transformer is below zero: {getattr(self, name)}.")
+                raise UsageError(f"{name} of a transformer must not be negative: {getattr(self, name)}.")
         if self.norm not in NORMS or self.activation not in ACTIVATIONS:
             raise UsageError(
                 f"The norm is one of {', '.join(NORMS)}, the activation one of {', '.join(ACTIVATIONS)}; "
@@ -91,7 +91,7 @@ class Transformer:
             raise UsageError(f"{self.heads} heads do not divide into {self.kv_heads} groups of keys and values.")
 
     def check_heads(self) -> None:
-        """Refuses a width that its heads do not divide, which no library builds; two rows of GPT-3's table are such.
+        """Rejects a width that its heads do not divide, which no library builds; two rows of GPT-3's table have one.
 
         Raises:
             UsageError: Names both.
@@ -116,7 +116,7 @@ class Transformer:
 
     @cached_property
     def parameters(self) -> tuple[Parameter, ...]:
-        """Every parameter."""
+        """All parameters."""
         width, vocabulary = self.width, self.vocabulary
         ends = [Parameter("token embedding", (vocabulary, width), is_split=True)]
         ends += [Parameter("position embedding", (self.positions, width))] if self.positions else []
@@ -153,10 +153,10 @@ class Transformer:
         return made
 
     def _linear(self, name: str, out: int, width: int, *, has_bias: bool, is_row: bool = False) -> list[Parameter]:
-        """Makes a linear layer's parameters; split by rows of its weight or, where ``is_row``, by its inputs.
+        """Returns a linear layer's parameters; split by rows of its weight or, where ``is_row``, by its inputs.
 
-        Weights lie (out, in): of the second kind the inputs are named first here, so that the first size is what is
-        divided; its bias stays whole (Shoeybi et al. 2019, Megatron-LM, section 3).
+        Weights have shape (out, in); for ``is_row`` the inputs come first here, so that the first size is divided,
+        and the bias is replicated (Shoeybi et al. 2019, Megatron-LM, section 3).
         """
         shape = (width, out) if is_row else (out, width)
         made = [Parameter(name, shape, self.layers, layer=True, is_product=True, is_split=True)]

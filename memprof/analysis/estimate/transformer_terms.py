@@ -1,4 +1,4 @@
-"""The terms of a transformer's activations: its layers, its ends, and what is there for a while."""
+"""The terms of a transformer's activations: its layers, its ends, and temporaries."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ITEMISED = "; widths and types as in `memprof.analysis.estimate.layer`"
 
 
 def transformer_terms(shape: Transformer, setting: Setting) -> tuple[Term, ...]:
-    """Returns every term of a transformer but weights, gradients and optimizer.
+    """Returns every term of a transformer except weights, gradients and optimizer.
 
     Args:
         shape: The model.
@@ -25,7 +25,7 @@ def transformer_terms(shape: Transformer, setting: Setting) -> tuple[Term, ...]:
 
 
 def _layers(shape: Transformer, setting: Setting) -> list[Term]:
-    """Returns what all layers keep: without checkpointing, or without the core of attention."""
+    """Returns what all layers save: without checkpointing, or with the core of attention recomputed."""
     is_selective = setting.checkpoint == "selective"
     kept = [one for one in kept_by_layer(shape, setting) if not (is_selective and one.is_core)]
     published = [one for one in kept if not one.is_statistic]
@@ -36,11 +36,11 @@ def _layers(shape: Transformer, setting: Setting) -> list[Term]:
     terms = [
         Term(
             "activations",
-            "kept by the layers",
+            "saved by the layers",
             shape.layers * bytes_of(published, shape, setting),
             formula_of(published, shape, setting, "L"),
             source + (_ITEMISED if not _is_published(shape, setting) else ""),
-            "fused kernels keep fewer tensors, activation functions and rotations written in Python more; keys and "
+            "fused kernels save fewer tensors, activation functions and rotations implemented in Python more; keys and "
             "values of grouped-query attention that are repeated before the kernel are as wide as queries",
         ),
         Term(
@@ -48,9 +48,9 @@ def _layers(shape: Transformer, setting: Setting) -> list[Term]:
             "statistics",
             shape.layers * bytes_of(statistics, shape, setting),
             formula_of(statistics, shape, setting, "L"),
-            "torch's native_layer_norm keeps mean and deviation of each token; Dao et al. 2022, FlashAttention, "
+            "torch's native_layer_norm saves mean and deviation of each token; Dao et al. 2022, FlashAttention, "
             "section 3.1, a sum for each row of scores",
-            "norms written in Python keep whole tensors in their place",
+            "norms implemented in Python save whole tensors instead",
         ),
     ]
     if is_selective:
@@ -58,11 +58,11 @@ def _layers(shape: Transformer, setting: Setting) -> list[Term]:
         terms.append(
             Term(
                 "temporaries",
-                "attention of one layer, run again",
+                "attention of one layer, recomputed",
                 bytes_of(core, shape, setting),
                 formula_of(core, shape, setting),
                 f"{_KORTHIKANTI}, section 5",
-                "kernels that need no scores, where nothing is left to run again",
+                "kernels without scores, which leave nothing to recompute",
                 moment="backward",
             )
         )
@@ -70,7 +70,7 @@ def _layers(shape: Transformer, setting: Setting) -> list[Term]:
 
 
 def _checkpointed(shape: Transformer, setting: Setting) -> list[Term]:
-    """Returns what is kept where only the inputs of layers, or of several together, are."""
+    """Returns what is saved where only the inputs of layers, or of groups of layers, are."""
     kept = kept_by_layer(shape, setting)
     every = min(setting.every, shape.layers)
     segments = -(-shape.layers // every)
@@ -81,7 +81,7 @@ def _checkpointed(shape: Transformer, setting: Setting) -> list[Term]:
     over = "/t" if setting.is_sequence_parallel else ""
     held = "L" if every == 1 else f"L/{every}" if shape.layers % every == 0 else str(segments)
     again = every * bytes_of(kept, shape, setting) - boundary
-    name = "one layer, run again" if every == 1 else f"{every} layers, run again"
+    name = "one layer, recomputed" if every == 1 else f"{every} layers, recomputed"
     return [
         Term(
             "activations",
@@ -89,7 +89,7 @@ def _checkpointed(shape: Transformer, setting: Setting) -> list[Term]:
             segments * boundary,
             f"{stream} {held} sbh{over}",
             f"{_CHEN}; {_KORTHIKANTI}, table 2 (full recomputation)",
-            "what is checkpointed is not whole layers, or takes more tensors than one",
+            "checkpoints are not whole layers, or save more than one tensor",
         ),
         Term(
             "temporaries",
@@ -97,14 +97,14 @@ def _checkpointed(shape: Transformer, setting: Setting) -> list[Term]:
             again,
             f"{formula_of(kept, shape, setting, str(every) if every > 1 else '')} - {stream} sbh{over}",
             f"{_CHEN}: O(n/k) + O(k); the input is counted above",
-            "backward of a layer begins before it was run again whole",
+            "backward of a layer starts before its recompute is complete",
             moment="backward",
         ),
     ]
 
 
 def _ends(shape: Transformer, setting: Setting) -> list[Term]:
-    """Returns what embedding, final norm, head and loss keep."""
+    """Returns what embedding, final norm, head and loss save."""
     values, stream, tokens = setting.precision.products, setting.precision.stream, setting.tokens_at_once
     width, ranks = shape.width, setting.tensor_ranks
     sequence = ranks if setting.is_sequence_parallel else 1
@@ -125,7 +125,7 @@ def _ends(shape: Transformer, setting: Setting) -> list[Term]:
                 "norms outside the layers",
                 -(-norms * tokens * each // sequence),
                 f"{norms if norms > 1 else ''} sb{over} ({wide} h + {small})".strip(),
-                f"{source}; torch keeps their statistics too",
+                f"{source}; torch saves their statistics too",
             )
         )
     if shape.has_head:
@@ -138,7 +138,7 @@ def _ends(shape: Transformer, setting: Setting) -> list[Term]:
 
 
 def _loss(shape: Transformer, setting: Setting) -> list[Term]:
-    """Returns what cross-entropy over the vocabulary keeps, and what its beginning of backward holds beside."""
+    """Returns what cross-entropy over the vocabulary saves, and what the start of its backward allocates on top."""
     tokens, ranks = setting.tokens_at_once, setting.tensor_ranks
     over = "/t" if ranks > 1 else ""
     kept, logits = setting.loss_bytes, setting.precision.products
@@ -151,7 +151,7 @@ def _loss(shape: Transformer, setting: Setting) -> list[Term]:
             tokens * vocabulary * kept,
             f"{kept} sbv{over}",
             f"{_KORTHIKANTI}, section 4.3 (logits in 32 bits)",
-            "a fused or chunked loss keeps none",
+            "a fused or chunked loss saves none",
         ),
         Term(
             "temporaries",
@@ -159,19 +159,19 @@ def _loss(shape: Transformer, setting: Setting) -> list[Term]:
             tokens * vocabulary * beside,
             f"{beside} sbv{over}",
             "torch's log_softmax and nll_loss: the logits, the gradients of log-probabilities and of logits",
-            "a fused or chunked loss has a part of them; where the head is divided otherwise",
+            "a fused or chunked loss holds only part of them, or the head is divided differently",
             moment="loss",
         ),
     ]
 
 
 def _casts(shape: Transformer, setting: Setting) -> list[Term]:
-    """Returns the copies of weights in 16 bits that matrix products keep under autocast."""
+    """Returns the 16-bit weight copies that matrix products save under autocast."""
     width = setting.precision.casts
     if not width or setting.zero == 3:
         return []
     source, (inside, outside) = setting.precision.source, _products(shape, setting)
-    not_when = "autocast's cache is off, weights are cast before, or layers run again after autocast has ended"
+    not_when = "autocast's cache is off, weights are cast earlier, or layers are recomputed after autocast has ended"
     return [
         Term("activations", "weights cast", width * shape.layers * inside, f"{width} L Pm", source, not_when),
         Term("ends", "weights cast", width * outside, f"{width} Pn", source, not_when),
@@ -179,7 +179,7 @@ def _casts(shape: Transformer, setting: Setting) -> list[Term]:
 
 
 def _products(shape: Transformer, setting: Setting) -> tuple[int, int]:
-    """Returns how many numbers a rank holds in the matrices of products: in one layer, and outside the layers."""
+    """Returns the number of elements per rank in the matrices of products: in one layer, and outside the layers."""
     parts = [one.on_rank(setting.tensor_ranks) for one in shape.parameters if one.is_product]
     outside = count(one for one in parts if not one.layer)
     if shape.is_tied and shape.has_head:
@@ -188,7 +188,7 @@ def _products(shape: Transformer, setting: Setting) -> tuple[int, int]:
 
 
 def _gathered(shape: Transformer, setting: Setting) -> list[Term]:
-    """Returns what ZeRO 3 gathers for a while: the ends' weights, and those of two layers."""
+    """Returns what ZeRO 3 gathers temporarily: the ends' weights, and those of two layers."""
     if setting.zero < 3:
         return []
     parts = [one.on_rank(setting.tensor_ranks) for one in shape.parameters]
@@ -202,14 +202,14 @@ def _gathered(shape: Transformer, setting: Setting) -> list[Term]:
             "weights gathered, one layer's gradient",
             width * (2 * layer + ends) + precision.gradients * layer,
             f"{width} (2 Pl + Pe) + {precision.gradients} Pl",
-            "Zhao et al. 2023, PyTorch FSDP, section 3.3: a unit at work, the next on its way, the root kept whole",
-            "units are not single layers, or gathering is bounded otherwise (DeepSpeed's stage3_max_live_parameters)",
+            "Zhao et al. 2023, PyTorch FSDP, section 3.3: one unit computing, the next one gathering, root unsharded",
+            "units are not single layers, or gathering is bounded differently (DeepSpeed's stage3_max_live_parameters)",
         )
     ]
 
 
 def letters(shape: Transformer, setting: Setting) -> dict[str, int]:
-    """Returns the letters that the formulas are written in, with their values."""
+    """Returns the symbols used in the formulas, with their values."""
     found = {"L": shape.layers, "h": shape.width, "a": shape.heads, "v": shape.vocabulary, "s": setting.length}
     sizes = sizes_of(shape, setting)
     if not shape.query_width == shape.key_width == shape.width:
@@ -229,7 +229,7 @@ def letters(shape: Transformer, setting: Setting) -> dict[str, int]:
 
 
 def _is_published(shape: Transformer, setting: Setting) -> bool:
-    """Tells whether a layer is the one that the source counts: 16 bits, dropout, GELU, four times as wide inside."""
+    """Whether a layer is the one in the source: 16 bits, dropout, GELU, MLP four times as wide."""
     precision = setting.precision
     return (
         (precision.stream, precision.products, precision.softmax) == (2, 2, 2)

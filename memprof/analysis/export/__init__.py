@@ -1,1 +1,1 @@
-"""Recordings in the formats of other tools, and without what identifies their owner."""
+"""Exports recordings in the formats of other tools, and without identifying data."""

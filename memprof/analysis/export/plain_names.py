@@ -1,14 +1,14 @@
-"""Shows of a name what says nothing of its owner: the words that programs everywhere are called by."""
+"""Reduces a name to words that do not identify its owner: the common vocabulary of program names."""
 
 from __future__ import annotations
 
 import re
 from pathlib import PurePosixPath, PureWindowsPath
 
-#: What stands where something was taken out.
+#: Placeholder for removed text.
 GONE = "…"
 
-#: Words of files, folders, programs and modules that name nobody and nothing of anybody's.
+#: Words of files, folders, programs and modules that identify neither people nor organizations.
 _TEXT = """
 name size width depth hidden dim rate seed epoch epochs batch logger wandb learning weight decay
 python pypy torchrun torch accelerate deepspeed lightning launch mpirun mpiexec srun sbatch bash sh zsh dash env uv
@@ -37,14 +37,14 @@ _ORDINARY = re.compile(r"[\s_.\-/()\[\]<>:#+]*")
 
 
 def name_of(path: str) -> str:
-    """Returns the last part of a path as Windows or POSIX writes it."""
+    """Returns the last component of a Windows or POSIX path."""
     return PureWindowsPath(path).name if "\\" in path else PurePosixPath(path).name
 
 
 def plain_name(name: str) -> str:
-    """Returns a name of a file, a module or a program with the words left out that are not everybody's.
+    """Returns a file, module or program name without its identifying words.
 
-    ``net/model.py`` stays, ``run_alice.py`` becomes ``run_….py``. One letter or two, or digits, tell nothing, and stay.
+    ``net/model.py`` stays, ``run_alice.py`` becomes ``run_….py``. One or two letters and digits identify nobody.
     """
     shown: list[str] = []
     for part in _PARTS.findall(name):
@@ -55,5 +55,5 @@ def plain_name(name: str) -> str:
 
 
 def is_plain(word: str) -> bool:
-    """Returns whether a word is one that names nobody."""
+    """Whether a word does not identify anybody."""
     return plain_name(word) == word

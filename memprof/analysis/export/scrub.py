@@ -1,8 +1,8 @@
-"""Takes out of a recording whose it is and what its job was given, so that it can be shown to strangers.
+"""Removes identifying data and the job's arguments from a recording, so that it can be shared with strangers.
 
-Of the command line the program and the options' names stay, without a single value. Files are shown below the job's
-own folder or below ``site-packages``, and of their names the words that anybody's have; the names of people, hosts and
-nodes, addresses, and what looks like a secret become ``…``. Modules, parameters, operators and numbers stay.
+Of the command line only the program and the option names stay, without values. Files are shown below the job's own
+folder or below ``site-packages``, reduced to the common words of their names; names of people, hosts and nodes,
+addresses, and likely secrets become ``…``. Modules, parameters, operators and numbers stay.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ T = TypeVar("T", bound=Table)
 
 _SAYS_SO = "Arguments, paths, and names of people and hosts were taken out of this recording."
 
-#: The part of a library's path that is the same on every machine; the last one in the path counts.
+#: The part of a library's path that is identical on every machine; the last occurrence in the path counts.
 _LIBRARY_PART = re.compile(
     r"^.*[/\\]((?:(?:site|dist)-packages|lib(?:64)?[/\\]python3\.\d+t?|python3?\d*[/\\]lib"
     r"|memprof[/\\](?=recorder|launch|policies)|torchinductor_[^/\\]*)[/\\]*[/\\].*)$",
     re.IGNORECASE,
 )
-_INDUCTOR = re.compile(r"^torchinductor_[^/\\]*", re.IGNORECASE)  # its folder is named after who ran it
+_INDUCTOR = re.compile(r"^torchinductor_[^/\\]*", re.IGNORECASE)  # its folder is named after the user
 _INSTALLED = re.compile(r"[/\\](?:site|dist)-packages[/\\]", re.IGNORECASE)
 _EMAIL = re.compile(r"([\w.+-]+)@[A-Za-z]")
 _HOME = re.compile(r"[/\\](?:home|Users)[/\\]+([^/\\:]+)|[/\\]torchinductor_([^/\\]+)", re.IGNORECASE)
-#: Accounts that are nobody's name, and would be missed in a text.
+#: Accounts that are not a person's name, and that would be missed in a text.
 _NOBODY = {"root", "user", "users", "ubuntu", "runner", "admin", "shared", "public", "app", "train", "model", "torch"}
 
 _NOT_IN_PATHS = r"\s\"'`<>|;,()\[\]{}="
@@ -53,28 +53,28 @@ _PATHS = re.compile(
     rf"|(?<![\w…~.*/\\)\]-])/[^{_NOT_IN_PATHS}:/][^{_NOT_IN_PATHS}:]*"  # /home/somebody
     rf"|(?<![\w…])~[\w.-]*/[^{_NOT_IN_PATHS}:]*"  # ~somebody/
 )
-_VARIABLE = re.compile(r"\b[A-Z][A-Z0-9_]{2,}=\S")  # of the environment
+_VARIABLE = re.compile(r"\b[A-Z][A-Z0-9_]{2,}=\S")  # environment variable
 _PRIVATE = re.compile(
     rf"{_VARIABLE.pattern}+"
-    r"|\b(?:hf_|sk-|gh[pousr]_|github_pat_|glpat-|xox[abp]-|AKIA|eyJ)[\w.-]{8,}"  # keys by their first letters
+    r"|\b(?:hf_|sk-|gh[pousr]_|github_pat_|glpat-|xox[abp]-|AKIA|eyJ)[\w.-]{8,}"  # keys by their prefix
     r"|\b[0-9a-fA-F]{32,}\b"
     r"|[\w.+-]+@[\w-]+(?:\.[\w-]+)*(?::\d+)?"  # somebody@host
     r"|\b\d{1,3}(?:\.\d{1,3}){3}(?::\d+)?\b"  # an address
     r"|(?<![\w:])(?:[0-9a-fA-F]{1,4}:){4,7}[0-9a-fA-F]{1,4}(?![\w:])"
 )
-#: Words of a host's name that are no host's own.
+#: Words in host names that do not identify a host.
 _NETS = {"internal", "local", "localhost", "localdomain", "cluster", "compute", "node", "corp", "cloud", "login"}
 
 
 def scrubbed(trace: Trace, names: Iterable[str] = ()) -> Trace:
     """Returns a recording without paths, home folders, names of people and hosts, addresses and secrets.
 
-    Its tables are read, and scrubbed, when they are asked for. Files keep their place below the folder that all the
-    job's own files share, so that every report of it names the same lines.
+    Tables are read and scrubbed lazily. Files keep their place below the folder that all the job's own files share, so
+    that every report on the scrubbed recording names the same lines.
 
     Args:
-        trace: The recording; it stays as it is.
-        names: More words to take out, such as the name of this machine.
+        trace: The recording; it is not modified.
+        names: More words to remove, such as the name of this machine.
     """
     manifests = [trace.manifest_of(number) for number in trace.ranks]
     nodes = list(dict.fromkeys(one.node for one in manifests if one.node))
@@ -86,7 +86,7 @@ def scrubbed(trace: Trace, names: Iterable[str] = ()) -> Trace:
 
 
 def own_names() -> list[str]:
-    """Returns the names of this machine and of who uses it: most recordings are read where they were made."""
+    """Returns the names of this machine and its user: most recordings are read where they were made."""
     names = [*_host_parts(platform.node()), *_people(f"{Path.home()}/")]
     try:
         names.append(getpass.getuser())
@@ -104,7 +104,7 @@ class _ScrubbedRank:
         manifest = trace.manifest
         self.manifest = replace(
             _scrub_manifest(manifest, self.rules),
-            # Which ranks shared a machine stays told.
+            # Which ranks shared a machine stays visible.
             node=_numbered("node", manifest.node, nodes),
             clock=_numbered("clock", manifest.clock, clocks),
         )
@@ -139,13 +139,13 @@ class _ScrubbedRank:
 
 @dataclass(frozen=True)
 class _Rules:
-    """What is taken out of the texts of one process.
+    """What to remove from the texts of one process.
 
     Attributes:
-        places: What each file of its stacks is shown as.
-        known: Finds these files, and the folders above them, in a text.
-        people: Finds names of people and hosts; None where none are known.
-        values: Finds what the job was given as arguments, and the folders it lies in; None where that is nothing.
+        places: Replacement for each file of its stacks.
+        known: Matches these files, and the folders above them.
+        people: Matches names of people and hosts; None where there are none.
+        values: Matches the job's arguments, and the folders it is in; None where there are none.
     """
 
     places: dict[str, str]
@@ -154,7 +154,7 @@ class _Rules:
     values: re.Pattern[str] | None = None
 
     def paths(self, text: str) -> str:
-        """Takes the paths out of a text."""
+        """Removes paths from a text."""
         if "/" not in text and "\\" not in text:
             return text
         if self.known is not None:
@@ -162,31 +162,31 @@ class _Rules:
         return _PATHS.sub(lambda match: _last_part(match[0]), text)
 
     def text(self, text: str) -> str:
-        """Takes everything out of a text that people wrote."""
+        """Removes everything identifying from a text written by people."""
         text = _PRIVATE.sub(GONE, mask_text(self.paths(text)))
         return self.people.sub(GONE, text) if self.people is not None else text
 
     def sentence(self, text: str) -> str:
-        """Takes everything out of a text that the job may have written, the values of its arguments too."""
+        """Removes everything identifying from a text the job may have written, including its argument values."""
         text = self.text(text)
         return self.values.sub(GONE, text) if self.values is not None else text
 
     def names(self, text: str) -> str:
-        """Takes paths and people out of the name of a module, a parameter or an operator."""
+        """Removes paths and people from the name of a module, a parameter or an operator."""
         text = self.paths(text)
         return self.people.sub(GONE, text) if self.people is not None else text
 
     def file(self, name: str) -> str:
-        """Takes out of a file's or a module's name what is not everybody's."""
+        """Removes identifying words from the name of a file or module."""
         return plain_name(self.names(name))
 
     def class_name(self, name: str) -> str:
-        """Takes the module out of the name of a class that is the job's own."""
+        """Removes the module from the name of a class defined by the job."""
         module, dot, own = name.rpartition(".")
         return self.names(name if module.partition(".")[0] == "torch" else f"{self.file(module)}{dot}{own}")
 
     def settings(self, text: str) -> str:
-        """Takes texts out of settings in JSON; numbers and truth values stay."""
+        """Removes texts from JSON settings; numbers and booleans stay."""
         try:
             value = json.loads(text)
         except ValueError:
@@ -194,12 +194,12 @@ class _Rules:
         return json.dumps(_inside(value, self.sentence), ensure_ascii=False)
 
     def frames(self, frames: str) -> str:
-        """Changes the files of a stack to their places."""
+        """Replaces the files of a stack."""
         return "\n".join(self._frame(frame) for frame in frames.splitlines())
 
     def _frame(self, frame: str) -> str:
         file, rest = _split_frame(frame)
-        # The function may be named after somebody, or after what the job was given.
+        # The function may be named after a person, or after an argument of the job.
         rest = self.values.sub(GONE, rest) if self.values is not None else rest
         return self.places.get(file, file) + self.names(rest)
 
@@ -238,7 +238,7 @@ def _find_rules(trace: Trace, names: set[str]) -> _Rules:
 
 
 def _own_folders(places: dict[str, str]) -> set[str]:
-    """Returns the folders that the job's own files are shown below, each with its last slash."""
+    """Returns the folders that the job's own files are shown relative to, each with its trailing slash."""
     return {
         file[: -len(place)]
         for file, place in places.items()
@@ -247,7 +247,7 @@ def _own_folders(places: dict[str, str]) -> set[str]:
 
 
 def _place(file: str, place: str, people: re.Pattern[str] | None, taken: set[str]) -> str:
-    """Returns what a file is shown as: a place that says nothing of the machine, and no two files share."""
+    """Returns the replacement for a file: a unique place that reveals nothing about the machine."""
     if not _is_absolute(file):
         shown = file if file.startswith("<") else plain_name(file)
     elif is_library(file) or _INSTALLED.search(file):
@@ -267,7 +267,7 @@ def _place(file: str, place: str, people: re.Pattern[str] | None, taken: set[str
 def _scrub_manifest(manifest: Manifest, rules: _Rules) -> Manifest:
     machine, backend, capture = manifest.machine, manifest.backend, manifest.capture
     settings = machine.allocator_settings
-    version = re.match(r"\w+ [\d.]*\d", machine.os)  # what follows may be the name that somebody gave a kernel
+    version = re.match(r"\w+ [\d.]*\d", machine.os)  # the rest may be a custom kernel name
     return replace(
         manifest,
         command=scrub_command(manifest.command, manifest.target, rules.names),
@@ -290,7 +290,7 @@ def _scrub_manifest(manifest: Manifest, rules: _Rules) -> Manifest:
 
 
 def _inside(value: Any, change: Callable[[str], str]) -> Any:
-    """Changes every text inside containers of JSON."""
+    """Applies a change to every text inside JSON containers."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, dict):
@@ -303,7 +303,7 @@ def _texts_of(kind: type[Table]) -> list[str]:
 
 
 def _recoded(column: Coded, change: Callable[[str], str]) -> Coded:
-    """Changes each distinct text of a column; two that become one share a code."""
+    """Changes each distinct text of a column; texts that become equal share a code."""
     known: dict[str, int] = {}
     codes = np.array([known.setdefault(change(text), len(known)) for text in column.distinct.tolist()], dtype=np.int32)
     distinct = np.empty(len(known), dtype=object)
@@ -312,7 +312,7 @@ def _recoded(column: Coded, change: Callable[[str], str]) -> Coded:
 
 
 def _split_frame(frame: str) -> tuple[str, str]:
-    """Splits ``file:line:function`` into the file and the rest with its colon; a file's name may hold colons."""
+    """Splits ``file:line:function`` into the file and the rest with its colon; a file name may contain colons."""
     parts = frame.rsplit(":", 2)
     if len(parts) == 3 and parts[1].isdigit():
         return parts[0], f":{parts[1]}:{parts[2]}"
@@ -330,28 +330,28 @@ def _is_absolute(path: str) -> bool:
 
 
 def _last_part(path: str) -> str:
-    """Returns what is left of a path: the name of a file, nothing of a folder or an address of the net."""
+    """Returns the file name of a path, without folders or network address."""
     name = name_of(path)
     is_file = "://" not in path and re.fullmatch(r"[^.].*\.[A-Za-z]\w{0,8}", name) is not None
     return f"{GONE}/{name}" if is_file else GONE
 
 
 def _numbered(kind: str, name: str, known: list[str]) -> str:
-    """Returns what a node or a clock is shown as; where there is one alone, nothing tells it from others."""
+    """Returns the label of a node or a clock; a single one needs no number."""
     if not name:
         return ""
     return f"{kind} {known.index(name) + 1}" if len(known) > 1 else GONE
 
 
 def _host_parts(host: str) -> list[str]:
-    """Returns a host's name, whole and in the parts that are its own."""
+    """Returns a host's name, whole and in its identifying parts."""
     labels = [label for label in host.split(".") if len(label) > 3 and label.lower() not in _NETS]
     domain = host.partition(".")[2]
     return [name for name in (host, *labels, *([domain] if "." in domain else [])) if name]
 
 
 def _folders_above(paths: Iterable[str]) -> set[str]:
-    """Returns the names of the folders that files lie in: some are of people, or of what they work for."""
+    """Returns the names of the folders that contain files: some name people or projects."""
     return {part for path in paths if not _INSTALLED.search(path) for part in re.split(r"[/\\\\]+", path)[:-1]}
 
 
@@ -360,7 +360,7 @@ def _people(path: str) -> list[str]:
 
 
 def _any_of(words: set[str], after: str, before: str = "") -> re.Pattern[str] | None:
-    """Returns what finds any of some words, the longest first."""
+    """Returns a pattern that matches any of the words, the longest first."""
     if not words:
         return None
     longest = sorted(words, key=lambda word: (-len(word), word))

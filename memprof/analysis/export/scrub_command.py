@@ -1,4 +1,4 @@
-"""Shows of a command line which program was run with which options, and none of the values it was given."""
+"""Reduces a command line to its program and option names, without values."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def scrub_command(command: Sequence[str], target: str, names: Callable[[str], st
 
     Args:
         command: Its words, program first.
-        target: The script or module among them that was recorded.
-        names: Takes the names of people and hosts out of a text.
+        target: The recorded script or module among them.
+        names: Removes the names of people and hosts from a text.
     """
     script = _place_of(command, target)
     shown = []
@@ -27,7 +27,7 @@ def scrub_command(command: Sequence[str], target: str, names: Callable[[str], st
         if place in (0, script):
             shown.append(names(plain_name(name_of(word))))
         elif pair := _PAIR.fullmatch(word):
-            # An option's name is the program's; what stands before another = may be anybody's.
+            # An option's name belongs to the program; text before another = may be anything.
             shown.append(f"{names(pair[1] if word.startswith('-') else plain_name(pair[1]))}={GONE}")
         elif word in ("-", "--"):
             shown.append(word)
@@ -39,7 +39,7 @@ def scrub_command(command: Sequence[str], target: str, names: Callable[[str], st
 
 
 def values_of(command: Sequence[str], target: str) -> Iterator[str]:
-    """Yields the values that a command line holds, whole and in their parts: they may stand elsewhere as well."""
+    """Yields the values in a command line, whole and in parts: they may appear elsewhere as well."""
     script = _place_of(command, target)
     for place, word in enumerate(command):
         if place in (0, script):
@@ -52,7 +52,7 @@ def values_of(command: Sequence[str], target: str) -> Iterator[str]:
 
 
 def _place_of(command: Sequence[str], target: str) -> int:
-    """Returns which word is the script or module; -1 where it cannot be told from an argument."""
+    """Returns the index of the script or module; -1 where it cannot be distinguished from an argument."""
     if target in command[1:]:
         return 1 + list(command[1:]).index(target)
     is_python = bool(command) and name_of(command[0]).startswith("python")

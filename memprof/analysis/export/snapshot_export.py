@@ -1,4 +1,4 @@
-"""A recording as a memory snapshot: its requests, at the addresses that the caching allocator's model gives them."""
+"""Exports a recording as a memory snapshot: its requests, at addresses assigned by the caching allocator's model."""
 
 from __future__ import annotations
 
@@ -18,28 +18,26 @@ from memprof.trace.store import Trace
 
 
 def export_snapshot(trace: Trace) -> bytes:
-    """Writes what a rank recorded as torch's memory snapshot.
+    """Writes a rank's recording in torch's memory snapshot format.
 
-    Everything recorded is asked of the model of the caching allocator in its order, with the options in force, and
-    put where that puts it: addresses and segments are the model's, not the device's.
+    All recorded requests are replayed in order through the model of the caching allocator, with the options in force:
+    addresses and segments are the model's, not the device's.
 
     Args:
         trace: The recording.
 
     Raises:
-        BadInputError: It holds no memory, or is damaged.
+        BadInputError: It contains no memory events, or is damaged.
     """
     storages, ops = trace.table(Storages), trace.table(Ops)
     asked = requests_of_recording(storages, ops)
     if not len(asked.requests):
-        raise BadInputError(f"{trace.path} holds no memory to write a snapshot of.")
+        raise BadInputError(f"{trace.path} contains no memory events to export as a snapshot.")
     options = trace.manifest.machine.allocator_settings if asked.device != "cpu" else ""
     try:
         settings = settings_from_options(parse_options(options))
     except ValueError:
-        raise BadInputError(
-            f"{trace.path} names options of the allocator that torch does not take: {options}."
-        ) from None
+        raise BadInputError(f"{trace.path} has allocator options that torch does not accept: {options}.") from None
     done = replay(asked.requests, settings)
     stack_of = np.where(asked.made_by == NONE, NONE, ops.stack_id[asked.made_by])
     words = _words(asked, storages, ops, trace.table(Modules))
@@ -53,10 +51,10 @@ def export_snapshot(trace: Trace) -> bytes:
 def _events(
     asked: StepRequests, done: Replay, ops: Ops, stack_of: Ints, words: Texts
 ) -> tuple[AllocatorEvents, list[str]]:
-    """Writes the history: segments as they are taken, and two events for each free, as torch has them."""
+    """Writes the history: segments when they are reserved, and two events per free, as torch does."""
     kind, allocation = asked.requests.kind, asked.requests.allocation
     is_made = done.address[allocation] != NONE
-    # A free is two rows; a segment's row stands before the request that needed it.
+    # A free is two rows; a segment's row precedes the request that needed it.
     own = np.repeat(np.flatnonzero(is_made), np.where(kind[is_made] == ALLOCATE, 1, 2))
     is_second = np.zeros(len(own), dtype=np.bool_)
     is_second[1:] = own[1:] == own[:-1]
@@ -85,7 +83,7 @@ def _events(
 
 
 def _end(done: Replay, stack_of: Ints, device: str) -> tuple[Segments, Blocks]:
-    """Writes the segments and blocks behind the last event; of expandable ones, what is mapped."""
+    """Writes the segments and blocks after the last event; of expandable segments, the mapped part."""
     names = {ALLOCATED: ACTIVE, FREE: INACTIVE}
     rows: list[dict[str, Any]] = []
     blocks: list[tuple[int, Block]] = []
@@ -121,7 +119,7 @@ def _end(done: Replay, stack_of: Ints, device: str) -> tuple[Segments, Blocks]:
 
 
 def _words(asked: StepRequests, storages: Storages, ops: Ops, modules: Modules) -> Texts:
-    """Says what each allocation is for: category, name or operator, and module."""
+    """Describes each allocation: category, name or operator, and module."""
     texts: Texts = np.empty(len(asked.storage_id), dtype=object)
     for place, (storage, op) in enumerate(zip(asked.storage_id.tolist(), asked.made_by.tolist(), strict=True)):
         module = int(ops.module_id[op]) if storage == NONE else int(storages.module_id[storage])

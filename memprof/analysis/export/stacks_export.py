@@ -1,4 +1,4 @@
-"""What is alive at one moment as flame graphs: by the code that made it, and by the modules that hold it."""
+"""Exports the live memory of one moment as flame graphs: by allocating code, and by owning module."""
 
 from __future__ import annotations
 
@@ -14,17 +14,21 @@ from memprof.trace.schema import NONE, Modules
 from memprof.trace.store import Trace
 from memprof.version import __version__
 
-_BEFORE, _NO_STACK, _NO_MODULE = Frame("made before the step"), Frame("without a stack"), Frame("outside any module")
+_BEFORE, _NO_STACK, _NO_MODULE = (
+    Frame("allocated before the step"),
+    Frame("without a stack"),
+    Frame("outside any module"),
+)
 
 
 @dataclass(frozen=True)
 class ExportedStacks:
-    """A moment's flame graphs, written.
+    """The flame graphs of a moment, as a file.
 
     Attributes:
         content: The file for speedscope.
-        moment: Which moment it is of, ``step 4, operator 812``.
-        total_bytes: What is alive then: the sum of each graph.
+        moment: The moment, ``step 4, operator 812``.
+        total_bytes: Live bytes at that moment: the sum of each graph.
     """
 
     content: bytes
@@ -33,19 +37,19 @@ class ExportedStacks:
 
 
 def export_stacks(trace: Trace, step_number: int | None = None, op_id: int | None = None) -> ExportedStacks:
-    """Writes what is alive at a moment as two profiles for speedscope, each summing to the allocated bytes.
+    """Writes the live memory of a moment as two speedscope profiles, each summing to the allocated bytes.
 
-    ``by code``: the user's frames that made it, outermost first, then the operator, then the category; what was made
-    before the step has its category and name instead. ``by module``: the module that owns or made it below those that
-    hold it, then the category.
+    ``by code``: the user's frames that allocated it, outermost first, then the operator, then the category; for memory
+    allocated before the step, category and name instead. ``by module``: the path of the module that owns or allocated
+    it, then the category.
 
     Args:
-        trace: The recording, at the rank that is meant.
+        trace: The recording, at the rank to export.
         step_number: The step; the fullest one where left out.
         op_id: The operator, counted from 0 in the step; that of the peak where left out.
 
     Raises:
-        BadInputError: The recording holds no operators, or is damaged.
+        BadInputError: The recording contains no operators, or is damaged.
         UsageError: There is no such step or operator.
     """
     step = trace.fullest_step() if step_number is None else trace.step(step_number)
@@ -58,7 +62,7 @@ def export_stacks(trace: Trace, step_number: int | None = None, op_id: int | Non
     where = f"{moment}{' (the peak)' if at == peak else ''}"
     profiles = {f"by code: {where}": _by_code(holding), f"by module: {where}": _by_module(holding)}
     rank = f", rank {trace.rank}" if len(trace.ranks) > 1 else ""
-    title = f"{trace.manifest.target or trace.path.name}{rank}: bytes alive at {where}"
+    title = f"{trace.manifest.target or trace.path.name}{rank}: live bytes at {where}"
     return ExportedStacks(speedscope_bytes(title, profiles, f"memprof {__version__}"), moment, holding.total_bytes)
 
 
@@ -68,7 +72,7 @@ def _by_code(holding: Holding) -> Profile:
     frames_of: dict[int, tuple[Frame, ...]] = {NONE: (_NO_STACK,)}
 
     def code_of(op: int) -> tuple[Frame, ...]:
-        """Returns the frames that ran an operator, and the operator."""
+        """Returns the frames that called an operator, and the operator."""
         stack = int(step.ops.stack_id[op])
         if stack not in frames_of:
             lines = sources.user_frames[stack]
@@ -102,12 +106,12 @@ def _by_module(holding: Holding) -> Profile:
 
 
 def _module_paths(modules: Modules) -> dict[int, tuple[Frame, ...]]:
-    """Returns each module below those that hold it, the root first."""
+    """Returns each module's path from the root."""
     paths: dict[int, tuple[Frame, ...]] = {NONE: (_NO_MODULE,)}
     parents = dict(zip(modules.module_id.tolist(), modules.parent_id.tolist(), strict=True))
     for module in parents:
         chain = [module]
-        while parents.get(chain[-1], NONE) not in (NONE, *chain):  # a damaged table may have parents in a circle
+        while parents.get(chain[-1], NONE) not in (NONE, *chain):  # a damaged table may contain a cycle
             chain.append(parents[chain[-1]])
         paths[module] = tuple(_module_frame(modules, one) for one in reversed(chain))
     return paths

@@ -1,4 +1,4 @@
-"""When each operator of a recording began and ended, in whole nanoseconds that never overlap."""
+"""Start and end of each operator of a recording, in whole nanoseconds without overlap."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import numpy as np
 from memprof.trace.schema import DeviceMemory, Floats, HostMemory, Ints, Ops, Steps
 from memprof.trace.store import Trace
 
-#: How long an operator is drawn whose duration is not known.
+#: Drawn duration of an operator whose duration is unknown.
 _UNKNOWN_NS = 1000
 
 
 @dataclass(frozen=True, eq=False)
 class Times:
-    """Times of one rank, in nanoseconds after the beginning of the timeline.
+    """Times of one rank, in nanoseconds after the start of the timeline.
 
     Attributes:
-        base_us: That beginning, Unix time.
-        start_ns: When each operator began; each later than the one before. Shape ``(ops,)``.
-        end_ns: When it ended: no later than the next one began. Its duration is that without the recorder.
+        base_us: Start of the timeline, Unix time.
+        start_ns: Start of each operator, strictly increasing. Shape ``(ops,)``.
+        end_ns: End of each operator, at most the start of the next; durations are those without the recorder.
     """
 
     base_us: float
@@ -29,32 +29,32 @@ class Times:
     end_ns: Ints
 
     def of_us(self, moments_us: Floats) -> Ints:
-        """Returns moments of Unix time; what is not known, or before the beginning, is the beginning."""
+        """Converts moments of Unix time; unknown ones and those before the start of the timeline become its start."""
         since = np.where(np.isfinite(moments_us), moments_us - self.base_us, 0.0)
         moments: Ints = np.maximum(np.rint(since * 1000), 0).astype(np.int64)
         return moments
 
 
 def earliest_us(trace: Trace) -> float:
-    """Returns the first moment that a rank tells of, Unix time; infinite where it has no operators and no steps."""
+    """Returns the first moment of a rank, Unix time; infinite where it has no operators and no steps."""
     moments = [trace.columns(kind, "start_us")["start_us"] for kind in (Ops, Steps)]
     if not any(len(one) for one in moments):
         return math.inf
     moments += [trace.columns(kind, "time_us")["time_us"] for kind in (HostMemory, DeviceMemory)]
     known = [one[np.isfinite(one)] for one in moments]
-    # Where none is known, the order of its operators is.
+    # Where no time is known, the order of the operators is used.
     return min((float(one.min()) for one in known if len(one)), default=0.0)
 
 
 def time_operators(trace: Trace, base_us: float) -> Times:
-    """Puts a rank's operators in time.
+    """Assigns times to a rank's operators.
 
-    Order is ``op_id``, and clocks tie or are read in several threads: an operator that its clock puts before an earlier
-    one begins a nanosecond after that.
+    The order is ``op_id``. Clocks tie or are read in several threads: an operator whose clock precedes an earlier
+    operator's starts one nanosecond after it.
 
     Args:
         trace: The rank.
-        base_us: The beginning of the timeline, Unix time by the rank's clock.
+        base_us: Start of the timeline, Unix time by the rank's clock.
     """
     columns = trace.columns(Ops, "start_us", "duration_us")
     start_us, duration_us = columns["start_us"], columns["duration_us"]

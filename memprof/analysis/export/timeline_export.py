@@ -1,4 +1,4 @@
-"""A recording as a timeline: what memory holds, above the steps, phases, module calls and operators that ran."""
+"""Exports a recording as a timeline: live memory above the steps, phases, module calls and operators that ran."""
 
 from __future__ import annotations
 
@@ -45,32 +45,31 @@ from memprof.version import __version__
 
 _STEPS, _PHASES, _MODULES, _OPERATORS = 1, 2, 3, 4
 _THREADS = {_STEPS: "steps", _PHASES: "phases", _MODULES: "module calls", _OPERATORS: "operators"}
-#: Operators made into text at a time.
+#: Operators formatted at a time.
 _CHUNK = 50_000
 
 
 def export_timeline(trace: Trace, ranks: Sequence[int], lives: int, file: BinaryIO) -> None:
-    """Writes ranks of a recording as Chrome's trace events, each as a process.
+    """Writes ranks of a recording as Chrome trace events, each as a process.
 
-    The counters are exact: at every operator those of the categories sum to ``allocated``, whose highest value is the
-    peak. A value holds from the operator's start until the next that changes it; what an operator takes and gives back
-    while it runs is in it. Times of several machines are aligned as ``analysis.clocks`` finds.
+    The counters are exact: at every operator the categories sum to ``allocated``, whose maximum is the peak. A value
+    holds from the operator's start until the next change, and includes what the operator allocates and frees while it
+    runs. Clocks of several machines are aligned as in ``analysis.ranks.rank_clocks``.
 
     Args:
         trace: The recording.
-        ranks: Which of its ranks.
-        lives: How many of the storages that are alive at a rank's highest moment to show with their lives, the
-            largest first.
-        file: Where to write.
+        ranks: The ranks to export.
+        lives: How many of the storages live at a rank's peak to show with their lifetimes, the largest first.
+        file: The output file.
 
     Raises:
-        BadInputError: None of the ranks holds an operator or a step, or a table is damaged.
+        BadInputError: None of the ranks contains an operator or a step, or a table is damaged.
     """
     offsets = _offsets(trace)
     starts = [earliest_us(trace.fresh(rank)) + offsets.get(rank, 0.0) for rank in ranks]
     base_us = min((start for start in starts if math.isfinite(start)), default=math.nan)
     if math.isnan(base_us):
-        raise BadInputError(f"{trace.path} holds no operators and no steps to make a timeline of.")
+        raise BadInputError(f"{trace.path} contains no operators and no steps to export as a timeline.")
     about = {
         "made_by": f"memprof {__version__}",
         "target": trace.manifest.target,
@@ -93,7 +92,7 @@ def _offsets(trace: Trace) -> dict[int, float]:
 
 
 def _rank_events(trace: Trace, place: int, base_us: float, lives: int) -> Iterator[str]:
-    process = 100 * (place + 1)  # process 0 is taken for the idle one, and thread N of process N for its main thread
+    process = 100 * (place + 1)  # viewers treat process 0 as idle, and thread N of process N as its main thread
     manifest = trace.manifest
     device = manifest.machine.device_name or manifest.machine.device_kind
     yield from named_process(process, f"rank {trace.rank}: {manifest.target or 'job'} on {device}", place)
@@ -138,7 +137,7 @@ def _counters(trace: Trace, process: int, history: History, times: Times) -> Ite
 
 
 def _changes(process: int, name: str, time_ns: Ints, values: Ints) -> Iterator[str]:
-    """Writes a count where it changes."""
+    """Writes a counter wherever it changes."""
     kept = np.flatnonzero(np.append(True, values[1:] != values[:-1])[: len(values)])
     return counter(process, name, time_ns[kept], values[kept])
 
@@ -165,7 +164,7 @@ def _steps(trace: Trace, process: int, times: Times) -> Iterator[str]:
 
 
 def _phases(process: int, history: History, times: Times) -> Iterator[str]:
-    """Writes each run of operators of one phase."""
+    """Writes each run of consecutive operators in one phase."""
     if not history.ops:
         return iter(())
     changes = (history.phase[1:] != history.phase[:-1]) | (history.step[1:] != history.step[:-1])
@@ -177,7 +176,7 @@ def _phases(process: int, history: History, times: Times) -> Iterator[str]:
 
 
 def _module_calls(trace: Trace, process: int, modules: Modules, times: Times) -> Iterator[str]:
-    """Writes calls in order of entry, so that of two that begin together the outer one is first."""
+    """Writes calls in order of entry, so that of two that start together the outer one comes first."""
     calls = trace.table(ModuleCalls)
     calls = calls.take((calls.first_op_id != NONE) & (calls.last_op_id != NONE))
     names = _module_names(modules)
@@ -234,7 +233,7 @@ def _operators(
 
 
 def _optional(duration_us: float, flops: int) -> str:
-    """Writes what most operators lack, or what is not always known."""
+    """Writes fields that most operators lack, or that are not always known."""
     duration = f',"duration_us":{duration_us:.3f}' if math.isfinite(duration_us) else ""
     return f'{duration},"flops":{flops}' if flops else duration
 
@@ -248,7 +247,7 @@ def _lives(
     times: Times,
     lives: int,
 ) -> Iterator[str]:
-    """Writes what fills the highest moment from birth to death; what outlives the recording, to its end."""
+    """Writes the lifetimes of what is live at the peak; what outlives the recording ends with it."""
     if not history.ops or not lives:
         return
     alive = history.alive(history.peak())
@@ -270,6 +269,6 @@ def _lives(
             "made_by": "" if made == NONE else ops["name"][made],
             "source": "" if source is None else source.place,
         }
-        start_ns, end_ns = int(times.start_ns[max(made, 0)]), int(times.end_ns[freed])  # NONE, -1, is the last
+        start_ns, end_ns = int(times.start_ns[max(made, 0)]), int(times.end_ns[freed])  # NONE (-1) is the last
         category = history.storage_categories[history.category[row]]
         yield from life(process, row, category, start_ns, end_ns, {k: v for k, v in about.items() if v})

@@ -23,40 +23,40 @@ def describe_post_mortem(found: PostMortem) -> list[str]:
     if found.held is not None:
         lines += _held(found.held, found.device)
     else:
-        lines.append("What was held then was not recorded: no operators were, of the step it happened in.")
+        lines.append("Live memory is unknown: no operators of the failing step were recorded.")
     lines += [*_room(found), *_still_to_come(found)]
     return lines
 
 
 def describe_failure(found: PostMortem) -> str:
-    """Says who asked for how much, and where."""
+    """Describes the failed request: who requested how much, and where."""
     asked = "more memory" if found.requested_bytes is None else format_bytes(found.requested_bytes)
     who = found.op or "the job"
     rank = f" in rank {found.rank}" if found.rank else ""
-    others = f" {found.failures - 1} earlier {_requests(found.failures - 1)} had failed and been caught."
+    others = f" {found.failures - 1} earlier {_requests(found.failures - 1)} had failed and were caught."
     return (
-        f"out of memory{rank}: {who} asked for {asked} on {found.device}{_place(found)}."
+        f"out of memory{rank}: {who} requested {asked} on {found.device}{_place(found)}."
         f"{others if found.failures > 1 else ''}"
     )
 
 
 def describe_caught(found: PostMortem) -> str:
-    """Says in one line that memory ran out and the job went on."""
+    """Returns one line saying that memory ran out and the job continued."""
     asked = "" if found.requested_bytes is None else f" of {format_bytes(found.requested_bytes)}"
     times = "once" if found.failures == 1 else f"{found.failures} times"
     return (
-        f"memory ran out {times} and the job went on; last when {found.op or 'it'} asked for "
+        f"memory ran out {times} and the job continued; last when {found.op or 'it'} requested "
         f"{asked.removeprefix(' of ') or 'more'} on {found.device}{_place(found)}."
     )
 
 
 def next_steps(found: PostMortem, trace: str, manifest: Manifest) -> list[tuple[str, str]]:
-    """Returns the commands to type next, each with its reason.
+    """Returns the suggested next commands, each with its reason.
 
     Args:
         found: The post-mortem.
         trace: The recording, as the user named it.
-        manifest: What it says about itself.
+        manifest: Its manifest.
     """
     named = shlex.quote(trace)
     size = "SIZE" if found.room_bytes is None else format_bytes(found.room_bytes).replace(" ", "")
@@ -65,7 +65,7 @@ def next_steps(found: PostMortem, trace: str, manifest: Manifest) -> list[tuple[
     return [
         (
             f"memprof suggest {named} --budget {size}",
-            "what is known of the whole step, and what certainly does not fit",
+            "a lower bound on the whole step, and what certainly does not fit",
         ),
         (f"memprof record --stop -o small.memprof {words_for_record(manifest)}", "with a smaller batch that fits"),
         (f"memprof suggest small.memprof --budget {size} --at-batch N", "plans for the batch of this job"),
@@ -97,7 +97,7 @@ def _held(held: Held, device: str) -> list[str]:
 
 
 def _sum(split: Breakdown[str] | Breakdown[int], names: dict[int, str]) -> str:
-    """Writes a sum out: the largest parts, and the rest in one."""
+    """Formats a split: the largest parts, and the rest as one."""
     parts, rest, count = split.top(_PARTS)
     told = [f"{format_bytes(part.bytes)} {_name(part.key, names)}" for part in parts]
     if rest is not None:
@@ -114,18 +114,18 @@ def _name(key: str | int | None, names: dict[int, str]) -> str:
 def _large(one: LargeStorage) -> str:
     shape = f" {one.shape} {one.dtype}" if one.shape else ""
     what = f" {one.name}" if one.name else ""
-    made = f" made by {one.op}" if one.op else ("" if one.name else " older than the step")
+    made = f" allocated by {one.op}" if one.op else ("" if one.name else " allocated before the step")
     module = f" of {one.module_title}" if one.module_title is not None and not one.name else ""
     source = f", {one.source.place}" if one.source is not None else ""
     return f"{format_bytes(one.allocated_bytes)} {one.category.replace('_', ' ')}{what}{shape}{made}{module}{source}"
 
 
 def _room(found: PostMortem) -> Iterable[str]:
-    """Says what room there was: in the allocator's own pieces, and on the device or within the limit."""
+    """Describes the available memory: in the allocator's segments, and on the device or within the limit."""
     if found.cached_bytes is not None and found.reserved_bytes is not None:
         cached, reserved = format_bytes(found.cached_bytes), format_bytes(found.reserved_bytes)
         largest = found.largest_free_bytes
-        piece = "" if largest is None else f", the largest piece {format_bytes(largest)}"
+        piece = "" if largest is None else f", the largest block {format_bytes(largest)}"
         if found.is_fragmented:
             yield (
                 f"This is fragmentation: {cached} of the {reserved} reserved were free{piece}. With "
@@ -142,13 +142,13 @@ def _room(found: PostMortem) -> Iterable[str]:
         more = f"; {format_bytes(elsewhere)} are held outside torch's allocator" if elsewhere > 0 else ""
         yield f"{found.device} has {total}, {free} of it free{more}."
     elif found.machine_bytes and found.total_bytes < found.machine_bytes:
-        yield f"The process may take {total} (ulimit -v, or its container's limit); {free} of that were left."
+        yield f"The process is limited to {total} (ulimit -v, or its container's limit); {free} of it was free."
     else:
-        yield f"The machine has {total}; {free} of that were available."
+        yield f"The machine has {total}; {free} of it was available."
 
 
 def _still_to_come(found: PostMortem) -> Iterable[str]:
-    """Says what the step would have needed beyond."""
+    """Describes the memory the rest of the step would have needed."""
     told = []
     if found.gradients_missing_bytes:
         told.append(f"{format_bytes(found.gradients_missing_bytes)} of gradients")
@@ -158,7 +158,7 @@ def _still_to_come(found: PostMortem) -> Iterable[str]:
         if optimizer.missing_bytes
     ]
     if told:
-        yield f"Not there yet: {' and '.join(told)}."
+        yield f"Still to be allocated: {' and '.join(told)}."
     unknown = [each.name for each in found.optimizers if each.full_bytes is None and not each.state_bytes]
     if unknown:
-        yield f"How much state {' and '.join(dict.fromkeys(unknown))} will make is not known of its class."
+        yield f"The state size of {' and '.join(dict.fromkeys(unknown))} is unknown."

@@ -1,4 +1,4 @@
-"""The post-mortem of a job that ran out of memory: who asked for how much, what was full, what was still to come."""
+"""The post-mortem of a job that ran out of memory: the failed request, the live memory, and what was still to come."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _LARGEST = 3
 
 @dataclass(frozen=True)
 class OptimizerState:
-    """The state of one optimizer when the memory ran out.
+    """One optimizer's state at the moment memory ran out.
 
     Attributes:
-        name: Its class, without its module.
+        name: Its class name, without the module.
         parameter_bytes: Bytes of the parameters it updates.
-        state_bytes: Bytes of its state then.
-        full_bytes: Bytes of its state once it has updated; None where that is not known of its class.
+        state_bytes: Bytes of its state at that moment.
+        full_bytes: Bytes of its state after an update; None where unknown for its class.
     """
 
     name: str
@@ -37,21 +37,21 @@ class OptimizerState:
 
     @property
     def missing_bytes(self) -> int:
-        """What was still to come of it, as far as known."""
+        """State bytes still to be allocated, as far as known."""
         return 0 if self.full_bytes is None else max(0, self.full_bytes - self.state_bytes)
 
 
 @dataclass(frozen=True, eq=False)
 class Held:
-    """What was alive on the device when the memory ran out.
+    """Live memory on the device when memory ran out.
 
     Attributes:
         holding: The storages.
         tree: Modules, repeated layers folded.
-        by_category: The same bytes by what they are for.
-        by_module: The same bytes by the module that owns or made them.
+        by_category: Live bytes by category.
+        by_module: Live bytes by the module that owns or allocated them.
         largest: The largest storages.
-        fullest_bytes: The most that the step had held by then.
+        fullest_bytes: The step's peak until then.
     """
 
     holding: Holding
@@ -63,7 +63,7 @@ class Held:
 
     @property
     def total_bytes(self) -> int:
-        """All of it."""
+        """Total live bytes."""
         return self.holding.total_bytes
 
     def category_bytes(self, category: str) -> int:
@@ -73,32 +73,32 @@ class Held:
 
 @dataclass(frozen=True, eq=False)
 class PostMortem:
-    """What is known of the request for memory that failed, of several the one that ended the job.
+    """The failed memory request; of several, the one that ended the job.
 
-    Sizes are None where they are not known.
+    Sizes are None where unknown.
 
     Attributes:
-        rank: The rank it happened in.
-        failures: Requests that failed in that rank.
-        is_caught: The job went on after it, and after all others.
-        device: Device that was asked.
-        requested_bytes: Bytes asked for.
-        op: Operator that asked, "" outside operators.
-        phase: Its phase, "" where not known.
-        step: Number of the step, None where not known.
-        module: Name of the module, of the root its type; None outside any.
+        rank: The rank that failed.
+        failures: Number of failed requests in that rank.
+        is_caught: Whether the job continued after this and all other failures.
+        device: Device of the request.
+        requested_bytes: Requested bytes.
+        op: Operator that made the request, "" outside operators.
+        phase: Its phase, "" where unknown.
+        step: Number of the step, None where unknown.
+        module: Name of the module, or the type of the root; None outside any module.
         source: The user's line of code.
         message: First line of the error.
-        allocated_bytes: What the allocator had given out by its own count.
-        reserved_bytes: The segments it held.
+        allocated_bytes: Allocated bytes by the allocator's own count.
+        reserved_bytes: Reserved bytes of its segments.
         largest_free_bytes: The largest free block in them.
-        free_bytes: What nobody had taken of the device, or of the limit.
+        free_bytes: Free bytes of the device, or of the limit.
         total_bytes: Memory of the device, or the limit.
         machine_bytes: Memory of the machine.
-        held: What was alive then; None where the recording does not reach there.
-        gradients_missing_bytes: Gradients that were still to come in the step.
+        held: Live memory at that moment; None where the recording does not cover it.
+        gradients_missing_bytes: Gradients still to be allocated in the step.
         optimizers: The state of each optimizer.
-        has_whole_step: The recording holds a step that was seen to its end.
+        has_whole_step: Whether the recording contains a complete step.
     """
 
     rank: int
@@ -125,38 +125,38 @@ class PostMortem:
 
     @property
     def cached_bytes(self) -> int | None:
-        """What the caching allocator held and had given to nobody; None where there is none."""
+        """Reserved bytes of the caching allocator that are not allocated; None where there is no caching allocator."""
         if self.reserved_bytes is None or self.allocated_bytes is None:
             return None
         return self.reserved_bytes - self.allocated_bytes
 
     @property
     def room_bytes(self) -> int | None:
-        """What torch could have allocated on the device at that time, all it had included; None where not known."""
+        """Bytes torch could have allocated on the device, including those it already had; None where unknown."""
         had = self.reserved_bytes
         if had is None:
             had = self.allocated_bytes if self.held is None else self.held.total_bytes
         if had is None or self.free_bytes is None:
             return None
-        # What it held earlier it could hold, too.
+        # Whatever was allocated earlier was available, too.
         return max(had + self.free_bytes, 0 if self.held is None else self.held.fullest_bytes)
 
     @property
     def is_fragmented(self) -> bool:
-        """Whether the memory was there, in pieces too small for the request."""
+        """Whether enough memory was free, but in blocks too small for the request."""
         asked, cached, largest = self.requested_bytes, self.cached_bytes, self.largest_free_bytes
         return asked is not None and cached is not None and largest is not None and largest < asked <= cached
 
     @property
     def state_missing_bytes(self) -> int:
-        """Optimizer state that was still to come, as far as known."""
+        """Optimizer state still to be allocated, as far as known."""
         return sum(optimizer.missing_bytes for optimizer in self.optimizers)
 
 
 def examine(trace: Trace) -> PostMortem | None:
-    """Returns the post-mortem of a recording in which memory ran out, None where it did not.
+    """Returns the post-mortem of a recording in which memory ran out, None for other recordings.
 
-    Of several ranks it is that of the one whose request ended it, the first of them.
+    Of several ranks, it is that of the first rank whose failed request ended the job.
 
     Raises:
         BadInputError: The trace is damaged.
@@ -204,12 +204,12 @@ def _examine_rank(trace: Trace) -> tuple[PostMortem, float] | None:
 
 
 def failing_step(trace: Trace, failures: OutOfMemory, row: int) -> tuple[Step, int] | None:
-    """Returns the step a request failed in and the operator that asked, counted in the step; None where not recorded.
+    """Returns the step of a failed request and its operator's index in the step; None where not recorded.
 
     Args:
         trace: The recording.
         failures: Its failed requests.
-        row: Which of them.
+        row: Index of the request.
     """
     op_id, steps = int(failures.op_id[row]), trace.table(Steps)
     inside = cuttable_steps(steps) & (steps.first_op_id <= op_id) & (op_id <= steps.last_op_id)
@@ -220,9 +220,9 @@ def failing_step(trace: Trace, failures: OutOfMemory, row: int) -> tuple[Step, i
 
 
 def has_whole_step(trace: Trace) -> bool:
-    """Whether a recording holds a step that shows all a step needs.
+    """Whether a recording contains a complete step with all the memory a step needs.
 
-    The first step of a job that ran out of memory soon after does not: its forward ran without the optimizer's state.
+    The first step of a job that ran out of memory soon after does not: its forward ran without optimizer state.
     """
     steps, failures, optimizers = trace.table(Steps), trace.table(OutOfMemory), trace.table(Optimizers)
     is_whole = cuttable_steps(steps) & steps.is_complete
@@ -239,7 +239,7 @@ def _held(trace: Trace, failures: OutOfMemory, row: int, sources: Sources) -> He
     step, op = found
     holding = hold_at(step, op)
     is_there = step.storages.device[holding.rows] == failures.device[row]
-    if is_there.any():  # of a job on a device, what its host holds is not what filled it
+    if is_there.any():  # host memory does not fill a device
         holding = holding.only(is_there)
     tree = folded_tree(step.modules)
     return Held(
@@ -265,7 +265,7 @@ def _optimizers(table: Optimizers) -> tuple[OptimizerState, ...]:
 
 
 def _gradients(found: PostMortem, modules: Modules) -> int:
-    """Returns the gradients still to come in the step: those of parameters that an optimizer updates, or of all."""
+    """Returns the bytes of gradients still to come: those of parameters an optimizer updates, or of all."""
     if found.held is None or found.phase not in ("forward", "backward"):
         return 0
     trained = sum(optimizer.parameter_bytes for optimizer in found.optimizers)

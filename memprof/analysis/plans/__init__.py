@@ -1,1 +1,1 @@
-"""Plans for a recorded job: found, predicted, and compared with runs."""
+"""Plans for a recorded job: search, prediction, and comparison with runs."""

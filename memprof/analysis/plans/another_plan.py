@@ -1,4 +1,4 @@
-"""The commands that find another plan for a job whose plan did not hold."""
+"""The commands that find another plan for a job whose plan failed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from memprof.policies.plan.plan import Plan
 from memprof.trace.store import Trace
 from memprof.units import spell_bytes, spell_bytes_below
 
-#: Where nothing tells how much room there is, the next plan is to need so much of what this one needs.
+#: Where the available memory is unknown, the next plan's budget is this share of what the current plan needs.
 _LESS = 0.9
 
 
@@ -21,8 +21,8 @@ class PlannedJob:
 
     Attributes:
         plan: The plan.
-        path: The file it is in, None where it is in none.
-        words: What stands behind ``memprof record`` to run the job again; "" where it is not run so.
+        path: Its file, None where it has none.
+        words: Arguments of ``memprof record`` that run the job again; "" where they are unknown.
     """
 
     plan: Plan
@@ -31,10 +31,10 @@ class PlannedJob:
 
 
 def commands_over_budget(job: PlannedJob, measured_bytes: int) -> list[tuple[str, str]]:
-    """Returns the commands after a run above its budget, each with its reason.
+    """Returns the commands to run after a run over its budget, each with its reason.
 
-    A search on the recording that the plan was made from has the error seen taken off its budget, as with
-    `memprof fit`.
+    A search on the recording the plan was made from subtracts the observed prediction error from the budget, as
+    `memprof fit` does.
 
     Args:
         job: The job.
@@ -52,13 +52,13 @@ def commands_over_budget(job: PlannedJob, measured_bytes: int) -> list[tuple[str
 def commands_after_failure(
     job: PlannedJob, *, ran_out: bool, room_bytes: int | None = None, forbid: str = ""
 ) -> list[tuple[str, str]]:
-    """Returns the commands after a job that failed under its plan, each with its reason.
+    """Returns the commands to run after a job that failed under its plan, each with its reason.
 
     Args:
         job: The job.
         ran_out: Whether memory ran out.
-        room_bytes: What torch could have had where memory ran out; None where not known.
-        forbid: Name of the policy at fault, "" where none is known to be.
+        room_bytes: Bytes torch could have allocated when memory ran out; None where unknown.
+        forbid: Name of the policy at fault, "" where unknown.
     """
     if forbid:
         return _commands(job, search_bytes=job.plan.budget_bytes, fit_bytes=job.plan.budget_bytes, forbid=forbid)
@@ -72,7 +72,7 @@ def commands_after_failure(
 
 
 def unused_file(stem: str, suffix: str) -> str:
-    """Returns a file name that nothing has yet: ``plan.toml``, ``plan-2.toml``."""
+    """Returns an unused file name: ``plan.toml``, ``plan-2.toml``."""
     count, name = 1, f"{stem}{suffix}"
     while Path(name).exists():
         count += 1
@@ -90,7 +90,7 @@ def _commands(
         if not job.words:
             return []
         command = f"memprof fit --budget {_size(fit_bytes, plan)}{without} {job.words}"
-        return [(command, "records the job as it is, and runs it under plans until one is measured to fit")]
+        return [(command, "records the job, and runs it under plans until one is measured to fit")]
     ranks = next((size for policy in plan.policies if (size := getattr(policy, "world_size", None))), None)
     of_ranks = "" if ranks is None else f" --world-size {ranks}"
     written = unused_file("plan" if job.path is None else str(job.path.with_suffix("")), ".toml")
@@ -101,7 +101,7 @@ def _commands(
     ]
     if job.words:
         is_same = plan.budget_bytes is None or search_bytes == plan.budget_bytes
-        # A search for less is to make room; the run is compared with what there is.
+        # The search leaves headroom below the budget; the run is compared with the available memory.
         kept = "" if is_same or plan.budget_bytes is None else f" --budget {spell_bytes(plan.budget_bytes)}"
         commands.append((f"memprof record --plan {written}{kept} {job.words}", "train under it"))
     return commands
@@ -114,7 +114,7 @@ def _size(count: int | None, plan: Plan) -> str:
 
 
 def _less(plan: Plan, room_bytes: int | None) -> int | None:
-    """Returns a budget that the plan is not within: what there was, or a good deal less than the plan needs."""
+    """Returns a budget the plan exceeds: the available memory, or clearly less than the plan needs."""
     needs = plan.budget_bytes if plan.prediction is None else plan.prediction.peak_allocated_bytes
     if room_bytes and (needs is None or room_bytes < needs):
         return room_bytes
@@ -122,7 +122,7 @@ def _less(plan: Plan, room_bytes: int | None) -> int | None:
 
 
 def _baseline(job: PlannedJob) -> Path | None:
-    """Returns the recording that the plan was made from, where it is still there and holds that very step."""
+    """Returns the recording the plan was made from, where it still exists and contains that very step."""
     prediction = job.plan.prediction
     if prediction is None or not prediction.trace:
         return None
@@ -135,8 +135,8 @@ def _baseline(job: PlannedJob) -> Path | None:
             trace = Trace.open(place)
             peak = max(trace.step_peaks().values(), default=0)
         except (MemprofError, OSError):
-            continue  # replaced by something else since
-        # At another batch, or of another rank, a search from it would be one for another step.
+            continue  # overwritten since
+        # At another batch or rank, a search on it would plan for another step.
         if peak == prediction.recorded_peak_bytes and not trace.manifest.plan:
             return place
     return None

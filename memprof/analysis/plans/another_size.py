@@ -1,4 +1,4 @@
-"""The step that plans are made for, at another batch or length than it was recorded at."""
+"""Scales the step to plan for to another batch or length than was recorded."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from memprof.trace.step import Step
 from memprof.trace.store import Trace
 from memprof.units import format_bytes
 
-#: Beyond so many times the largest recorded size, kernels may have switched to other algorithms.
+#: Beyond this multiple of the largest recorded size, kernels may use other algorithms.
 _FAR = 4
 
-#: Lengths from which a square can be told.
+#: Number of lengths from which quadratic growth can be fitted.
 _FOR_SQUARES = 3
 
 _MOST_SIZES_TOLD = 6
@@ -41,13 +41,13 @@ def at_batch(basis: Basis, runs: Sequence[Sequence[Step]], batch: int) -> Basis:
     """Scales a step to another batch.
 
     Args:
-        basis: The step, with the times of the machine it is to run on.
-        runs: The steps of its recording, then those of others of the same job. Where they are of several batches, what
-            grows is measured; from one batch alone it is inferred from shapes.
+        basis: The step, with the times of the target machine.
+        runs: The steps of its recording, then those of other recordings of the same job. With several batches, growth
+            is measured; with one batch it is inferred from shapes.
         batch: The batch.
 
     Raises:
-        InconclusiveError: The recordings do not tell the batch, or are not of one job.
+        InconclusiveError: The batch cannot be determined, or the recordings are of different jobs.
         UsageError: The batch is not positive.
     """
     found = _batches(basis.step, runs)
@@ -59,8 +59,8 @@ def at_batch(basis: Basis, runs: Sequence[Sequence[Step]], batch: int) -> Basis:
         return replace(basis, batch=batch)
     recorded = inferred.sizes[0]
     how = (
-        f"scaled from one recording at batch {recorded} to {batch}: what has the batch among its dimensions grows "
-        "with it. A recording at a second batch, with --also, tells it instead of shapes."
+        f"scaled from one recording at batch {recorded} to {batch}: tensors with the batch among their dimensions grow "
+        "with it. A recording at a second batch (--also) measures this instead."
     )
     warnings = (how, *_far(inferred.sizes, batch))
     step = replace(inferred.step_at(batch), size_errors=(SEEN, SEEN))
@@ -70,15 +70,15 @@ def at_batch(basis: Basis, runs: Sequence[Sequence[Step]], batch: int) -> Basis:
 
 
 def at_length(basis: Basis, runs: Sequence[Sequence[Step]], length: int) -> Basis:
-    """Scales a step to sequences of another length.
+    """Scales a step to another sequence length.
 
     Args:
-        basis: The step, with the times of the machine it is to run on.
-        runs: The steps of its recording, then those of others of the same job: of two lengths at least.
+        basis: The step, with the times of the target machine.
+        runs: The steps of its recording, then those of other recordings of the same job: at least two lengths.
         length: The length.
 
     Raises:
-        InconclusiveError: The steps do not differ in a length, or do not run the same operators.
+        InconclusiveError: The steps have the same length, or run different operators.
         UsageError: The length is not positive.
     """
     found = find_samples(runs, advice=_LENGTH_ADVICE)
@@ -87,16 +87,16 @@ def at_length(basis: Basis, runs: Sequence[Sequence[Step]], length: int) -> Basi
 
 
 def at_lengths(basis: Basis, runs: Sequence[Sequence[Step]], lengths: Sequence[int], settings: Settings) -> Basis:
-    """Scales a step to the longest batch of a data set, and replays a mix of its batches through the allocator's model.
+    """Scales a step to the longest batch of a data set, and replays a mix of its batches through the allocator model.
 
     Args:
-        basis: The step, with the times of the machine it is to run on.
-        runs: The steps of its recording, then those of others of the same job: of two lengths at least.
+        basis: The step, with the times of the target machine.
+        runs: The steps of its recording, then those of other recordings of the same job: at least two lengths.
         lengths: The length of each batch.
-        settings: What the allocator is told.
+        settings: Settings of the allocator.
 
     Raises:
-        InconclusiveError: The steps do not differ in a length, or do not run the same operators.
+        InconclusiveError: The steps have the same length, or run different operators.
     """
     found = find_samples(runs, advice=_LENGTH_ADVICE)
     sized = scale_samples(found.samples, may_be_square=True, what="length")
@@ -106,11 +106,11 @@ def at_lengths(basis: Basis, runs: Sequence[Sequence[Step]], lengths: Sequence[i
 
 
 def basis_at(trace: Trace, plan: Plan) -> Basis:
-    """Returns the steps of a recording at the size that a plan is for.
+    """Returns the steps of a recording at the size a plan was made for.
 
     Raises:
-        BadInputError: The trace holds no operators, or is damaged.
-        InconclusiveError: No step was recorded to its end, or the recording does not tell that size.
+        BadInputError: The trace contains no operators, or is damaged.
+        InconclusiveError: It contains no complete step, or cannot be scaled to that size.
     """
     basis = basis_of_steps(trace)
     if plan.at_length is not None:
@@ -119,13 +119,13 @@ def basis_at(trace: Trace, plan: Plan) -> Basis:
 
 
 def _batches(step: Step, runs: Sequence[Sequence[Step]]) -> Samples | None:
-    """Finds steps of several batches; None where there is one recording, whose steps do not differ in the batch."""
+    """Fits steps of several batches; None for a single recording whose steps have the same batch."""
     if len(runs) > 1:
         return find_samples(runs, advice=_BATCH_ADVICE)
     try:
         found = find_samples(runs, advice=_BATCH_ADVICE)
         is_batch = likely_batch(found.samples[-1].step) == found.samples[-1].size
-    except (InconclusiveError, PolicyError):  # one batch, which the shapes of a step may tell all the same
+    except (InconclusiveError, PolicyError):  # a single batch may still be inferred from shapes
         return None
     return found if is_batch and any(sample.step.number == step.number for sample in found.samples) else None
 
@@ -144,12 +144,12 @@ def _scaled(
     if others:
         count = len(others)
         warnings.append(
-            f"{count} recorded {'step' if count == 1 else 'steps'} of other operators or sizes "
+            f"{count} recorded {'step' if count == 1 else 'steps'} with other operators or sizes "
             f"{'counts' if count == 1 else 'count'} as recorded."
         )
     if Clock(sized.samples, sized.match.ops).is_guessed:
         warnings.append(
-            f"operators were timed in one step, of unknown {what}: step time is a guess, by the bytes they touch."
+            f"operators were timed in one step only, of unknown {what}: step time is a guess from the bytes they touch."
         )
     return replace(
         basis,
@@ -162,7 +162,7 @@ def _scaled(
 
 
 def _guesses(sized: MeasuredSizes, step: Step, size: int, what: str) -> list[str]:
-    """Says how much of a step's peak no fit tells, and how it is bounded."""
+    """Describes how much of a step's peak is not fitted, and how it is bounded."""
     guessed = sized.guessed(size) & (step.storages.requested_bytes > 0)
     held = int(step.storages.allocated_bytes[guessed & alive_at(step, peak_op(step))].sum())
     tensors, operators = int(guessed.sum()), int(sized.guessed_ops(size).sum())
@@ -170,22 +170,22 @@ def _guesses(sized: MeasuredSizes, step: Step, size: int, what: str) -> list[str
     if tensors:
         found.append(f"{tensors:,} {'tensor' if tensors == 1 else 'tensors'}, {format_bytes(held)} of the peak")
     if operators:
-        found.append(
-            f"what {operators:,} {'operator takes for itself' if operators == 1 else 'operators take for themselves'}"
-        )
+        found.append(f"the workspace of {operators:,} {'operator' if operators == 1 else 'operators'}")
     if not found:
         return []
-    why = f"on no line and no square of the {what}"
+    why = f"neither linear nor quadratic in the {what}"
     if len(sized.sizes) < _FOR_SQUARES:
-        why = f"on a line or on a square, which two {what}s do not tell"
-    bound = f"the upper bound of the peak takes it at its most. Record more {what}s, nearer to the one asked for."
+        why = f"linear or quadratic, which two {what}s cannot distinguish"
+    bound = f"the upper bound of the peak assumes the maximum. Record more {what}s, closer to the requested one."
     return [f"guess: {' and '.join(found)}: {why}; {bound}"]
 
 
 def _far(sizes: Sequence[int], size: int) -> list[str]:
     if max(sizes) / _FAR <= size <= max(sizes) * _FAR:
         return []
-    return [f"{size} is far from what was recorded: kernels may work otherwise there. Record nearer to it if you can."]
+    return [
+        f"{size} is far from the recorded sizes: kernels may use other algorithms. Record closer to it if possible."
+    ]
 
 
 def _listed(sizes: Sequence[int]) -> str:

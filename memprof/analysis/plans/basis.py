@@ -1,4 +1,4 @@
-"""The steps that plans are made for: those of a recording, with the times of the machine they are to run on."""
+"""The steps to plan for: those of a recording, with the times of the target machine."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from memprof.trace.store import Trace
 
 @dataclass(frozen=True, eq=False)
 class Basis:
-    """The steps that plans are made for.
+    """The steps to plan for.
 
     Attributes:
-        step: The fullest step that was seen to its end; its times are those of the machine it is to run on.
-        machine: Name of that machine where it is another than the recording's, "" otherwise.
-        elsewhere: How its times were obtained then; None where they are the recording's own.
-        warnings: What a reader must know of that.
-        batch: The batch that was asked for, None for the recorded one.
-        length: The length of sequences that was asked for, None for the recorded one.
-        mix: What the lengths of a data set lead to, None where none were given.
-        scaled_by: How the step is known at that size, one of policies.base.SOURCES; "" where it was recorded so.
-        others: Other steps that a plan has to fit as well: those that it may leave fuller than ``step``.
-        peaks: Recorded peak of each step that counts, by its number; empty where one step was asked for.
+        step: The fullest complete step, with the times of the target machine.
+        machine: Name of the target machine where it differs from the recording's, "" otherwise.
+        elsewhere: How its times were obtained; None where they are the recording's own.
+        warnings: Caveats on those times.
+        batch: The requested batch, None for the recorded one.
+        length: The requested sequence length, None for the recorded one.
+        mix: Results for the lengths of a data set, None where none were given.
+        scaled_by: How the step at that size was obtained, one of policies.base.SOURCES; "" where it was recorded.
+        others: Other steps that must fit as well: those a plan may leave fuller than ``step``.
+        peaks: Recorded peak by step number; empty where a single step was requested.
     """
 
     step: Step
@@ -51,29 +51,29 @@ class Basis:
 
     @cached_property
     def peak_bytes(self) -> int:
-        """The most that is allocated at once in any of the steps as recorded."""
+        """Peak allocated bytes over all the steps, as recorded."""
         return max(int(live_bytes(step).during.max(initial=0)) for step in (self.step, *self.others))
 
     def predict(self, plan: Plan, trace: str = "") -> tuple[Plan, Step]:
-        """Returns a plan with its prediction over all steps, and the fullest step it leads to.
+        """Returns a plan with its prediction over all steps, and the fullest predicted step.
 
         Args:
             plan: The plan.
-            trace: What the recording is called.
+            trace: Name of the recording.
 
         Raises:
-            PolicyError: A policy does not fit the fullest step.
+            PolicyError: A policy does not apply to the fullest step.
         """
         return replace(plan, at_batch=self.batch, at_length=self.length).predict(self.step, self.others, trace=trace)
 
     @property
     def at(self) -> str:
-        """The size that was asked for, such as ``length 512``; "" for the recorded one."""
+        """The requested size, such as ``length 512``; "" for the recorded one."""
         return Plan(at_batch=self.batch, at_length=self.length).at
 
     @property
     def source(self) -> str:
-        """How the step and its times are known, one of policies.base.SOURCES."""
+        """How the step and its times were obtained, one of policies.base.SOURCES."""
         is_scaled = self.elsewhere is not None and self.elsewhere.scaled_share > 0
         times = "modelled" if is_scaled else "replayed"
         return max(times, self.scaled_by or times, key=SOURCES.index)
@@ -85,11 +85,11 @@ def basis_of(trace: Trace, step_number: int | None = None, machine: Accelerator 
     Args:
         trace: The recording.
         step_number: The only step to plan for; None for all.
-        machine: The machine it is to run on; None for the recording's own.
+        machine: The target machine; None for the recording's own.
 
     Raises:
-        BadInputError: The trace holds no operators, or is damaged.
-        InconclusiveError: No step was recorded to its end, such as when the job ran out of memory in its first.
+        BadInputError: The trace contains no operators, or is damaged.
+        InconclusiveError: It contains no complete step, for example because memory ran out in the first.
         UsageError: There is no such step.
     """
     refuse_light(trace)
@@ -103,17 +103,17 @@ def basis_of(trace: Trace, step_number: int | None = None, machine: Accelerator 
         return replace(found, step=elsewhere.step, machine=machine.name, elsewhere=elsewhere)
     warning = (
         f"this job was recorded on a CPU: {machine.name} runs other kernels, whose workspaces and saved tensors "
-        "differ. Plan from a recording made on such a device where you can."
+        "differ. If possible, plan from a recording made on such a device."
     )
     return replace(found, step=elsewhere.step, machine=machine.name, elsewhere=elsewhere, warnings=(warning,))
 
 
 def basis_of_steps(trace: Trace) -> Basis:
-    """Returns all steps of a recording as they were recorded, to plan for.
+    """Returns all steps of a recording, as recorded, to plan for.
 
     Raises:
-        BadInputError: The trace holds no operators, or is damaged.
-        InconclusiveError: No step was recorded to its end, such as when the job ran out of memory in its first.
+        BadInputError: The trace contains no operators, or is damaged.
+        InconclusiveError: It contains no complete step, for example because memory ran out in the first.
     """
     require_whole_step(trace)
     step, peaks = trace.fullest_step(is_whole=True), trace.step_peaks()
@@ -122,29 +122,29 @@ def basis_of_steps(trace: Trace) -> Basis:
 
 
 def require_whole_step(trace: Trace) -> None:
-    """Refuses a recording that does not show all that a step needs.
+    """Rejects a recording without a complete step.
 
     Raises:
-        InconclusiveError: No step was recorded to its end, such as when the job ran out of memory in its first.
+        InconclusiveError: It contains no complete step, for example because memory ran out in the first.
     """
     if (trace.table(Steps).first_op_id >= 0).any() and not has_whole_step(trace):
         raise InconclusiveError(
-            f"{trace.path} holds no step that was seen to its end ({trace.manifest.capture.reason or 'cut short'}), so "
-            "how much its backward and its optimizer need is not known. Record the job with a smaller batch that "
-            "fits, and ask for a plan from that."
+            f"{trace.path} contains no complete step ({trace.manifest.capture.reason or 'cut short'}), so the memory "
+            "of its backward and optimizer is unknown. Record the job with a smaller batch that "
+            "fits, and plan from that recording."
         )
 
 
 def whole_steps(trace: Trace, machine: Accelerator | None = None) -> tuple[Step, ...]:
-    """Returns every step that was seen to its end, with the times of a machine.
+    """Returns every complete step, with the times of a machine.
 
     Args:
         trace: The recording.
-        machine: The machine it is to run on; None for the recording's own.
+        machine: The target machine; None for the recording's own.
 
     Raises:
-        BadInputError: The trace holds no operators, or is damaged.
-        InconclusiveError: No step was recorded to its end.
+        BadInputError: The trace contains no operators, or is damaged.
+        InconclusiveError: It contains no complete step.
     """
     refuse_light(trace)
     require_whole_step(trace)
@@ -159,7 +159,7 @@ def whole_steps(trace: Trace, machine: Accelerator | None = None) -> tuple[Step,
 
 
 def link_of(trace: Trace, machine: Accelerator | None = None) -> float:
-    """Returns the bandwidth to where swapped values go, in bytes a microsecond: measured, or what is usual."""
+    """Returns the bandwidth to the swap target, in bytes per microsecond: measured, or a typical value."""
     if machine is not None and machine.host_bytes_per_us:
         return machine.host_bytes_per_us
     recorded_on = trace.manifest.machine

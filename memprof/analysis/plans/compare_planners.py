@@ -1,4 +1,4 @@
-"""All planners on one step: overhead against budget, as the papers on checkpointing draw it."""
+"""All planners on one step: overhead against budget, plotted as in the papers on checkpointing."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Point:
         share: The budget as a share of the recorded peak.
         budget_bytes: The budget.
         status: How the search ended, one of planners.base.STATUSES.
-        reason: One sentence on that.
+        reason: One sentence on the status.
         peak_bytes: Replayed peak; 0 where nothing fits.
-        overhead: Time on top of the recorded step, as a share of it; NaN where nothing fits.
-        bound: No schedule that fits has less overhead than this; 0 where nothing is known.
-        took_s: How long the search took.
+        overhead: Added time as a share of the recorded step; NaN where nothing fits.
+        bound: Lower bound on the overhead of any schedule that fits; 0 where unknown.
+        took_s: Duration of the search.
     """
 
     planner: str
@@ -51,15 +51,15 @@ def compare_planners(
     link_bytes_per_us: float = 0.0,
     report: Callable[[Point], None] = lambda _: None,
 ) -> tuple[Point, ...]:
-    """Asks every planner for a schedule at every budget (Jain 2020, figure 5; Kirisame 2021, figure 2).
+    """Runs every planner at every budget (Jain 2020, figure 5; Kirisame 2021, figure 2).
 
-    Schedules of operators are compared, which is what the planners are about; plans that can be applied to a job
-    choose modules and cost more.
+    Compares schedules of operators, the planners' own output; plans that can be applied to a job choose modules and
+    cost more.
 
     Args:
         step: A recorded step, or one built from arrays.
         shares: The budgets, as shares of the recorded peak.
-        time_limit_s: Most time for each search.
+        time_limit_s: Time limit of each search.
         link_bytes_per_us: Bandwidth to host memory, for the planner that swaps.
         report: Called with each point.
     """

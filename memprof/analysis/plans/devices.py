@@ -1,4 +1,4 @@
-"""How many devices a job needs: one rank's peak under every way to shard, over 2 to 1,024 ranks."""
+"""How many devices a job needs: one rank's peak under each sharding strategy, over 2 to 1,024 ranks."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ WORLD_SIZES = tuple(2**power for power in range(1, 11))
 
 @dataclass(frozen=True)
 class OneRank:
-    """What one rank of many holds, and how long its step takes.
+    """Memory and step time of one rank of many.
 
     Attributes:
-        policy: How the job is divided.
-        peak_allocated_bytes: The highest rank's peak.
-        step_time_us: Its step, with what of the collectives does not hide.
-        exposed_us: How much longer that is than on one rank.
+        policy: The sharding strategy.
+        peak_allocated_bytes: Peak of the fullest rank.
+        step_time_us: Its step time, including exposed communication.
+        exposed_us: Added step time over a single rank.
     """
 
     policy: Shard
@@ -32,14 +32,14 @@ class OneRank:
 
 @dataclass(frozen=True)
 class Devices:
-    """One rank's step under every way to shard.
+    """One rank's step under each sharding strategy.
 
     Attributes:
-        budget_bytes: What a device has.
+        budget_bytes: Memory of a device.
         alone_bytes: Peak on one device.
         alone_us: Step time on one device.
-        ranks: Every way, by number of ranks and then stage.
-        refused: Why a way is not possible, each sentence once.
+        ranks: All strategies, by number of ranks and then stage.
+        refused: Why a strategy is not possible, each sentence once.
     """
 
     budget_bytes: int
@@ -50,7 +50,7 @@ class Devices:
 
     @property
     def needed(self) -> OneRank | None:
-        """The fastest way of those with the fewest devices that fit; None where none does."""
+        """The fastest strategy on the fewest devices that fit; None where none fits."""
         fitting = [each for each in self.ranks if each.peak_allocated_bytes <= self.budget_bytes]
         return min(fitting, key=lambda each: (each.policy.world_size, each.step_time_us), default=None)
 
@@ -66,10 +66,10 @@ def devices_needed(
     """Predicts one rank under ddp and the three stages, over 2 to 1,024 ranks.
 
     Args:
-        step: The recorded step, of one rank that had everything.
-        budget_bytes: What a device has.
-        machine: The device, whose catalogued links the collectives take; None for usual ones.
-        batch: What a rank trains on, as in Shard.
+        step: The recorded step, of a single rank without sharding.
+        budget_bytes: Memory of a device.
+        machine: The device, whose catalogued link bandwidth the collectives use; None for typical links.
+        batch: The batch of a rank, as in Shard.
     """
     link = Shard.link_gigabytes_per_second
     if machine is not None and machine.peer_bytes_per_us:

@@ -1,4 +1,4 @@
-"""What a dry run of the job says of a plan that was predicted."""
+"""Results of checking a predicted plan in a dry run of the job."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from dataclasses import dataclass
 
 from memprof.policies.plan.plan import Plan
 
-#: Why a plan was not checked when the user ended it.
+#: Why a plan was not checked when the user stopped the checks.
 INTERRUPTED = "It was interrupted."
 
 
 @dataclass(frozen=True)
 class Checked:
-    """A predicted plan beside a dry run of the job under it.
+    """A predicted plan compared with a dry run of the job under it.
 
     Attributes:
         plan: The plan.
         predicted_bytes: Its predicted peak.
-        budget_bytes: Most bytes that may be allocated at once.
+        budget_bytes: Budget of allocated bytes.
         dry_bytes: The dry run's peak; None where the plan was not dry-run.
-        reason: Why not, a sentence; "" where it was.
-        most_bytes: The upper end of its interval; the predicted peak where that is known to the byte.
+        reason: Why it was not dry-run, a sentence; "" where it was.
+        most_bytes: Upper end of the predicted interval; the predicted peak where the prediction is exact.
     """
 
     plan: Plan
@@ -32,17 +32,17 @@ class Checked:
 
     @property
     def fits(self) -> bool | None:
-        """Whether the dry run stays within the budget; None without one."""
+        """Whether the dry run stays within the budget; None without a dry run."""
         return None if self.dry_bytes is None else self.dry_bytes <= self.budget_bytes
 
     @property
     def difference_bytes(self) -> int | None:
-        """The dry run's peak less the predicted one; None without a dry run."""
+        """The dry run's peak minus the predicted one; None without a dry run."""
         return None if self.dry_bytes is None else self.dry_bytes - self.predicted_bytes
 
     @property
     def difference_ratio(self) -> float | None:
-        """The same as a share of the predicted peak."""
+        """The difference as a share of the predicted peak."""
         difference = self.difference_bytes
         return difference / self.predicted_bytes if difference is not None and self.predicted_bytes else None
 
@@ -53,13 +53,13 @@ def confirmed(checked: tuple[Checked, ...]) -> Checked | None:
 
 
 def worth_keeping(checked: tuple[Checked, ...]) -> Checked | None:
-    """Returns the plan that is confirmed, or else the first that could not be checked and fits by its upper end."""
+    """Returns the confirmed plan, or else the first unchecked plan that fits by its upper end."""
     unchecked = next((one for one in checked if one.fits is None and one.most_bytes <= one.budget_bytes), None)
     return confirmed(checked) or unchecked
 
 
 def describe_difference(dry_bytes: int, predicted_bytes: int) -> str:
-    """Says by how much a dry run's peak is off a predicted one: in bytes and per cent, or ``as predicted``."""
+    """Describes the difference between a dry run's and a predicted peak: bytes and per cent, or ``as predicted``."""
     if dry_bytes == predicted_bytes:
         return "as predicted"
     share = f", {100 * (dry_bytes / predicted_bytes - 1):+.2g} %" if predicted_bytes else ""

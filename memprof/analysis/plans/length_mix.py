@@ -1,4 +1,4 @@
-"""The lengths of a data set: its worst batch, and what a mix of them makes the caching allocator reserve."""
+"""The lengths of a data set: its worst batch, and the reserved bytes of a mix of its lengths."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ from memprof.replay.allocator.steps import requests_of_steps
 from memprof.trace.files.reading import read_text
 from memprof.units import format_bytes
 
-#: Most batches of a mix, and most operators of all of them together: a replay of these takes seconds.
+#: Limits on the batches of a mix, and on all their operators together: replaying these takes seconds.
 _MOST_BATCHES = 48
 _MOST_OPS = 150_000
 
-#: The order of a mix is drawn with it.
+#: Random seed of a mix's order.
 _SEED = 0
 
 _MOST_LENGTH = 2**31
 
-#: Reserved memory that grows by less than this share over a mix has not grown.
+#: Growth of reserved bytes below this share over a mix counts as none.
 _SLIGHT = 0.01
 
 
 @dataclass(frozen=True)
 class LengthMix:
-    """What the lengths of a data set lead to.
+    """Results for the lengths of a data set.
 
     Attributes:
         batches: Batches in the file.
-        longest: The length of the longest.
-        recorded_longest: The longest length that was recorded.
-        above: Batches that are longer than that.
-        mixed: Batches whose steps were replayed one after the other.
-        lengths_in_mix: Different lengths among them.
-        reserved_alone_bytes: Most bytes that the caching allocator reserves where every batch is of the longest.
-        reserved_half_bytes: The same over the first half of the mix.
-        reserved_mix_bytes: The same over all of it.
-        reserved_expandable_bytes: The same with segments that grow in place; None where these are in force.
+        longest: Length of the longest batch.
+        recorded_longest: The longest recorded length.
+        above: Number of batches longer than that.
+        mixed: Number of batches whose steps were replayed one after the other.
+        lengths_in_mix: Number of distinct lengths among them.
+        reserved_alone_bytes: Peak reserved bytes where every batch has the longest length.
+        reserved_half_bytes: Peak reserved bytes over the first half of the mix.
+        reserved_mix_bytes: Peak reserved bytes over the whole mix.
+        reserved_expandable_bytes: The same with expandable segments; None where these are in force.
     """
 
     batches: int
@@ -63,7 +63,7 @@ class LengthMix:
 
     @property
     def growth_bytes(self) -> int:
-        """By how much a mix reserves more than batches of the longest length alone; below 0 where it does less."""
+        """Reserved bytes of a mix minus those of batches of the longest length alone; may be negative."""
         return self.reserved_mix_bytes - self.reserved_alone_bytes
 
     @property
@@ -72,11 +72,11 @@ class LengthMix:
         return self.growth_bytes > _SLIGHT * self.reserved_alone_bytes
 
     def describe(self) -> tuple[str, ...]:
-        """Says in two sentences how long batches are, and what a mix of them reserves."""
+        """Describes in two sentences the batch lengths, and the reserved bytes of a mix of them."""
         share = f"{self.above:,} of {self.batches:,} batches {'is' if self.above == 1 else 'are'} longer"
         mix = (
             f"a mix of {self.mixed:,} batches of {self.lengths_in_mix:,} lengths reserves "
-            f"{format_bytes(self.reserved_mix_bytes)} without a plan, as the caching allocator is modelled"
+            f"{format_bytes(self.reserved_mix_bytes)} without a plan (caching allocator modelled)"
         )
         alone = f"{format_bytes(self.reserved_alone_bytes)} for the longest alone"
         if not self.grows:
@@ -92,15 +92,15 @@ class LengthMix:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Returns it ready for ``json.dump``."""
+        """Returns the result ready for ``json.dump``."""
         return {**dataclasses.asdict(self), "grows": self.grows}
 
 
 def read_lengths(path: Path) -> tuple[int, ...]:
-    """Reads the lengths of a data set: one batch a line, of one length or of those of its samples.
+    """Reads the lengths of a data set: one line per batch, with its length or the lengths of its samples.
 
-    Lengths of a line stand apart by spaces or commas; the longest counts. Empty lines, and what follows a ``#``, are
-    left out.
+    Lengths in a line are separated by spaces or commas; the longest counts. Empty lines and ``#`` comments are
+    skipped.
 
     Args:
         path: The file.
@@ -109,7 +109,7 @@ def read_lengths(path: Path) -> tuple[int, ...]:
         The length of each batch, in order.
 
     Raises:
-        BadInputError: There is no such file, it cannot be read, or a line of it is not a length.
+        BadInputError: The file does not exist or cannot be read, or a line is not a length.
     """
     try:
         text = read_text(path)
@@ -139,15 +139,15 @@ def _length(word: str, path: Path, line: int) -> int:
 
 
 def mix_of(lengths: Sequence[int], sized: SizedStep, settings: Settings) -> LengthMix:
-    """Replays a mix of a data set's batches through the caching allocator's model.
+    """Replays a mix of a data set's batches through the caching allocator model.
 
-    The mix is drawn from all batches, evenly over their lengths, the longest among them, and shuffled with a fixed
-    seed; the longest comes last, so that what shorter ones left behind counts.
+    The mix samples all batches evenly over their lengths, including the longest, and is shuffled with a fixed seed. The
+    longest comes last, so that fragmentation left by shorter ones counts.
 
     Args:
         lengths: The length of each batch.
-        sized: The step at any length.
-        settings: What the allocator is told.
+        sized: The step as a function of length.
+        settings: Settings of the allocator.
     """
     longest, recorded = max(lengths), max(sized.sizes)
     step = sized.step_at(longest)

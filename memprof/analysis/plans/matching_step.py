@@ -1,4 +1,4 @@
-"""Finds the step of a run that compares with a predicted one: that ran on the same shapes."""
+"""Finds the step of a run that is comparable with a prediction: one with the same shapes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from memprof.trace.step import Step
 from memprof.trace.store import Trace
 from memprof.units import format_bytes
 
-#: Different shapes that are told.
+#: Number of different shapes reported.
 _MOST_TOLD = 3
 
 
@@ -23,10 +23,10 @@ class Alike:
     """The step of a run to compare with a prediction.
 
     Attributes:
-        step: The fullest step that ran on the predicted shapes; the fullest of all where none did.
-        phases: Most bytes in each phase, over all recorded steps.
-        unlike: Why no step compares, a clause; "" where one does.
-        warnings: What a reader must know of the choice.
+        step: The fullest step with the predicted shapes; the fullest of all where there is none.
+        phases: Peak of each phase, over all recorded steps.
+        unlike: Why no step is comparable, a clause; "" where one is.
+        warnings: Caveats on the choice.
     """
 
     step: Step
@@ -36,9 +36,9 @@ class Alike:
 
 
 def find_alike(measured: Trace, prediction: Prediction, plan: Plan) -> Alike:
-    """Finds the step of a run that compares with a prediction.
+    """Finds the step of a run to compare with a prediction.
 
-    Where the shapes of one side are not known, or the plan cuts batches itself, the fullest step counts.
+    Where shapes are unknown on one side, or the plan splits batches itself, the fullest step is used.
 
     Args:
         measured: The run.
@@ -61,12 +61,12 @@ def find_alike(measured: Trace, prediction: Prediction, plan: Plan) -> Alike:
         return Alike(fullest, phases, unlike=unlike)
     step = fullest_of(same)
     if plan.at and not set(re.findall(r"\d+", plan.at)) <= set(re.findall(r"\d+", prediction.ran_on)):
-        hidden = f"the plan is for {plan.at}, which the shapes of inputs do not show: make sure that the run is of it."
+        hidden = f"the plan is for {plan.at}, which input shapes do not show: make sure that the run uses it."
         return Alike(step, phases, warnings=(hidden,))
     if peaks[step.number] == peaks[fullest.number]:
         return Alike(step, phases)
     warning = (
-        f"step {fullest.number} is fuller, {format_bytes(peaks[fullest.number])}, and ran on other shapes "
-        f"({shapes[fullest.number]}): compared is step {step.number}, which ran on those of the prediction."
+        f"step {fullest.number} has a higher peak, {format_bytes(peaks[fullest.number])}, but ran on other shapes "
+        f"({shapes[fullest.number]}): compared with step {step.number}, which ran on the predicted shapes."
     )
     return Alike(step, phases, warnings=(warning,))

@@ -1,4 +1,4 @@
-"""What a recording tells of a step that it does not hold to its end: how much the whole needs at least."""
+"""What a recording of an incomplete step implies: a lower bound on the memory of the whole step."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from memprof.trace.schema import Optimizers, OutOfMemory
 from memprof.trace.step import Step
 from memprof.trace.store import Trace
 
-#: What is there from the first update on, whatever the batch.
+#: What persists from the first update on, whatever the batch.
 _LASTING = ("parameter", "buffer", "gradient", "optimizer_state")
 
 
 @dataclass(frozen=True, eq=False)
 class PartialStep:
-    """A step that was not seen to its end, and what follows for the whole.
+    """An incomplete step, and what follows for the whole.
 
     Attributes:
         trace: The recording, as it was named.
-        manifest: What it says about itself.
+        manifest: Its manifest.
         failure: Why the recording ends there, None where memory did not run out.
-        moment: Where the step had come to when the most was allocated.
-        reached: What was allocated then.
-        asked_bytes: What was asked for on top; 0 where nothing failed.
+        moment: The moment with the most allocated bytes.
+        reached: Allocated bytes at that moment.
+        asked_bytes: Bytes of the failed request on top; 0 where nothing failed.
         parameter_bytes: Parameters and buffers.
         gradient_bytes: All gradients, as many as the optimizers update parameters.
-        state_bytes: The optimizers' whole state, as far as known.
-        state_missing_bytes: What of it was not there yet.
-        unknown: Optimizers whose state's size is not known of their class.
-        batch: The batch it was recorded at, None where the recorded part does not show it.
-        growing_bytes: Of what was reached and asked for, what grows with the batch.
+        state_bytes: The full optimizer state, as far as known.
+        state_missing_bytes: The part of it not yet allocated.
+        unknown: Optimizers whose class has an unknown state size.
+        batch: The recorded batch, None where the recorded part does not show it.
+        growing_bytes: Bytes, of those reached and requested, that grow with the batch.
     """
 
     trace: str
@@ -58,23 +58,23 @@ class PartialStep:
 
     @property
     def update_bytes(self) -> int:
-        """What an update holds at least: parameters, gradients and the whole state."""
+        """Lower bound at the update: parameters, gradients and the full optimizer state."""
         return self.parameter_bytes + self.gradient_bytes + self.state_bytes
 
     @property
     def seen_bytes(self) -> int:
-        """What the recorded part needs once the state is there, as in every step but the first."""
+        """Memory of the recorded part with the optimizer state allocated, as in every step but the first."""
         return self.reached.total_bytes + self.asked_bytes + self.state_missing_bytes
 
     @property
     def least_bytes(self) -> int:
-        """The least that the peak of a whole step comes to."""
+        """Lower bound on the peak of a whole step."""
         return max(self.update_bytes, self.seen_bytes)
 
     def largest_batch(self, budget_bytes: int) -> int | None:
-        """Returns the largest batch that fits by what was seen; the rest of the step may need more.
+        """Returns the largest batch that fits by the recorded part; the rest of the step may need more.
 
-        None where the batch is not known; 0 where not even one sample fits.
+        None where the batch is unknown; 0 where not even one sample fits.
         """
         if self.batch is None or not self.growing_bytes:
             return None
@@ -85,10 +85,10 @@ class PartialStep:
 
 
 def examine_partial(trace: Trace) -> PartialStep:
-    """Reads off a recording without a whole step what is known of it.
+    """Returns what a recording without a complete step implies.
 
     Raises:
-        BadInputError: The trace holds no operators, or is damaged.
+        BadInputError: The trace contains no operators, or is damaged.
     """
     failure = examine(trace)
     step, op, asked = _furthest(trace)
@@ -117,7 +117,7 @@ def examine_partial(trace: Trace) -> PartialStep:
 
 
 def _furthest(trace: Trace) -> tuple[Step, int, int]:
-    """Returns the step that ends early, its fullest operator, and what was asked for on top where that is the last."""
+    """Returns the incomplete step, its fullest operator, and the bytes of a failed request where that is the last."""
     failures = trace.table(OutOfMemory)
     for row in reversed(range(len(failures))):
         found = failing_step(trace, failures, row)
@@ -134,11 +134,11 @@ def _batch(step: Step) -> Batch | None:
     try:
         return find_batch(step, likely_batch(step))
     except PolicyError:
-        return None  # too little of forward was seen, or the model takes no batch
+        return None  # too little of forward was recorded, or the model takes no batch
 
 
 def _growing(holding: Holding, batch: Batch, asked_bytes: int) -> int:
-    """Returns the bytes of a moment that grow with the batch: what is computed of it, and what was asked for then."""
+    """Returns the bytes of a moment that grow with the batch: what is computed from it, and the request made then."""
     step = holding.step
     is_input = (step.storages.category[holding.rows] == "input") & batch.is_from_input[holding.rows]
     grows = batch.is_proportional[holding.rows] | is_input

@@ -14,7 +14,7 @@ from memprof.policies.base import Policy
 from memprof.policies.plan.plan import Plan
 from memprof.policies.plan.plan_tables import plan_to_tables
 
-#: Version of the keys; it grows when one changes its meaning or goes away.
+#: Schema version; incremented when a key changes meaning or is removed.
 PLAN_SCHEMA = 1
 
 Json = dict[str, Any]
@@ -54,7 +54,7 @@ def forecast_to_json(made: Forecast) -> Json:
 
 
 def _interval(plan: Plan) -> list[int] | None:
-    """Returns the bounds of a plan's peak; None where it does not tell them."""
+    """Returns the bounds of a plan's peak; None where unknown."""
     interval = None if plan.prediction is None else plan.prediction.interval
     return None if interval is None else interval.bounds
 
@@ -81,7 +81,7 @@ def verification_to_json(found: Verification) -> Json:
 
 
 def policy_to_json(policy: Policy) -> Json:
-    """Returns a policy with its settings and what it does, ready for ``json.dump``."""
+    """Returns a policy with its settings and effect, ready for ``json.dump``."""
     settings: Mapping[str, Any] = plan_to_tables(Plan((policy,)))[policy.name]
     return {
         "policy": policy.name,
@@ -135,5 +135,5 @@ def _ratio(after: float, before: float) -> float | None:
 
 
 def _number(value: float) -> float | None:
-    """Returns a number JSON has: none for NaN and the infinities."""
+    """Returns a JSON number; None for NaN and the infinities."""
     return value if math.isfinite(value) else None

@@ -1,4 +1,4 @@
-"""What a plan is predicted to do to a recorded step: before, after, and how each number was obtained."""
+"""The predicted effect of a plan on a recorded step: before, after, and how each number was obtained."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ from memprof.version import __version__
 
 @dataclass(frozen=True)
 class Stage:
-    """One policy, and the step as it is under it and all policies before it.
+    """One policy, and the step under it and all preceding policies.
 
     Attributes:
         policy: The policy.
         peak_allocated_bytes: Peak of that step.
-        step_time_us: How long it takes.
+        step_time_us: Its step time.
     """
 
     policy: Policy
@@ -57,14 +57,14 @@ class Stage:
 
 @dataclass(frozen=True)
 class Side:
-    """One of two steps that are compared.
+    """One of two steps being compared.
 
     Attributes:
         peak: Its peak.
-        step_time_us: How long it takes.
-        phases: The fullest moment of each phase it has.
-        categories: What is alive at the peak, by category; they sum to the peak.
-        reserved_bytes: The most the caching allocator reserves, as modelled; None on the processor.
+        step_time_us: Its step time.
+        phases: The fullest moment of each of its phases.
+        categories: Live bytes at the peak, by category; they sum to the peak.
+        reserved_bytes: Modelled peak reserved bytes of the caching allocator; None on the CPU.
     """
 
     peak: Moment
@@ -80,14 +80,14 @@ class Forecast:
 
     Attributes:
         trace: The recording, as it was named.
-        manifest: What the recording says about itself.
+        manifest: The recording's manifest.
         plan: The plan with its prediction.
         recorded: The fullest step as recorded.
-        predicted: The fullest step as predicted, which may be another one.
-        stages: What each policy leads to, in order, each with those before it.
+        predicted: The fullest step as predicted, which may be a different one.
+        stages: Result of each policy in order, on top of the preceding ones.
         step: The fullest predicted step.
         basis: The steps it was predicted from.
-        warnings: What a reader must know to judge the figures.
+        warnings: Caveats on the figures.
     """
 
     trace: str
@@ -102,16 +102,16 @@ class Forecast:
 
 
 def forecast(trace: Trace, plan: Plan, basis: Basis | None = None) -> Forecast:
-    """Predicts what a plan does to a recorded job.
+    """Predicts the effect of a plan on a recorded job.
 
     Args:
         trace: The recording.
         plan: The plan.
-        basis: The steps of it to start from; None for all, as recorded.
+        basis: The steps to start from; None for all, as recorded.
 
     Raises:
-        BadInputError: The trace holds no operators, or is damaged.
-        PolicyError: A policy does not fit the step.
+        BadInputError: The trace contains no operators, or is damaged.
+        PolicyError: A policy does not apply to the step.
     """
     basis = basis or basis_of_steps(trace)
     stages = []
@@ -146,43 +146,45 @@ def forecast(trace: Trace, plan: Plan, basis: Basis | None = None) -> Forecast:
 
 
 def words_for_record(manifest: Manifest) -> str:
-    """Returns what stands behind ``memprof record`` to run the recorded job again, quoted for a shell."""
+    """Returns the arguments of ``memprof record`` that run the recorded job again, quoted for a shell."""
     return words_of(manifest.command) if manifest.command else "train.py"
 
 
 def words_of(command: Sequence[str]) -> str:
-    """Returns what stands behind ``memprof record`` to run a command line, quoted for a shell."""
+    """Returns the arguments of ``memprof record`` that run a command line, quoted for a shell."""
     is_python = Path(command[0]).name.startswith("python")
     return shlex.join(command[1:] if is_python else ("--", *command))
 
 
 def step_warnings(trace: Trace, step: Step) -> list[str]:
-    """Says what a reader must know of a step that predictions start from."""
+    """Returns the caveats on a step that predictions start from."""
     manifest, steps = trace.manifest, trace.table(Steps)
     warnings = []
     if manifest.plan:
         was = "predicted" if manifest.backend.name == PREDICTED else "recorded"
-        warnings.append(f"{trace.path} was {was} under a plan already: what is predicted comes on top of it.")
+        warnings.append(f"{trace.path} was {was} under a plan already: the prediction comes on top of it.")
     if (steps.kind[steps.step == step.number] == "warm_up").any():
-        warnings.append(f"step {step.number} is a warm-up step: optimizer state may be missing or made only in it.")
+        warnings.append(
+            f"step {step.number} is a warm-up step: optimizer state may be missing or first allocated in it."
+        )
     if manifest.backend.name == DRY_RUN:
-        warnings.append(f"{trace.path} is a dry run: nothing was measured, its times are the least that is possible.")
+        warnings.append(f"{trace.path} is a dry run: nothing was measured, its times are lower bounds.")
     elif not has_untouched_step(trace) and manifest.backend.name != PREDICTED:
         warnings.append(
-            f"{trace.path} has no step without the recorder, so step time is that of a recorded step, too long: let "
-            "the job run two steps longer than the window."
+            f"{trace.path} has no step without the recorder, so step time is that of a recorded step, which is too "
+            "long: let the job run two steps longer than the window."
         )
     return warnings
 
 
 def has_untouched_step(trace: Trace) -> bool:
-    """Whether a trace holds a step that ran without the recorder, which tells the step time."""
+    """Whether a trace contains a step that ran without the recorder, which gives the step time."""
     steps = trace.table(Steps)
     return bool(((steps.kind == "plain") & steps.is_complete).any())
 
 
 def side_of(step: Step) -> Side:
-    """Reads off a step what is compared."""
+    """Returns the figures of a step that are compared."""
     sources = find_sources(step.stacks)
     peak = find_peak(step, sources)
     return Side(
@@ -194,7 +196,7 @@ def side_of(step: Step) -> Side:
 
 
 def predicted_trace(made: Forecast) -> tuple[Manifest, dict[type[Table], Table]]:
-    """Makes a trace of a predicted step, which opens like any recording.
+    """Returns a trace of a predicted step, which opens like any recording.
 
     Args:
         made: The prediction.

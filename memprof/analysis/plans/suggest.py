@@ -1,4 +1,4 @@
-"""Which plans make a recorded job fit a budget, and what each of them costs."""
+"""Plans that make a recorded job fit a budget, and the cost of each."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from memprof.units import format_bytes, format_bytes_between
 
 @dataclass(frozen=True, eq=False)
 class Suggestion:
-    """What a search over plans came to, ready to be shown.
+    """The result of a search over plans, ready for display.
 
     Attributes:
         trace: The recording, as it was named.
-        manifest: What the recording says about itself.
+        manifest: The recording's manifest.
         basis: The steps the plans were replayed on.
-        answer: Everything the search found.
+        answer: The full search result.
         plans: The fastest plan of each family that fits, the fastest family first.
-        others: Of each family that has none, the plan nearest to the budget.
-        warnings: What a reader must know to judge the figures.
+        others: For each family without a plan that fits, the one closest to the budget.
+        warnings: Caveats on the figures.
     """
 
     trace: str
@@ -48,21 +48,21 @@ class Suggestion:
         return self.predict(one)[0]
 
     def predict(self, one: Candidate) -> tuple[Plan, Step]:
-        """Returns a plan with its prediction and the budget, and the step it leads to."""
+        """Returns a plan with its prediction and the budget, and the resulting step."""
         plan, step = self.basis.predict(one.plan, self.trace)
-        assert plan.prediction is not None  # predict gave it one
+        assert plan.prediction is not None  # predict adds one
         prediction = replace(plan.prediction, how=self.source_of(one), machine=self.basis.machine)
         return replace(plan, prediction=prediction, budget_bytes=self.answer.search_request.budget_bytes), step
 
     @cached_property
     def reserved(self) -> tuple[int | None, ...]:
-        """Reserved bytes under each of ``plans``, as modelled; None on the processor."""
+        """Modelled reserved bytes under each of ``plans``; None on the CPU."""
         if not self.basis.step.is_on_device():
             return (None,) * len(self.plans)
         return tuple(reserved_under(self.predict(one)[1], self.manifest, one.plan) for one in self.plans)
 
     def source_of(self, one: Candidate) -> str:
-        """Returns how a plan's numbers were obtained, the times of the step it starts from included."""
+        """Returns how a plan's numbers were obtained, including the times of the step it starts from."""
         return max(one.source, self.basis.source, key=SOURCES.index)
 
 
@@ -73,13 +73,13 @@ def suggest(
 
     Args:
         trace: The recording.
-        basis: The step of it to plan for.
-        search_request: What is asked for.
-        report: Called with each plan that was replayed.
+        basis: The steps to plan for.
+        search_request: The search request.
+        report: Called with each replayed plan.
 
     Raises:
         BadInputError: The trace is damaged.
-        PolicyError: A policy is named that there is not.
+        PolicyError: Unknown policy.
     """
     answer = explore(basis.step, search_request, report, basis.others)
     answer, plans = with_room(
@@ -98,7 +98,7 @@ def suggest(
 
 
 def describe_least(found: Suggestion) -> str:
-    """Says why nothing fits: the least peak that was found, and what is held there."""
+    """Explains why nothing fits: the lowest peak found, and what is live there."""
     answer = found.answer
     least = answer.least
     largest = sorted(least.categories.items(), key=lambda item: -item[1])[:3]
@@ -106,15 +106,15 @@ def describe_least(found: Suggestion) -> str:
     if answer.search_request.needed(least) <= answer.search_request.budget_bytes:
         fastest_us = min(one.step_time_us for one in _inside(answer))
         return (
-            f"No plan is within {format_bytes(answer.search_request.budget_bytes)} and the slowdown allowed: the "
-            f"fastest within the budget takes {fastest_us / answer.recorded.step_time_us:.2f} times the recorded step. "
+            f"No plan fits {format_bytes(answer.search_request.budget_bytes)} within the allowed slowdown: the "
+            f"fastest that fits takes {fastest_us / answer.recorded.step_time_us:.2f} times the recorded step. "
             "Allow more with --max-slowdown."
         )
-    more = " The search was stopped before its end." if answer.was_stopped else ""
+    more = " The search was stopped early." if answer.was_stopped else ""
     return (
-        f"No plan that was found fits {format_bytes(answer.search_request.budget_bytes)}: the least is "
-        f"{describe_peak(least)} with {least.plan.describe()}; its peak is in {place_of(least)} and holds "
-        f"{held}.{more} Give at least {format_bytes(answer.search_request.needed(least))}, or allow more policies."
+        f"No plan found fits {format_bytes(answer.search_request.budget_bytes)}: the lowest peak is "
+        f"{describe_peak(least)} with {least.plan.describe()}, in {place_of(least)}, with "
+        f"{held} live.{more} Give at least {format_bytes(answer.search_request.needed(least))}, or allow more policies."
     )
 
 
@@ -123,17 +123,17 @@ def _inside(answer: SearchResult) -> list[Candidate]:
 
 
 def describe_peak(one: Candidate) -> str:
-    """Says a plan's predicted peak: ``43.2 MiB``, or ``43.2 to 44.1 MiB`` where it is not known to the byte."""
+    """Formats a plan's predicted peak: ``43.2 MiB``, or ``43.2 to 44.1 MiB`` where it is not exact."""
     return format_bytes_between(one.interval.least_bytes, one.interval.most_bytes)
 
 
 def place_of(one: Candidate) -> str:
-    """Says where a peak is: ``backward of layers.3``."""
+    """Returns the place of a peak: ``backward of layers.3``."""
     return f"{one.peak_phase} of {one.peak_module}" if one.peak_module else one.peak_phase
 
 
 def _worth_their_policies(plans: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
-    """Leaves out plans that do all that a faster one does, and more."""
+    """Drops plans whose policies are a superset of a faster plan's."""
     kept: list[Candidate] = []
     for one in plans:
         kinds = set(kinds_of(one.policies))

@@ -12,8 +12,8 @@ def suggestion_to_json(found: Suggestion, checked: tuple[Checked, ...] | None = 
     """Returns a suggestion ready for ``json.dump``.
 
     Args:
-        found: What was found.
-        checked: Its plans that were dry-run, None where that was not asked for.
+        found: The search result.
+        checked: Its plans that were dry-run, None where no dry run was requested.
     """
     answer = found.answer
     fits = answer.best is not None

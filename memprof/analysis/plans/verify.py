@@ -1,4 +1,4 @@
-"""Holds a prediction to a measured run: per counter, phase and category, and where the peak is in each."""
+"""Compares a prediction with a measured run: by counter, phase and category, and the place of each peak."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class Figures:
 
     Attributes:
         peak_allocated_bytes: Its peak.
-        peak_phase: The phase the peak is in.
+        peak_phase: The phase of the peak.
         peak_place: What runs at the peak, in words.
-        step_time_us: How long it takes, NaN where no step was left without the recorder.
-        phases: Most bytes in each phase it has.
+        step_time_us: Step time, NaN where no step ran without the recorder.
+        phases: Peak of each phase.
         categories: Bytes at the peak, by category.
     """
 
@@ -49,8 +49,8 @@ class Compared:
 
     Attributes:
         name: The phase or category.
-        predicted_bytes: As predicted.
-        measured_bytes: As measured.
+        predicted_bytes: Predicted value.
+        measured_bytes: Measured value.
     """
 
     name: str
@@ -64,14 +64,14 @@ class Verification:
 
     Attributes:
         plan: The plan.
-        predicted: What was predicted.
-        measured: What was measured.
-        phases: Most bytes of each phase.
+        predicted: The predicted figures.
+        measured: The measured figures.
+        phases: Peak of each phase.
         categories: Bytes at each side's own peak.
-        warnings: What a reader must know to judge the figures.
-        manifest: What the run's recording says about itself.
-        budget: The run, compared with the plan's budget; None where it has none.
-        unlike: Why no step of the run compares with the one that was predicted, a clause; "" where one does.
+        warnings: Caveats on the figures.
+        manifest: The manifest of the run's recording.
+        budget: The run compared with the plan's budget; None where it has none.
+        unlike: Why no step of the run is comparable with the prediction, a clause; "" where one is.
     """
 
     plan: Plan
@@ -93,37 +93,37 @@ class Verification:
 
     @property
     def peak_error_bytes(self) -> int:
-        """Predicted less measured peak."""
+        """Predicted minus measured peak."""
         return self.predicted.peak_allocated_bytes - self.measured.peak_allocated_bytes
 
     @property
     def peak_error_ratio(self) -> float:
-        """The same as a share of the measured peak; NaN where that is 0."""
+        """The error as a share of the measured peak; NaN where that is 0."""
         return _ratio(self.peak_error_bytes, self.measured.peak_allocated_bytes)
 
     @property
     def time_error_ratio(self) -> float:
-        """Predicted less measured step time as a share of the measured; NaN where one is unknown."""
+        """Predicted minus measured step time, as a share of the measured; NaN where one is unknown."""
         return _ratio(self.predicted.step_time_us - self.measured.step_time_us, self.measured.step_time_us)
 
 
 def verify_plan(plan: Plan, measured: Trace, recorded: Trace | None = None) -> Verification:
-    """Compares what a plan was predicted to lead to with a run under it: steps that ran on the same shapes.
+    """Compares a plan's prediction with a run under the plan, on steps with the same shapes.
 
     Args:
         plan: The plan.
         measured: The run under the plan.
-        recorded: The recording to predict from anew; where left out, the plan's own prediction counts.
+        recorded: The recording to predict from again; where left out, the plan's own prediction is used.
 
     Raises:
-        BadInputError: A trace holds no operators, or is damaged.
-        InconclusiveError: The run is of another model than the plan was made for, or was recorded in its warm-up alone.
-        PolicyError: A policy does not fit the recording.
-        UsageError: The plan carries no prediction, and there is no recording to make one from.
+        BadInputError: A trace contains no operators, or is damaged.
+        InconclusiveError: The run is of another model than the plan's, or only its warm-up was recorded.
+        PolicyError: A policy does not apply to the recording.
+        UsageError: The plan contains no prediction, and no recording is given to make one from.
     """
     if not has_measured_step(measured):
-        # The first steps make the optimizer's state, and part of a step may end below its peak.
-        raise InconclusiveError(f"{measured.path} does not tell how well it was met: {why_unmeasured(measured)}.")
+        # The first steps allocate the optimizer state, and an incomplete step may end below its peak.
+        raise InconclusiveError(f"{measured.path} cannot verify the plan's prediction: {why_unmeasured(measured)}.")
     if recorded is not None:
         made = forecast(recorded, plan, basis_at(recorded, plan))
         prediction = made.plan.prediction
@@ -133,7 +133,7 @@ def verify_plan(plan: Plan, measured: Trace, recorded: Trace | None = None) -> V
         predicted = _promised(prediction)
     else:
         raise UsageError(
-            "The plan carries no prediction. Name the recording to predict from too, memprof verify PLAN RUN HEAD, or "
+            "The plan contains no prediction. Add the recording to predict from, memprof verify PLAN RUN HEAD, or "
             "write one into the plan: memprof predict RUN --plan PLAN --write PLAN"
         )
     assert prediction is not None
@@ -142,13 +142,13 @@ def verify_plan(plan: Plan, measured: Trace, recorded: Trace | None = None) -> V
     model = model_of(step)[0]
     if prediction.model and model and prediction.model != model:
         raise InconclusiveError(
-            f"The plan was made for {prediction.model}, and {measured.path} is a run of {model}: nothing to compare."
+            f"Not comparable: the plan was made for {prediction.model}, but {measured.path} is a run of {model}."
         )
     figures = replace(_figures(side_of(step)), phases=alike.phases)
     if _is_for_another_machine(prediction, measured.manifest):
         predicted = replace(predicted, step_time_us=math.nan)
     if not has_untouched_step(measured):
-        # What was timed has the recorder in it, and would be held against the prediction.
+        # Measured times include the recorder's overhead, which would count against the prediction.
         figures = replace(figures, step_time_us=math.nan)
     return Verification(
         plan=plan,
@@ -164,7 +164,7 @@ def verify_plan(plan: Plan, measured: Trace, recorded: Trace | None = None) -> V
 
 
 def describe_short(found: Verification) -> str:
-    """Says in a sentence how well a prediction was met, or that no step compares."""
+    """Returns a sentence on the accuracy of a prediction, or saying that no step is comparable."""
     if found.unlike:
         return f"the prediction cannot be compared: {found.unlike}."
     predicted, measured = found.predicted, found.measured
@@ -234,8 +234,8 @@ def _warnings(plan: Plan, prediction: Prediction, measured: Trace, recorded: Tra
         )
     if _is_for_another_machine(prediction, manifest):
         warnings.append(
-            f"the step time was predicted for {prediction.machine}, and {measured.path} ran on "
-            f"{manifest.machine.device_name}: it is not compared."
+            f"step times are not compared: predicted for {prediction.machine}, but {measured.path} ran on "
+            f"{manifest.machine.device_name}."
         )
     if recorded is not None:
         warnings += [

@@ -1,1 +1,1 @@
-"""The ranks of one job side by side."""
+"""Comparison of the ranks of one job."""

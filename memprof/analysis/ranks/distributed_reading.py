@@ -1,8 +1,8 @@
 """Reads the ranks of a recording side by side through Dask, on this machine's cores or on a cluster of others.
 
-For what the summaries in a recording do not answer (``analysis.ranks`` does without any of this), and for recordings
-whose tables together are larger than one machine's memory. Every task opens the recording by itself and holds one rank
-at a time, so all workers must reach it: on a shared file system, or at an address such as ``s3://bucket/run.memprof``.
+For queries that the summaries in a recording cannot answer (``analysis.ranks`` needs none of this), and for recordings
+whose tables exceed one machine's memory. Every task opens the recording itself and holds one rank at a time, so all
+workers must be able to read it: from a shared file system, or an address such as ``s3://bucket/run.memprof``.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: What one task reads: of each file, ranks as they are numbered in the trace and in the file.
+#: Input of one task: for each file, the ranks as numbered in the trace and in the file.
 _Part = dict[str, list[tuple[int, int]]]
 
-#: Ranks that one task reads: enough that listing the recording's entries does not weigh.
+#: Ranks per task: enough to amortize listing the recording's entries.
 PER_TASK = 32
 
 
@@ -40,22 +40,22 @@ def map_ranks(
     scheduler: str | None = None,
     per_task: int = PER_TASK,
 ) -> dict[int, T]:
-    """Calls a function with every rank of a recording, many at a time.
+    """Applies a function to every rank of a recording, in parallel.
 
     Args:
         path: The recording, a folder of them, or an address.
-        function: What to do with a rank: takes its trace, returns what is to be kept of it.
+        function: Applied to each rank: takes its trace, returns the result to keep.
         ranks: The ranks; all where left out.
-        scheduler: One of Dask's: ``threads``, ``processes``, ``synchronous``. Where left out, the client of
-            ``dask.distributed`` that is connected, or else threads.
-        per_task: Ranks that one task reads.
+        scheduler: A Dask scheduler: ``threads``, ``processes``, ``synchronous``. If omitted, the connected client of
+            ``dask.distributed``, or else threads.
+        per_task: Ranks per task.
 
     Returns:
         What the function returned, by rank.
 
     Raises:
         BadInputError: The recording, or a table of it, cannot be read.
-        UsageError: Dask is not installed, or there is no such rank.
+        UsageError: Dask is not installed, or a rank does not exist.
     """
     delayed, compute = _dask()
     tasks = [delayed(_read_ranks)(part, function) for part in _parts(Trace.open(path), ranks, per_task)]
@@ -67,13 +67,13 @@ def map_ranks(
 def read_frame(
     path: str | Path, kind: type[Table], columns: Sequence[str] = (), *, per_task: int = PER_TASK
 ) -> dask.dataframe.DataFrame:
-    """Returns a table of all ranks as a Dask dataframe, with the rank as its first column; nothing is read yet.
+    """Returns a table of all ranks as a lazy Dask dataframe, with the rank as its first column.
 
     Args:
         path: The recording, a folder of them, or an address.
         kind: The table.
         columns: Its columns; all where left out.
-        per_task: Ranks in one partition.
+        per_task: Ranks per partition.
 
     Raises:
         BadInputError: The recording cannot be read.
@@ -90,21 +90,21 @@ def read_frame(
 
 
 def summarise_ranks(path: str | Path, *, scheduler: str | None = None) -> dict[type[Table], Table]:
-    """Sums up the ranks of a recording that does not tell them apart by itself, as those of older versions.
+    """Summarizes the ranks of a recording that has no rank summaries, as written by older versions.
 
     Returns:
-        The tables of ``RANK_TABLES``, as ``Trace.summary`` gives them.
+        The tables of ``RANK_TABLES``, as returned by ``Trace.summary``.
     """
     found = map_ranks(path, _summary_of, scheduler=scheduler)
     return join_summaries(found[rank] for rank in sorted(found))
 
 
 def peak_curve(trace: Trace, stretches: int) -> list[int]:
-    """Returns the most bytes alive in each of equally long stretches of a rank's fullest step.
+    """Returns the peak live bytes in each of equally long stretches of a rank's fullest step.
 
     Args:
         trace: The rank.
-        stretches: How many; a step of fewer operators has one for each.
+        stretches: Number of stretches; a step with fewer operators has one for each.
     """
     highest = live_bytes(trace.fullest_step()).during
     count = min(stretches, len(highest))
@@ -112,12 +112,12 @@ def peak_curve(trace: Trace, stretches: int) -> list[int]:
     return np.maximum.reduceat(highest, starts).tolist() if count else []
 
 
-#: The rank in a frame without rows.
+#: The rank column of a frame without rows.
 NO_RANK = -1
 
 
 class _Reader:
-    """A trace as ``summarise_rank`` reads it, nothing kept."""
+    """A trace as read by ``summarise_rank``, without caching."""
 
     def __init__(self, trace: Trace) -> None:
         self._trace = trace
@@ -131,10 +131,10 @@ def _summary_of(trace: Trace) -> dict[type[Table], Table]:
 
 
 def _parts(trace: Trace, ranks: Sequence[int] | None, per_task: int) -> list[_Part]:
-    """Deals ranks out to tasks, those of one file together: a task lists the entries of few files.
+    """Assigns ranks to tasks, grouped by file so that a task lists the entries of few files.
 
     Raises:
-        UsageError: There is no such rank.
+        UsageError: A rank does not exist.
     """
     chosen = trace.ranks if ranks is None else tuple(trace.fresh(rank).rank for rank in ranks)
     placed = sorted((str(path), number, rank) for rank in chosen for path, number in (trace.origin(rank),))
@@ -151,7 +151,7 @@ def _traces(part: _Part) -> Iterator[tuple[int, Trace]]:
     for path, ranks in part.items():
         trace = Trace.open(path)
         for rank, number in ranks:
-            # A trace keeps the tables it has read: each rank's is a fresh one, and goes before the next.
+            # A trace caches its tables: each rank gets a fresh one, released before the next.
             yield rank, trace.fresh(number)
 
 

@@ -1,9 +1,9 @@
-"""Aligns the clocks of a job's machines by what its collectives prove.
+"""Aligns the clocks of a job's machines by its collectives.
 
-Processes of one running system read one clock. Between machines, clocks differ by what the network's time service
-leaves. A collective that needs every rank is over nowhere before all have come to it, so each one bounds how far two
-clocks may lie apart, from both sides; the estimate is the middle of what all of them together leave open, and its error
-is half of that.
+Processes on one running system share a clock. Between machines, clocks differ by the error of the network's time
+service. A collective that needs every rank ends nowhere before all ranks have entered it, so each one bounds the offset
+between two clocks from both sides. The estimate is the middle of the interval all of them leave, and its error is half
+the width.
 
 Source: the clock condition of L. Lamport, "Time, Clocks, and the Ordering of Events in a Distributed System" (1978),
 with collectives as the messages; taking the middle is D. Mills' choice for one exchange, "Internet Time
@@ -20,8 +20,8 @@ import numpy as np
 from memprof.trace.files.columns import Coded
 from memprof.trace.schema import Bools, Floats, Ints, RankCollectives, Ranks
 
-#: Parts of the names of collectives that are over nowhere before every rank has come to them. Not so broadcasts,
-#: reductions to one rank, scatters and gathers: their root may be done before others begin.
+#: Name parts of collectives that end nowhere before every rank has entered them. Excluded are broadcasts, reductions to
+#: one rank, scatters and gathers: their root may finish before others start.
 _NEED_ALL = (
     "allreduce",
     "all_reduce",
@@ -36,12 +36,12 @@ _NEED_ALL = (
 
 @dataclass(frozen=True)
 class Alignment:
-    """What to add to a rank's times so that they compare with those of the lowest rank's clock.
+    """What to add to a rank's times to convert them to the lowest rank's clock.
 
     Attributes:
-        offset_us: To add, by rank.
-        error_us: How far that may be off, by rank: 0 on the same clock, infinite where nothing tells.
-        clocks: How many clocks the ranks read.
+        offset_us: Offset to add, by rank.
+        error_us: Maximum error of the offset, by rank: 0 on the same clock, infinite where nothing bounds it.
+        clocks: Number of distinct clocks.
     """
 
     offset_us: dict[int, float]
@@ -60,13 +60,13 @@ class Matched:
 
     Attributes:
         ranks: The ranks, one a row; lowest first.
-        names: Name of each collective, one a column, by step and place.
-        steps: Its step.
-        places: Its place in the step.
-        phases: Phase of the step it ran in.
-        sizes: Bytes it takes in one rank.
-        starts: When each rank came to it, by its own clock; NaN where it did not. Shape (ranks, collectives).
-        overs: When it was over for certain, likewise.
+        names: Name of each collective, one per column, by step and place.
+        steps: Step of each.
+        places: Index of each in its step.
+        phases: Phase of each.
+        sizes: Bytes of each in one rank.
+        starts: When each rank entered it, by its own clock; NaN where it did not. Shape (ranks, collectives).
+        overs: When it had certainly ended, likewise.
     """
 
     ranks: Ints
@@ -80,10 +80,10 @@ class Matched:
 
 
 def match_collectives(collectives: RankCollectives) -> tuple[Matched, ...]:
-    """Puts together the collectives of ranks that ran the same ones, of the same sizes, in the same order of a step.
+    """Matches the collectives of ranks that ran the same ones, of the same sizes, in the same order in a step.
 
-    A recording does not tell which ranks a collective joins. Those with other collectives in a step, as the stages of
-    a pipeline, are matched among themselves.
+    A recording does not contain the process group of a collective. Ranks with other collectives in a step, such as the
+    stages of a pipeline, are matched among themselves.
 
     Args:
         collectives: The collectives of all ranks.
@@ -107,14 +107,14 @@ def match_collectives(collectives: RankCollectives) -> tuple[Matched, ...]:
 
 
 def align_clocks(ranks: Ranks, matched: tuple[Matched, ...]) -> Alignment:
-    """Estimates how far the clocks of a job's machines lie apart.
+    """Estimates the clock offsets between a job's machines.
 
     Args:
-        ranks: The ranks and the clocks that they read.
+        ranks: The ranks and their clocks.
         matched: The collectives they ran together.
     """
     numbers = ranks.rank.tolist()
-    # A rank that does not tell its clock has one of its own.
+    # A rank with an unknown clock counts as having its own.
     clock_of = {rank: clock or f"of rank {rank}" for rank, clock in zip(numbers, ranks.clock.tolist(), strict=True)}
     clocks = list(dict.fromkeys(clock_of[rank] for rank in sorted(numbers)))
     offsets, errors = {clocks[0]: 0.0} if clocks else {}, {clocks[0]: 0.0} if clocks else {}
@@ -123,7 +123,7 @@ def align_clocks(ranks: Ranks, matched: tuple[Matched, ...]) -> Alignment:
         for place, clock in enumerate(clocks[1:], start=1):
             known = math.isfinite(low[place]) and math.isfinite(high[place])
             offsets[clock] = float(low[place] + high[place]) / 2 if known else 0.0
-            # Bounds that cross tell of clocks that drift: what they are apart is as uncertain as what lies between.
+            # Crossing bounds mean that the clocks drift: the gap between them is the uncertainty.
             errors[clock] = abs(float(high[place] - low[place])) / 2 if known else math.inf
     return Alignment(
         offset_us={rank: offsets[clock_of[rank]] for rank in numbers},
@@ -151,9 +151,9 @@ def _matrix(collectives: RankCollectives, rows: Ints) -> Matched:
 
 
 def _bounds(clocks: list[str], clock_of: dict[int, str], matched: tuple[Matched, ...]) -> tuple[Floats, Floats]:
-    """Returns the least and the most that may be added to each clock's times; infinite where nothing bounds it.
+    """Returns the smallest and largest possible offset of each clock; infinite where nothing bounds it.
 
-    What is over on the first clock is over after another clock's ranks have come to it, and the other way round.
+    A collective ends on the first clock after another clock's ranks have entered it, and vice versa.
     """
     low, high = np.full(len(clocks), -np.inf), np.full(len(clocks), np.inf)
     place_of = {clock: place for place, clock in enumerate(clocks)}
@@ -174,12 +174,12 @@ def _bounds(clocks: list[str], clock_of: dict[int, str], matched: tuple[Matched,
 
 
 def needs_all(names: tuple[str, ...]) -> Bools:
-    """Tells which collectives are over nowhere before every rank has come to them."""
+    """Returns which collectives end nowhere before every rank has entered them."""
     return np.array([any(part in name for part in _NEED_ALL) for name in names], dtype=np.bool_)
 
 
 def _reduced(reduce: np.ufunc | object, values: Floats) -> Floats:
-    """Reduces over ranks; NaN where a rank does not tell."""
+    """Reduces over ranks; NaN where a rank has no value."""
     result: Floats = reduce(values, axis=0)  # type: ignore[operator]
     return result
 

@@ -1,4 +1,4 @@
-"""Tells the ranks of a job apart: which is worst, how far they lie apart, and in what; without their own tables."""
+"""Compares the ranks of a job: the worst one, their spread, and its causes, without reading their tables."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from memprof.trace.files.spool import DRY_RUN
 from memprof.trace.schema import NONE, Ints, RankCurve, RankMoments, RankParts, Ranks
 from memprof.trace.store import Trace
 
-#: How many numbers a list names before it only counts them.
+#: Lists with more numbers than this show only a count.
 _NAMED = 12
 
 
@@ -23,17 +23,17 @@ class RankPeak:
 
     Attributes:
         rank: Its number.
-        node: The machine it ran on, "" where unknown.
-        device: The device that holds most of its bytes.
+        node: Its machine, "" where unknown.
+        device: The device with most of its bytes.
         step: Number of its fullest step, None where it ran no operators.
-        op_id: The operator of the peak, counted in that step; None likewise.
-        peak_bytes: Bytes allocated then; None likewise.
-        reserved_bytes: Highest reserved bytes of the step; None where the allocator has none, as on CPU.
+        op_id: Operator of the peak, its index in that step; None likewise.
+        peak_bytes: Bytes allocated at the peak; None likewise.
+        reserved_bytes: Peak reserved bytes of the step; None where the allocator has none, as on CPU.
         phase: Phase of the peak.
         op: Operator of the peak.
-        module: Qualified name of its module, "" outside any.
-        step_time_us: How long the step takes without the recorder, NaN where unknown.
-        ends_at: Where its recording ends early, and why; "" where it is whole.
+        module: Qualified name of its module, "" outside any module.
+        step_time_us: Step time without the recorder, NaN where unknown.
+        ends_at: Where its recording ends early, and why; "" where it is complete.
     """
 
     rank: int
@@ -52,15 +52,15 @@ class RankPeak:
 
 @dataclass(frozen=True)
 class Spread:
-    """How far the ranks lie apart in one thing.
+    """The spread of one quantity over the ranks.
 
     Attributes:
-        name: The phase, category or module; "" for the peak, and for what is outside any module.
-        least: Bytes of the rank that has least.
-        median: Bytes of the rank in the middle.
-        most: Bytes of the rank that has most.
-        least_rank: That rank, the lowest of equals.
-        most_rank: That rank, likewise.
+        name: The phase, category or module; "" for the peak, and for memory outside any module.
+        least: Minimum bytes over the ranks.
+        median: Bytes of the median rank.
+        most: Maximum bytes over the ranks.
+        least_rank: Rank with the minimum, the lowest on ties.
+        most_rank: Rank with the maximum, likewise.
     """
 
     name: str
@@ -72,12 +72,12 @@ class Spread:
 
     @property
     def bytes(self) -> int:
-        """Bytes between most and least."""
+        """Maximum minus minimum bytes."""
         return self.most - self.least
 
     @property
     def imbalance(self) -> float:
-        """How much more than the median the fullest rank has, as a share of the median; infinite where that is 0."""
+        """Excess of the maximum over the median, as a share of the median; infinite where that is 0."""
         if self.most == self.median:
             return 0.0
         return (self.most - self.median) / self.median if self.median else float("inf")
@@ -89,11 +89,11 @@ class RankComparison:
 
     Attributes:
         ranks: Each rank, lowest first.
-        worst: The rank with the highest peak, the lowest of equals; None where no rank ran operators.
-        peak: How far their peaks lie apart; None where no rank ran operators.
-        phases: The same for the fullest moment of each phase.
-        categories: The same at each rank's own peak, by what the memory is for, furthest apart first.
-        modules: The same by the module that owns or made it.
+        worst: The rank with the highest peak, the lowest on ties; None where no rank ran operators.
+        peak: Spread of the peaks; None where no rank ran operators.
+        phases: Spread of the fullest moment of each phase.
+        categories: Spread of each category at each rank's own peak, the largest first.
+        modules: Spread of each module that owns or allocated memory, likewise.
     """
 
     ranks: tuple[RankPeak, ...]
@@ -105,7 +105,7 @@ class RankComparison:
 
 
 def compare_ranks(trace: Trace) -> RankComparison:
-    """Compares the ranks of a trace by what its files tell of them in sum.
+    """Compares the ranks of a trace by the summaries in its files.
 
     Raises:
         BadInputError: A table is damaged.
@@ -116,7 +116,7 @@ def compare_ranks(trace: Trace) -> RankComparison:
     sizes = np.array([one.peak_bytes for one in peaks if one.peak_bytes is not None], dtype=np.int64)
     phases = []
     names = np.array(moments.phase, dtype=np.str_)
-    order = np.argsort(names, kind="stable")  # ranks may name thousands of phases among them
+    order = np.argsort(names, kind="stable")  # ranks may have thousands of phases in total
     for phase in in_order(moments.phase.tolist()):
         first, end = (int(np.searchsorted(names, phase, side, order)) for side in ("left", "right"))
         rows = order[first:end]
@@ -134,11 +134,11 @@ def compare_ranks(trace: Trace) -> RankComparison:
 
 @dataclass(frozen=True, eq=False)
 class RankCurves:
-    """The most bytes alive in each stretch of the ranks' fullest steps, each cut into equally many operators.
+    """Peak live bytes in each stretch of the ranks' fullest steps, each cut into equally many operators.
 
     Attributes:
         ranks: The ranks that ran operators, shape ``(ranks,)``.
-        bytes: The curves, shape ``(ranks, stretches)``; a step of fewer operators repeats them.
+        bytes: The curves, shape ``(ranks, stretches)``; a step with fewer operators repeats values.
     """
 
     ranks: Ints
@@ -146,7 +146,7 @@ class RankCurves:
 
 
 def read_curves(trace: Trace) -> RankCurves:
-    """Reads the curves of all ranks off what the files tell of them in sum.
+    """Reads the curves of all ranks from the summaries in the files.
 
     Raises:
         BadInputError: A table is damaged.
@@ -161,11 +161,11 @@ def read_curves(trace: Trace) -> RankCurves:
 
 
 def job_notes(trace: Trace, *, is_part: bool = False) -> tuple[str, ...]:
-    """Says what of a job of several processes is missing or does not fit together, a sentence each.
+    """Returns a sentence for each missing or inconsistent part of a job with several processes.
 
     Args:
         trace: The recording.
-        is_part: Whether it is known to be of one node or rank alone, so that the others are not missing.
+        is_part: Whether it is known to be a single node or rank, so that the others are not missing.
     """
     manifests = [trace.manifest_of(rank) for rank in trace.ranks]
     sizes = sorted({manifest.world_size for manifest in manifests})
@@ -174,12 +174,12 @@ def job_notes(trace: Trace, *, is_part: bool = False) -> tuple[str, ...]:
     notes = []
     if len(sizes) > 1:
         notes.append(
-            f"These are recordings of different jobs: of {', '.join(map(str, sizes[:-1]))} and of {sizes[-1]} ranks."
+            f"These are recordings of different jobs, with {', '.join(map(str, sizes[:-1]))} and {sizes[-1]} ranks."
         )
     elif not is_part and (missing := sorted(set(range(sizes[0])) - set(trace.ranks))):
         few, are, them = ("rank", "is", "it") if len(missing) == 1 else ("ranks", "are", "them")
         notes.append(
-            f"Of {sizes[0]} ranks, rank {name_numbers(trace.ranks)} alone was dry-run."
+            f"Of {sizes[0]} ranks, only rank {name_numbers(trace.ranks)} was dry-run."
             if all(manifest.backend.name == DRY_RUN for manifest in manifests)
             else f"Of {sizes[0]} ranks, {few} {name_numbers(missing)} {are} missing: there is no recording of {them} "
             "here."
@@ -195,7 +195,7 @@ def job_notes(trace: Trace, *, is_part: bool = False) -> tuple[str, ...]:
 
 
 def name_numbers(numbers: Iterable[int]) -> str:
-    """Lists numbers as people write them: ``0, 2 to 5 and 9``; many pieces are cut short."""
+    """Formats a list of numbers: ``0, 2 to 5 and 9``; long lists are shortened."""
     ordered = sorted(set(numbers))
     edges = [place for place in range(1, len(ordered)) if ordered[place] != ordered[place - 1] + 1]
     pieces = []
@@ -208,7 +208,7 @@ def name_numbers(numbers: Iterable[int]) -> str:
 
 
 def _early_ends(ranks: Ranks) -> list[str]:
-    """Says which ranks end early, the one that got least far first, and which stopped while others went on."""
+    """Reports which ranks end early, the earliest first, and which stopped while others continued."""
     notes = []
     early = np.flatnonzero(~ranks.is_complete)
     if len(early) and len(ranks) > 1:
@@ -223,7 +223,7 @@ def _early_ends(ranks: Ranks) -> list[str]:
         stopped = ", ".join(
             f"rank {ranks.rank[row]} after step {ranks.last_step[row]}" for row in behind[:_NAMED].tolist()
         )
-        notes.append(f"While others went on to step {furthest}, {stopped} was seen no more.")
+        notes.append(f"Stopped early: {stopped}; others continued to step {furthest}.")
     return notes
 
 
@@ -277,7 +277,7 @@ def _spread(name: str, ranks: Ints, sizes: Ints) -> Spread:
 
 
 def _part_spreads(parts: RankParts, kind: str, ranks: Ints) -> tuple[Spread, ...]:
-    """Compares what each part holds in every rank that ran operators; one that lacks it holds nothing there."""
+    """Compares the bytes of each part over all ranks that ran operators; a rank without it counts as 0."""
     parts = parts.take((parts.kind == kind) & np.isin(parts.rank, ranks))
     coded = Coded.of(parts.name)
     held = np.zeros((len(coded.distinct), len(ranks)), dtype=np.int64)

@@ -12,12 +12,12 @@ Json = dict[str, Any]
 
 
 def ranks_to_json(compared: RankComparison, stragglers: Stragglers, notes: tuple[str, ...]) -> Json:
-    """Returns what `memprof report --by rank` says.
+    """Returns the output of `memprof report --by rank`.
 
     Args:
         compared: The ranks.
-        stragglers: Who is waited for.
-        notes: What of the job is missing.
+        stragglers: The stragglers.
+        notes: What is missing from the job.
     """
     return {
         "worst_rank": compared.worst,
@@ -29,7 +29,7 @@ def ranks_to_json(compared: RankComparison, stragglers: Stragglers, notes: tuple
 
 
 def spreads_to_json(compared: RankComparison) -> Json:
-    """Returns how far the ranks lie apart."""
+    """Returns the spread over the ranks."""
     return {
         "peak_spread": None if compared.peak is None else _spread(compared.peak),
         "spread_by_phase": [_spread(one) for one in compared.phases],
@@ -39,7 +39,7 @@ def spreads_to_json(compared: RankComparison) -> Json:
 
 
 def stragglers_to_json(found: Stragglers) -> Json:
-    """Returns who is waited for, and how well clocks are known."""
+    """Returns the stragglers, and the accuracy of the clock alignment."""
     return {
         "stragglers": [vars(one) for one in found.ranks],
         "late_collectives": [vars(one) for one in found.collectives],

@@ -1,4 +1,4 @@
-"""Who comes last to the collectives of a job, and how long the others wait for it."""
+"""Which ranks arrive last at the collectives of a job, and how long the others wait for them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from memprof.trace.store import Trace
 
 @dataclass(frozen=True)
 class Straggler:
-    """One rank's arrivals at the collectives that it ran with others.
+    """One rank's arrivals at the collectives it ran with others.
 
     Attributes:
         rank: Its number.
-        collectives: Collectives it came to.
-        times_last: How often it was the last to come.
-        kept_waiting_us: How much later than the median rank it came, summed over those.
-        waited_us: How long it was there before the last, summed over all.
+        collectives: Number of collectives it entered.
+        times_last: How often it arrived last.
+        kept_waiting_us: Its delay behind the median rank, summed over those.
+        waited_us: Its wait for the last rank, summed over all.
     """
 
     rank: int
@@ -32,17 +32,17 @@ class Straggler:
 
 @dataclass(frozen=True)
 class LateCollective:
-    """One collective, and who came to it last.
+    """One collective, and the rank that arrived last.
 
     Attributes:
         step: Its step.
-        place: Its place among the collectives of the step.
+        place: Its index among the collectives of the step.
         name: Its operator.
         phase: Phase of the step.
-        bytes: What it takes in one rank.
-        last_rank: Who came last.
-        spread_us: Time between the first and the last.
-        behind_us: Time between the median rank and the last.
+        bytes: Its bytes in one rank.
+        last_rank: The rank that arrived last.
+        spread_us: Time between the first and the last arrival.
+        behind_us: Time between the median and the last arrival.
     """
 
     step: int
@@ -57,11 +57,11 @@ class LateCollective:
 
 @dataclass(frozen=True)
 class Stragglers:
-    """Who is waited for.
+    """The stragglers of a job.
 
     Attributes:
-        ranks: Each rank that met others, who keeps others waiting longest first.
-        collectives: Each collective, latest first.
+        ranks: Each rank that met others, the one that keeps others waiting longest first.
+        collectives: Each collective, the largest delay first.
         alignment: How the clocks were aligned.
     """
 
@@ -70,13 +70,13 @@ class Stragglers:
     alignment: Alignment
 
     def describe_clocks(self) -> str:
-        """Says how the times of the ranks compare, in a sentence; "" on one clock."""
+        """Returns a sentence on how comparable the times of the ranks are; "" on one clock."""
         if self.alignment.clocks < 2:
             return ""
         if not np.isfinite(self.alignment.worst_error_us):
             return (
-                f"The ranks read {self.alignment.clocks} clocks and no collective bounds how far these lie apart: they "
-                "are compared as they are."
+                f"The ranks read {self.alignment.clocks} clocks, and no collective bounds their offsets: times are "
+                "compared unaligned."
             )
         return (
             f"The ranks read {self.alignment.clocks} clocks, aligned by their collectives to "
@@ -85,10 +85,10 @@ class Stragglers:
 
 
 def find_stragglers(trace: Trace) -> Stragglers:
-    """Finds who comes last to the collectives of the recorded steps.
+    """Finds the ranks that arrive last at the collectives of the recorded steps.
 
-    A collective may be started early and waited for later, as the buckets of DDP are, so to come last to it need not
-    cost the others all of that time.
+    A collective may be started early and waited for later, such as the buckets of DDP, so a late arrival need not cost
+    the others the full delay.
 
     Raises:
         BadInputError: A table is damaged.
@@ -101,7 +101,7 @@ def find_stragglers(trace: Trace) -> Stragglers:
         columns = np.flatnonzero(needs_all(group.names))
         offsets = np.array([alignment.offset_us[int(rank)] for rank in group.ranks])
         came = group.starts[:, columns] + offsets[:, None]
-        # Of an even number the earlier of the two in the middle: of two ranks, the one that waits.
+        # For an even number, the earlier of the two medians: of two ranks, the one that waits.
         last, median = came.max(axis=0), np.sort(came, axis=0)[(len(came) - 1) // 2]
         who = came.argmax(axis=0)
         for row, rank in enumerate(group.ranks.tolist()):

@@ -1,1 +1,1 @@
-"""What is read off one recording: its peak, what it is made of, and who made it."""
+"""The contents of one recording: its peak, the parts of it, and the code that allocated them."""

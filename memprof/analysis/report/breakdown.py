@@ -1,4 +1,4 @@
-"""What is alive at one moment of a step, split so that the parts always sum to the whole."""
+"""Live memory at one moment of a step, split so that the parts always sum to the whole."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Part(Generic[K]):
     """One part of a whole.
 
     Attributes:
-        key: What the part is; None for the bytes that belong to nothing of the kind (made before the step, outside
-            any module, without a stack).
+        key: What the part is; None for bytes without a key (allocated before the step, outside any module, without a
+            stack).
         bytes: Allocated bytes.
-        storages: How many storages they are in; kernel workspace counts as none.
+        storages: Number of its storages; kernel workspace counts as none.
     """
 
     key: K | None
@@ -41,14 +41,14 @@ class Breakdown(Generic[K]):
 
     Attributes:
         total_bytes: The whole: exactly the sum of the parts.
-        parts: The parts that are not empty.
+        parts: The nonempty parts.
     """
 
     total_bytes: int
     parts: tuple[Part[K], ...]
 
     def top(self, limit: int) -> tuple[tuple[Part[K], ...], Part[K] | None, int]:
-        """Returns the largest parts, the sum of the rest (None without a rest) and how many parts that rest has."""
+        """Returns the largest parts, the sum of the rest (None without a rest) and the number of parts in the rest."""
         if len(self.parts) <= limit:
             return self.parts, None, 0
         rest = self.parts[max(limit - 1, 0) :]
@@ -58,15 +58,15 @@ class Breakdown(Generic[K]):
 
 @dataclass(frozen=True, eq=False)
 class Holding:
-    """Everything alive while one operator runs.
+    """Everything live while one operator runs.
 
     Attributes:
         step: The step.
         op_id: The operator.
-        rows: Rows of the storages that are alive and take memory, in order of birth.
+        rows: Rows of the live storages that take memory, in order of allocation.
         bytes: Their allocated bytes, shape as ``rows``.
-        workspace_bytes: What the operator holds beside storages.
-        earlier_stacks: Stack behind what an earlier step made, NONE for what is not of one; shape as ``rows``.
+        workspace_bytes: The operator's workspace, outside storages.
+        earlier_stacks: Allocation stack of what an earlier step allocated, NONE for other storages; shape as ``rows``.
     """
 
     step: Step
@@ -78,34 +78,34 @@ class Holding:
 
     @property
     def total_bytes(self) -> int:
-        """Allocated bytes, workspace included: the counter's highest value during the operator."""
+        """Allocated bytes including workspace: the counter's maximum during the operator."""
         return int(self.bytes.sum()) + self.workspace_bytes
 
     @property
     def makers(self) -> Ints:
-        """The operator that made each storage, ``NONE`` for those alive before the step."""
+        """The operator that allocated each storage, ``NONE`` for those live before the step."""
         return self.step.storages.created_op_id[self.rows]
 
     @property
     def stacks(self) -> Ints:
-        """The Python stack behind each storage, ``NONE`` where it is not known."""
+        """The Python stack that allocated each storage, ``NONE`` where unknown."""
         made = np.append(self.step.ops.stack_id, NONE)[self.makers]
         return np.where(self.makers == NONE, self.earlier_stacks, made)
 
     def only(self, is_kept: Bools) -> Holding:
-        """Returns the same moment with some of its storages, ``is_kept`` of shape as ``rows``."""
+        """Returns the same moment restricted to some storages, ``is_kept`` of shape as ``rows``."""
         return replace(
             self, rows=self.rows[is_kept], bytes=self.bytes[is_kept], earlier_stacks=self.earlier_stacks[is_kept]
         )
 
 
 def hold_at(step: Step, op_id: int, earlier_stacks: Ints | None = None) -> Holding:
-    """Lists what is alive while an operator runs.
+    """Lists what is live while an operator runs.
 
     Args:
         step: The step.
         op_id: The operator, counted from 0 in the step.
-        earlier_stacks: What ``Trace.earlier_stacks`` tells of the step; None where that does not matter.
+        earlier_stacks: The step's ``Trace.earlier_stacks``; None where not needed.
     """
     rows = np.flatnonzero(alive_at(step, op_id) & (step.storages.allocated_bytes > 0))
     known = np.full(len(rows), NONE) if earlier_stacks is None else earlier_stacks[rows]
@@ -113,26 +113,26 @@ def hold_at(step: Step, op_id: int, earlier_stacks: Ints | None = None) -> Holdi
 
 
 def by_category(holding: Holding) -> Breakdown[str]:
-    """Splits by what the memory is for; a kernel's own memory is ``workspace``."""
+    """Splits by category; a kernel's own memory is ``workspace``."""
     return _split(holding, holding.step.storages.category[holding.rows].tolist(), WORKSPACE)
 
 
 def by_module(holding: Holding, tree: ModuleTree) -> Breakdown[int]:
-    """Splits by the node of the module that owns or made the memory, without the nodes below it."""
+    """Splits by the node of the module that owns or allocated the memory, excluding the nodes below it."""
     nodes = tree.nodes_of(holding.step.storages.module_id[holding.rows])
     workspace = tree.nodes_of(holding.step.ops.module_id[[holding.op_id]])
     return _split(holding, [_or_none(node) for node in nodes.tolist()], _or_none(int(workspace[0])))
 
 
 def by_op(holding: Holding) -> Breakdown[str]:
-    """Splits by the name of the operator that made the memory."""
+    """Splits by the name of the operator that allocated the memory."""
     names = holding.step.ops.name
     keys = [names[op] if op != NONE else None for op in holding.makers.tolist()]
     return _split(holding, keys, names[holding.op_id])
 
 
 def by_stack(holding: Holding, sources: Sources) -> Breakdown[tuple[SourceLine, ...]]:
-    """Splits by the user's frames, innermost first, of the Python stack that made the memory.
+    """Splits by the user's frames, innermost first, of the allocation stack.
 
     The stack of a backward operator is that of its forward operator.
     """
@@ -140,12 +140,12 @@ def by_stack(holding: Holding, sources: Sources) -> Breakdown[tuple[SourceLine, 
 
 
 def by_source(holding: Holding, sources: Sources) -> Breakdown[SourceLine]:
-    """Splits by the line of the user's code that made the memory."""
+    """Splits by the line of the user's code that allocated the memory."""
     return _merge(_by_stack_id(holding), sources.of_stack)
 
 
 def by_phase(holding: Holding) -> Breakdown[str]:
-    """Splits by the phase in which the memory was made; None is before the step."""
+    """Splits by the phase in which the memory was allocated; None is before the step."""
     phases = holding.step.ops.phase
     keys = [phases[op] if op != NONE else None for op in holding.makers.tolist()]
     return _split(holding, keys, phases[holding.op_id])
@@ -159,7 +159,7 @@ def split_bytes(keys: Sequence[K | None], sizes: Sequence[int]) -> Breakdown[K]:
     """Sums storages by key.
 
     Args:
-        keys: The part of each storage.
+        keys: The key of each storage.
         sizes: Its bytes.
     """
     return _sum_parts(list(zip(keys, sizes, [1] * len(sizes), strict=True)))
@@ -171,19 +171,19 @@ def _by_stack_id(holding: Holding) -> Breakdown[int]:
 
 
 def _merge(split: Breakdown[int], key_of: Callable[[int], K | None]) -> Breakdown[K]:
-    """Joins parts whose ids stand for the same key; there are far fewer of them than storages."""
+    """Merges parts whose ids map to the same key; there are far fewer parts than storages."""
     return _sum_parts(
         [(None if part.key is None else key_of(part.key), part.bytes, part.storages) for part in split.parts]
     )
 
 
 def _split(holding: Holding, keys: Sequence[K | None], workspace_key: K | None) -> Breakdown[K]:
-    """Sums the storages by key and adds the operator's workspace to its own.
+    """Sums the storages by key and adds the operator's workspace under its key.
 
     Args:
-        holding: What is alive.
-        keys: The part of each storage, as long as ``holding.rows``.
-        workspace_key: The part of the workspace.
+        holding: The live memory.
+        keys: The key of each storage, as long as ``holding.rows``.
+        workspace_key: The key of the workspace.
     """
     pieces = list(zip(keys, holding.bytes.tolist(), [1] * len(keys), strict=True))
     return _sum_parts([*pieces, (workspace_key, holding.workspace_bytes, 0)])

@@ -1,4 +1,4 @@
-"""How full a whole device is, and whose what is: the bar that nvidia-smi shows, taken apart."""
+"""How full a whole device is, and by whom: the breakdown of the number nvidia-smi shows."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from memprof.trace.schema import NONE, DeviceMemory
 
 @dataclass(frozen=True)
 class DeviceUse:
-    """One device at the moment it was fullest. All bytes; the parts sum to the total.
+    """One device at its fullest moment. All in bytes; the parts sum to the total.
 
     Attributes:
         device: Such as ``cuda:0``.
         total_bytes: Memory of the device.
         reserved_bytes: Segments of torch's caching allocator in the recorded process.
-        own_bytes: What that process holds beside: the CUDA context, NCCL, libraries. None where the driver does not
-            tell processes apart; it is in ``other_bytes`` then.
-        other_bytes: Everything else that is in use.
-        free_bytes: What nobody has taken.
-        pinned_bytes: Host memory that torch held pinned, which is none of the device's; None where unknown.
+        own_bytes: Memory of that process outside the allocator: the CUDA context, NCCL, libraries. None where the
+            driver reports no per-process memory; it is then included in ``other_bytes``.
+        other_bytes: Everything else in use.
+        free_bytes: Free memory.
+        pinned_bytes: Host memory pinned by torch, not part of the device's; None where unknown.
     """
 
     device: str
@@ -35,14 +35,14 @@ class DeviceUse:
 
     @property
     def used_bytes(self) -> int:
-        """What nvidia-smi shows as used."""
+        """Used bytes as shown by nvidia-smi."""
         return self.total_bytes - self.free_bytes
 
 
 def summarise_devices(samples: DeviceMemory) -> tuple[DeviceUse, ...]:
-    """Returns each device at the sample in which most of it was used, in the order of their names."""
+    """Returns each device at its fullest sample, ordered by name."""
     found = []
-    coded = Coded.of(samples.device)  # numpy itself compares texts without the zero bytes at their end
+    coded = Coded.of(samples.device)  # numpy ignores trailing zero bytes when comparing texts
     present = np.unique(coded.codes).tolist()
     for code in sorted(present, key=lambda code: str(coded.distinct[code])):
         device, own = coded.distinct[code], samples.take(coded.codes == code)
@@ -50,7 +50,7 @@ def summarise_devices(samples: DeviceMemory) -> tuple[DeviceUse, ...]:
         used, reserved, process, pinned = (
             int(column[fullest]) for column in (own.used_bytes, own.reserved_bytes, own.process_bytes, own.pinned_bytes)
         )
-        # Samples of the driver and of torch are not of one instant.
+        # The driver's and torch's numbers in a sample are not read at the same instant.
         beside = max(used - reserved, 0)
         of_process = None if process == NONE else min(max(process - reserved, 0), beside)
         found.append(

@@ -1,4 +1,4 @@
-"""What a snapshot tells that was taken without a history: how much its segments hold, and nothing of how it came."""
+"""A snapshot taken without a history: the contents of its segments, without how they came about."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from memprof.trace.schema import NONE, AllocatorEvents, Segments, Storages
 from memprof.trace.store import Trace
 
-NO_HISTORY = "holds no history of allocations, only what was reserved at its end"
+NO_HISTORY = "contains no history of allocations, only the reserved memory at its end"
 
 
 @dataclass(frozen=True)
@@ -18,12 +18,12 @@ class EndState:
 
     Attributes:
         segments: Number of segments.
-        reserved: All of them.
+        reserved: Bytes of all segments.
         allocated: Blocks in use.
-        requested: Asked for by those and by pending ones.
-        pending: Freed, and awaiting another stream.
-        idle: Segments that are wholly free.
-        holes: Free beside blocks in use.
+        requested: Requested bytes of those and of pending blocks.
+        pending: Pending free (in use by another stream).
+        idle: Segments that are entirely free.
+        holes: Free bytes in segments with blocks in use.
     """
 
     segments: int
@@ -36,9 +36,9 @@ class EndState:
 
 
 def is_end_state_only(trace: Trace) -> bool:
-    """Tells whether a recording says what was reserved at its end, and not how that came about.
+    """Whether a recording contains only the final state of reserved memory, without a history.
 
-    A memory snapshot taken without a history lists what is in use; in it no memory is ever freed, and no segment taken.
+    A memory snapshot taken without a history lists what is in use; it contains no free events and no segment events.
     """
     if not len(trace.table(Segments)):
         return False
@@ -48,7 +48,7 @@ def is_end_state_only(trace: Trace) -> bool:
 
 
 def describe_end(segments: Segments) -> EndState:
-    """Sums up segments."""
+    """Summarizes segments."""
     free = segments.total_size_bytes - segments.active_size_bytes
     is_idle = segments.active_size_bytes == 0
     return EndState(

@@ -8,19 +8,19 @@ import numpy as np
 
 from memprof.trace.schema import NONE, HostMemory
 
-#: The order in which roles are listed; any other comes last.
+#: The display order of roles; any other comes last.
 _ROLES = ("trainer", "worker", "child")
 
 
 @dataclass(frozen=True)
 class HostProcess:
-    """The most one process of the job held in main memory.
+    """Peak main memory of one process of the job.
 
     Attributes:
         role: ``trainer``, ``worker`` or ``child``.
         pid: Its process id.
-        maximum_rss_bytes: Highest resident memory, pages shared with other processes included.
-        maximum_private_bytes: Highest resident memory of its own; None where the system does not tell.
+        maximum_rss_bytes: Peak resident memory, including pages shared with other processes.
+        maximum_private_bytes: Peak private resident memory; None where the system does not report it.
     """
 
     role: str
@@ -41,7 +41,7 @@ def summarise_host_memory(samples: HostMemory) -> tuple[HostProcess, ...]:
         private = int(own.private_bytes.max())
         processes.append(
             HostProcess(
-                role=str(own.role[-1]),  # a child may turn out to be a worker only after its first samples
+                role=str(own.role[-1]),  # a child may be identified as a worker only after its first samples
                 pid=pid,
                 maximum_rss_bytes=int(own.rss_bytes.max()),
                 maximum_private_bytes=None if private == NONE else private,

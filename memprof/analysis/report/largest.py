@@ -1,4 +1,4 @@
-"""The largest single storages alive at a moment."""
+"""The largest individual storages live at a moment."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from memprof.trace.schema import NONE
 
 @dataclass(frozen=True)
 class LargeStorage:
-    """One storage that is alive at a moment.
+    """One storage live at a moment.
 
     Attributes:
         allocated_bytes: Bytes after the allocator's rounding.
-        requested_bytes: Bytes asked for.
-        category: What it is for.
-        name: Parameter or buffer it belongs to, "" elsewhere.
-        shape: Sizes of the first tensor on it, such as ``8x128x256``; "" when none was seen.
-        dtype: That tensor's element type.
-        module: Qualified name of the module that owns or made it, None outside any.
+        requested_bytes: Requested bytes.
+        category: Its category.
+        name: Its parameter or buffer, "" for others.
+        shape: Shape of the first tensor on it, such as ``8x128x256``; "" where no tensor was seen.
+        dtype: That tensor's dtype.
+        module: Qualified name of the module that owns or allocated it, None outside any module.
         module_title: The same with the root's type instead of "".
-        op: Name of the operator that made it, None when alive before the step.
-        source: The user's line of code that made it.
-        created_op_id: The operator that made it, None when alive before the step.
+        op: Name of the operator that allocated it, None when live before the step.
+        source: The user's line of code that allocated it.
+        created_op_id: The operator that allocated it, None when live before the step.
         freed_op_id: The last operator run before it is freed, None when it outlives the step.
-        age_ops: Operators run since it was made, None when alive before the step.
-        age_us: How long these take without the recorder, NaN when unknown.
+        age_ops: Operators run since its allocation, None when live before the step.
+        age_us: Duration of these without the recorder, NaN where unknown.
     """
 
     allocated_bytes: int
@@ -49,12 +49,12 @@ class LargeStorage:
 
 
 def find_largest(holding: Holding, sources: Sources, limit: int) -> tuple[LargeStorage, ...]:
-    """Returns the largest storages of a moment, the older first among equals.
+    """Returns the largest storages of a moment, the older first on ties.
 
     Args:
-        holding: What is alive then.
+        holding: The live memory.
         sources: Source lines of the trace's stacks.
-        limit: How many to return at most.
+        limit: Maximum number to return.
     """
     order = np.lexsort((holding.rows, -holding.bytes))[:limit]
     return tuple(_describe(holding, sources, place) for place in order.tolist())

@@ -1,4 +1,4 @@
-"""What a light recording says of the whole run: its highest step, beside the steps that are told in full."""
+"""The whole run as seen by a light recording: its highest step, in addition to the fully recorded steps."""
 
 from __future__ import annotations
 
@@ -14,43 +14,43 @@ from memprof.units import format_bytes
 
 
 def is_light(trace: Trace) -> bool:
-    """Whether a trace follows a whole run, and holds no operators."""
+    """Whether a trace is a light recording: it covers the whole run, without operators."""
     return trace.manifest.backend.name.endswith("-light")
 
 
 def refuse_light(trace: Trace) -> None:
-    """Refuses a light recording where operators are needed.
+    """Rejects a light recording where operators are needed.
 
     Raises:
-        BadInputError: It is one.
+        BadInputError: The recording is light.
     """
     if is_light(trace):
         raise BadInputError(
-            f"{trace.path} was recorded with --light: it holds module calls, not operators, and nothing can be "
+            f"{trace.path} was recorded with --light: it contains module calls, not operators, so nothing can be "
             f"predicted from it. Record some steps in full: memprof record {trace.manifest.target or 'train.py'}"
         )
 
 
 def describe_highest(trace: Trace) -> str:
-    """Says in a clause which step of the run was the highest; "" where the trace is no light one."""
+    """Returns a clause on which step of the run peaked highest; "" where the trace is not light."""
     peaks = trace.table(StepPeaks)
     if not len(peaks):
         return ""
     row = int(np.argmax(peaks.allocated_bytes))
     least = "at least " if peaks.how[row] == "counted" else ""
     return (
-        f"of {len(peaks):,} steps, step {int(peaks.step[row])} was the highest: {least}"
+        f"of {len(peaks):,} steps, step {int(peaks.step[row])} peaked highest: {least}"
         f"{format_bytes(int(peaks.allocated_bytes[row]))} in {peaks.phase[row]}"
         f"{_of_module(trace, int(peaks.module_id[row]))}"
     )
 
 
 def run_notes(trace: Trace, reported_bytes: int) -> tuple[Note, ...]:
-    """Writes the note on the whole run: a warning where a step that is not reported on was higher.
+    """Returns the note on the whole run: a warning where a step other than the reported one was higher.
 
     Args:
         trace: The trace.
-        reported_bytes: Peak of the step that is reported on.
+        reported_bytes: Peak of the reported step.
     """
     text = describe_highest(trace)
     if not text:
@@ -59,7 +59,7 @@ def run_notes(trace: Trace, reported_bytes: int) -> tuple[Note, ...]:
 
 
 def run_json(trace: Trace) -> dict[str, Any] | None:
-    """Returns the whole run as JSON containers: the highest step, and the highest count of each module."""
+    """Returns the whole run as JSON containers: the highest step, and the peak of each module."""
     peaks, places = trace.table(StepPeaks), trace.table(ModulePeaks)
     if not len(peaks):
         return None

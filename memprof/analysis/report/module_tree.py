@@ -1,4 +1,4 @@
-"""The tree of modules: sums with children, common ancestors, and repeated layers folded into one node."""
+"""The tree of modules: sums including children, common ancestors, and repeated layers folded into one node."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from memprof.trace.schema import NONE, Ints, Modules
 
 N = TypeVar("N", np.int64, np.float64)
 
-#: From so many like siblings on (``layers.0``, ``layers.1``, ...), a folded tree shows one node for all.
+#: Minimum number of like siblings (``layers.0``, ``layers.1``, ...) that a folded tree shows as one node.
 SMALLEST_FOLD = 3
 
 
 @dataclass(frozen=True, eq=False)
 class ModuleTree:
-    """Nodes that stand for one module each, or for several that are alike.
+    """A tree whose nodes stand for one module each, or for several alike.
 
     Attributes:
         names: Qualified name, with ``*`` for the number of a folded layer; "" for the root of a job with one model.
-        labels: The name below the parent's; the type for a root without a name.
+        labels: The name relative to the parent's; the type for a root without a name.
         types: Class name.
-        counts: How many modules the node stands for, shape ``(nodes,)``.
+        counts: Number of modules per node, shape ``(nodes,)``.
         parent: The node above, ``NONE`` for a root, shape ``(nodes,)``.
-        depth: Nodes above, shape ``(nodes,)``.
+        depth: Number of ancestors, shape ``(nodes,)``.
         node_of_module: Node of each module of the trace, shape ``(modules,)``.
     """
 
@@ -53,30 +53,30 @@ class ModuleTree:
         return np.where(module_ids == NONE, NONE, np.append(self.node_of_module, NONE)[module_ids])
 
     def sum_by_node(self, module_ids: Ints, amounts: Ints) -> Ints:
-        """Sums whole amounts by node, those outside any module left out, shape ``(nodes,)``."""
+        """Sums integer amounts by node, excluding those outside any module, shape ``(nodes,)``."""
         sums = np.zeros(len(self), dtype=np.int64)
         nodes = self.nodes_of(module_ids)
         np.add.at(sums, nodes[nodes != NONE], amounts[nodes != NONE])
         return sums
 
     def with_children(self, own: npt.NDArray[N]) -> npt.NDArray[N]:
-        """Adds to each node what all nodes below it have.
+        """Adds to each node the amounts of all its descendants.
 
         Args:
-            own: Amount of each node itself, shape ``(..., nodes)``.
+            own: Amount of each node without descendants, shape ``(..., nodes)``.
 
         Returns:
-            The sums, of the same shape.
+            The sums, same shape.
         """
         sums = own.copy()
         for level in range(int(self.depth.max(initial=0)), 0, -1):
             nodes = np.flatnonzero(self.depth == level)
-            # Transposed: the nodes come first, whatever else the sums are split by.
+            # Transposed so that nodes are the first axis, whatever else the sums are split by.
             np.add.at(sums.T, self.parent[nodes], sums.T[nodes])
         return sums
 
     def common_ancestors(self, nodes: Ints, others: Ints) -> Ints:
-        """Returns the lowest node that holds both of each pair, ``NONE`` where none does, shape as ``nodes``."""
+        """Returns the lowest common ancestor of each pair, ``NONE`` where there is none, shape as ``nodes``."""
         left, right = nodes.copy(), others.copy()
         depth = np.append(self.depth, -1)  # NONE indexes the last entry and is above every root
         parent = np.append(self.parent, NONE)
@@ -90,13 +90,13 @@ class ModuleTree:
 
 
 def module_tree(modules: Modules) -> ModuleTree:
-    """Builds the tree with a node for each module: nodes are module ids.
+    """Builds the tree with one node per module: nodes are module ids.
 
     Args:
         modules: The trace's modules.
 
     Raises:
-        BadInputError: The modules hold one another in a circle.
+        BadInputError: The modules form a cycle.
     """
     rows = np.arange(len(modules))
     return ModuleTree(
@@ -113,14 +113,14 @@ def module_tree(modules: Modules) -> ModuleTree:
 def folded_tree(modules: Modules) -> ModuleTree:
     """Builds the tree in which numbered layers of one type under one parent share a node (``layers.*``).
 
-    What lies below folded layers is folded with them, by name and type. Fewer than ``SMALLEST_FOLD`` layers stay
-    apart.
+    Descendants of folded layers are folded with them, by name and type. Fewer than ``SMALLEST_FOLD`` layers stay
+    separate.
 
     Args:
         modules: The trace's modules.
 
     Raises:
-        BadInputError: The modules hold one another in a circle.
+        BadInputError: The modules form a cycle.
     """
     depth = _depths(modules.parent_id)
     keys: list[tuple[object, ...]] = [()] * len(modules)
@@ -137,13 +137,13 @@ def folded_tree(modules: Modules) -> ModuleTree:
 
 
 def _fold(modules: Modules, keys: list[tuple[object, ...]], row: int) -> tuple[object, ...]:
-    """Returns what the layers of one fold have in common: the parent's node and the type."""
+    """Returns what the layers of one fold share: the parent's node and the type."""
     parent = modules.parent_id[row]
     return (keys[parent] if parent != NONE else (), modules.type[row])
 
 
 def _share_nodes(modules: Modules, depth: Ints, keys: list[tuple[object, ...]]) -> ModuleTree:
-    """Makes one node of the modules with equal keys, parents before their children."""
+    """Merges modules with equal keys into one node, parents before their children."""
     node_of_module = np.full(len(modules), NONE, dtype=np.int64)
     nodes: dict[tuple[object, ...], int] = {}
     names: list[str] = []
@@ -188,6 +188,6 @@ def _depths(parent_id: Ints) -> Ints:
     while (above != NONE).any():
         depth += above != NONE
         if depth.max(initial=0) > len(parent_id):
-            raise BadInputError("The trace's modules hold one another in a circle; record the job again.")
+            raise BadInputError("The trace's modules form a cycle; record the job again.")
         above = parent[above]
     return depth

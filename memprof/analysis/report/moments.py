@@ -14,17 +14,17 @@ from memprof.trace.step import Step
 
 @dataclass(frozen=True)
 class Moment:
-    """One operator of a step and the memory held while it runs.
+    """One operator of a step and the live memory while it runs.
 
     Attributes:
         step: Number of the step in the job.
-        op_id: Position of the operator in the step, 0 first.
+        op_id: Index of the operator in the step.
         phase: Its phase.
         op: Its name.
-        module: Qualified name of its module, "" for the root without a name, None outside any.
+        module: Qualified name of its module, "" for the root without a name, None outside any module.
         module_title: The same with the root's type instead of "".
-        source: The user's line of code that ran it, or whose backward it is.
-        allocated_bytes: The allocator's counter at its highest while the operator runs.
+        source: The user's line of code that called it, for backward that of its forward.
+        allocated_bytes: The allocator counter's maximum while the operator runs.
     """
 
     step: int
@@ -37,7 +37,7 @@ class Moment:
     allocated_bytes: int
 
     def describe(self) -> str:
-        """Says what runs: ``backward of layers.3.mlp (aten.mm.default), model.py:57``."""
+        """Describes what runs: ``backward of layers.3.mlp (aten.mm.default), model.py:57``."""
         module = "" if self.module_title is None else f" of {self.module_title}"
         source = "" if self.source is None else f", {self.source.place}"
         return f"{self.phase}{module} ({self.op}){source}"
@@ -45,12 +45,12 @@ class Moment:
 
 @dataclass(frozen=True)
 class CategoryMaximum:
-    """The most that one category holds in a step, whenever that is.
+    """The maximum of one category over a step, whenever it occurs.
 
     Attributes:
         category: The category.
         maximum_bytes: Its own maximum.
-        op_id: The first operator at which it is reached.
+        op_id: The first operator that reaches it.
     """
 
     category: str
@@ -59,13 +59,13 @@ class CategoryMaximum:
 
 
 def describe_moment(step: Step, sources: Sources, op_id: int, allocated_bytes: int) -> Moment:
-    """Says what runs at an operator.
+    """Describes what runs at an operator.
 
     Args:
         step: The step.
         sources: Source lines of the trace's stacks.
         op_id: The operator, counted from 0 in the step.
-        allocated_bytes: What is held while it runs.
+        allocated_bytes: Allocated bytes while it runs.
     """
     module_id = int(step.ops.module_id[op_id])
     module = None if module_id == NONE else str(step.modules.name[module_id])
@@ -82,13 +82,13 @@ def describe_moment(step: Step, sources: Sources, op_id: int, allocated_bytes: i
 
 
 def find_peak(step: Step, sources: Sources) -> Moment:
-    """Returns the first moment at which a step holds the most."""
+    """Returns the first moment of a step's peak."""
     op_id = peak_op(step)
     return describe_moment(step, sources, op_id, int(live_bytes(step).during[op_id]))
 
 
 def find_phase_peaks(step: Step, sources: Sources) -> tuple[Moment, ...]:
-    """Returns the first fullest moment of each phase that the step has, in the order of the step."""
+    """Returns the first peak of each phase in the step, in the order of the step."""
     during = live_bytes(step).during
     op_ids = []
     for phase in dict.fromkeys(step.ops.phase.tolist()):
@@ -98,7 +98,7 @@ def find_phase_peaks(step: Step, sources: Sources) -> tuple[Moment, ...]:
 
 
 def find_category_maxima(step: Step) -> dict[str, CategoryMaximum]:
-    """Returns each category's own maximum over a step; categories that never hold anything are left out."""
+    """Returns each category's own maximum over a step; categories that are always empty are omitted."""
     maxima = {}
     for category, curve in live_bytes_by_category(step).items():
         op_id = int(np.argmax(curve))

@@ -1,4 +1,4 @@
-"""What a reader has to know to judge a report's figures: gaps in the capture, blind spots, where times are from."""
+"""Caveats on a report's figures: gaps in the capture, blind spots, the source of times."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Note:
 
     Attributes:
         text: The sentence.
-        is_warning: The figures may mislead without it.
+        is_warning: Whether the figures may mislead without it.
     """
 
     text: str
@@ -26,12 +26,12 @@ class Note:
 
 
 def write_notes(manifest: Manifest, steps: Steps, step: Step) -> tuple[Note, ...]:
-    """Writes the notes on the figures of one step, warnings first.
+    """Returns the notes on the figures of one step, warnings first.
 
     Args:
-        manifest: What the recording says about itself.
-        steps: Every step seen.
-        step: The step that is reported on.
+        manifest: The recording's manifest.
+        steps: All steps seen.
+        step: The reported step.
     """
     warnings = []
     if not manifest.capture.is_complete:
@@ -39,12 +39,13 @@ def write_notes(manifest: Manifest, steps: Steps, step: Step) -> tuple[Note, ...
     row = int(np.flatnonzero(steps.step == step.number)[0])
     if steps.kind[row] == "warm_up":
         warnings.append(
-            f"step {step.number} is a warm-up step: optimizer state and workspaces may be missing or made only in it."
+            f"step {step.number} is a warm-up step: optimizer state and workspaces may be missing or first allocated "
+            "in it."
         )
     if not steps.is_complete[row]:
         is_evaluation = manifest.capture.is_complete and step.number >= manifest.window.skip + manifest.window.steps
-        why = "of its evaluation, only a batch was recorded" if is_evaluation else "the recording ends inside it"
-        warnings.append(f"step {step.number} is not complete: {why}.")
+        why = "only one batch of its evaluation was recorded" if is_evaluation else "the recording ends during it"
+        warnings.append(f"step {step.number} is incomplete: {why}.")
     notes = []
     if steps.micro_batches[row] > 1:
         notes.append(f"a step runs {steps.micro_batches[row]} rounds of forward and backward.")
@@ -67,10 +68,10 @@ def _incomplete(capture: Capture) -> str:
 def _signal_name(number: int) -> str:
     try:
         return signal.Signals(number).name
-    except ValueError:  # a signal of the machine that recorded, unknown on this one
+    except ValueError:  # a signal of the recording machine, unknown on this one
         return f"signal {number}"
 
 
 def _short(text: str) -> str:
-    """Returns the first line of a text, without its last full stop."""
+    """Returns the first line of a text, without its final full stop."""
     return text.strip().splitlines()[0].rstrip(".") if text.strip() else text

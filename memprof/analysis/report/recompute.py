@@ -1,4 +1,4 @@
-"""What running each module's forward again in backward would cost, beside the memory that it would free."""
+"""The cost of recomputing each module's forward in backward, and the memory it would free."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from memprof.trace.step import Step
 
 @dataclass(frozen=True)
 class RecomputeCost:
-    """Activation checkpointing of one module (or of several that are alike), weighed.
+    """Cost and benefit of activation checkpointing for one module, or for several alike.
 
     Attributes:
         node: The module's node.
-        freed_bytes: Allocated bytes made in its forward and kept for backward by itself alone, children included:
-            what is no longer kept. Of a step with several micro-batches, those of the one that keeps the most.
+        freed_bytes: Allocated bytes from its forward that it alone saves for backward, children included: what would no
+            longer be saved. With several micro-batches, those of the one that saves the most.
         time_us: Duration of its forward operators, children included, over the whole step; NaN where none was timed.
-        flops: Floating point operations of the same.
+        flops: Floating point operations of these.
     """
 
     node: int
@@ -31,7 +31,7 @@ class RecomputeCost:
 
     @property
     def bytes_per_us(self) -> float:
-        """Bytes freed for each microsecond of recomputing; infinite where it costs nothing, NaN where unknown."""
+        """Bytes freed per microsecond of recompute; infinite where recompute is free, NaN where unknown."""
         if np.isnan(self.time_us):
             return float("nan")
         return self.freed_bytes / self.time_us if self.time_us > 0 else float("inf")
@@ -40,18 +40,18 @@ class RecomputeCost:
 def weigh_recompute(
     step: Step, saved: SavedStorages, modules: ModuleTree, tree: ModuleTree
 ) -> tuple[RecomputeCost, ...]:
-    """Weighs activation checkpointing for every module that would free something, best first.
+    """Evaluates activation checkpointing for every module that would free memory, best first.
 
-    Best is most bytes freed per microsecond. A storage that an operator outside the module keeps as well (the
-    module's own output, mostly) would stay and is not counted, nor is what is made while recomputing already.
-    Rows of a module and of one inside it count the same memory: they are alternatives, not parts. Roots are left
-    out, as recomputing a whole model brings everything back at once, and so are modules that are never called.
+    Best is most bytes freed per microsecond. Not counted are storages that an operator outside the module saves as well
+    (mostly the module's own output), and those already recomputed. Rows of a module and of one inside it count the same
+    memory: they are alternatives, not parts. Roots are omitted, as recomputing a whole model brings everything back at
+    once, and so are modules that are never called.
 
     Args:
         step: The step.
-        saved: What it keeps for backward.
-        modules: The tree with a node for each module.
-        tree: The tree whose nodes are weighed; several modules in one node are checkpointed each by itself.
+        saved: What it saves for backward.
+        modules: The tree with one node per module.
+        tree: The tree whose nodes are evaluated; several modules in one node are checkpointed separately.
     """
     freed = _freed_by_node(step, saved, modules, tree)
     ops = step.ops
@@ -79,19 +79,19 @@ def _rank(cost: RecomputeCost) -> tuple[bool, float, int, int]:
 
 
 def _is_called(step: Step, tree: ModuleTree) -> Bools:
-    """Returns which nodes run a forward of their own; a ModuleList, say, does not."""
+    """Returns which nodes run a forward of their own; a ModuleList, for example, does not."""
     calls = step.module_calls.module_id
-    if not len(calls):  # a trace that does not say
+    if not len(calls):  # a trace without calls
         return np.ones(len(tree), dtype=np.bool_)
     return tree.sum_by_node(calls, np.ones(len(calls), dtype=np.int64)) > 0
 
 
 def _freed_by_node(step: Step, saved: SavedStorages, modules: ModuleTree, tree: ModuleTree) -> Ints:
-    """Returns the bytes that checkpointing each node frees, of its fullest micro-batch, shape ``(nodes,)``."""
+    """Returns the bytes freed by checkpointing each node, for its fullest micro-batch, shape ``(nodes,)``."""
     holders = _holders(step, saved, modules)
     makers = step.storages.created_op_id[saved.rows]
     is_freed = (holders != NONE) & (makers != NONE)
-    # NONE indexes the last operator here; the mask above leaves those out.
+    # NONE indexes the last operator here; the mask above excludes those.
     is_freed &= (step.ops.phase[makers] == "forward") & ~step.ops.is_recompute[makers]
     rounds = step.ops.micro_batch[makers[is_freed]]
     own = np.zeros((int(rounds.max(initial=0)) + 1, len(tree)), dtype=np.int64)
@@ -100,14 +100,14 @@ def _freed_by_node(step: Step, saved: SavedStorages, modules: ModuleTree, tree: 
 
 
 def _holders(step: Step, saved: SavedStorages, modules: ModuleTree) -> Ints:
-    """Returns the lowest module that makes each saved storage and holds all operators that keep it, or ``NONE``."""
+    """Returns the lowest module that allocates each saved storage and contains all its savers, or ``NONE``."""
     holders = np.append(step.ops.module_id, NONE)[step.storages.created_op_id[saved.rows]]
     position = np.full(len(step.storages), NONE, dtype=np.int64)
     position[saved.rows] = np.arange(len(saved))
     positions = position[step.saved.storage_id]
     savers = step.ops.module_id[step.saved.forward_op_id][positions != NONE]
     positions = positions[positions != NONE]
-    while len(positions):  # one saver of every storage a round: few rounds, each over whole columns
+    while len(positions):  # one saver of every storage per round: few rounds, each vectorized
         now, firsts = np.unique(positions, return_index=True)
         holders[now] = modules.common_ancestors(holders[now], savers[firsts])
         rest = np.ones(len(positions), dtype=np.bool_)

@@ -1,4 +1,4 @@
-"""Everything `memprof report` says about a trace, as data; drawing it is the command line's business."""
+"""The content of `memprof report` as data; rendering is left to the command line."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ class StepSummary:
     Attributes:
         step: Its number.
         kind: ``recorded``, ``warm_up``, ``timed`` or ``plain``.
-        duration_us: How long it took.
-        is_complete: False when the recording ended inside it.
+        duration_us: Its duration.
+        is_complete: False when the recording ended during the step.
         peak: Its peak; None where no operators were recorded.
     """
 
@@ -69,10 +69,10 @@ class RankSummary:
 
     Attributes:
         rank: Its rank.
-        node: The machine it ran on, "" where unknown.
-        device: Where its storages are, such as ``cuda:0``.
+        node: Its machine, "" where unknown.
+        device: Device of its storages, such as ``cuda:0``.
         peak: The peak of its fullest step, without the line of code; None where it ran no operators.
-        step_time_us: How long that step takes without the recorder, NaN where there is none.
+        step_time_us: Duration of that step without the recorder, NaN where there is none.
     """
 
     rank: int
@@ -84,17 +84,17 @@ class RankSummary:
 
 @dataclass(frozen=True, eq=False)
 class MomentSplit:
-    """What is alive at one moment, split every way; each split sums to ``moment.allocated_bytes``.
+    """Live memory at one moment, split every way; each split sums to ``moment.allocated_bytes``.
 
     Attributes:
         moment: The moment.
-        holding: What is alive then.
-        by_category: By what it is for.
-        by_module: By node of ``Report.tree``, without children.
-        by_op: By the operator that made it.
-        by_source: By the user's line of code that made it.
-        by_stack: By the user's frames, innermost first, of the Python stack that made it.
-        by_phase: By the phase in which it was made.
+        holding: The live memory.
+        by_category: Split by category.
+        by_module: Split by node of ``Report.tree``, without children.
+        by_op: Split by the operator that allocated it.
+        by_source: Split by the user's line of code that allocated it.
+        by_stack: Split by the user's frames, innermost first, of the allocation stack.
+        by_phase: Split by the phase in which it was allocated.
     """
 
     moment: Moment
@@ -109,35 +109,35 @@ class MomentSplit:
 
 @dataclass(frozen=True, eq=False)
 class Report:
-    """What there is to say about one step of a trace, and about the trace around it.
+    """The report on one step of a trace, and on the trace around it.
 
     Attributes:
         path: The trace, as it was named.
-        manifest: What the recording says about itself.
-        rank: The rank reported on.
-        ranks: A summary of each rank, empty for a job of one.
-        worst_rank: The rank with the highest peak, None for a job of one.
-        compared: The ranks side by side, None for a job of one.
-        steps: Every step seen.
-        step_peaks: Peak of each step that counts for that of the run, by its number, in their order.
-        step: The step reported on.
+        manifest: The recording's manifest.
+        rank: The reported rank.
+        ranks: A summary of each rank, empty for a single-rank job.
+        worst_rank: The rank with the highest peak, None for a single-rank job.
+        compared: Comparison of the ranks, None for a single-rank job.
+        steps: All steps seen.
+        step_peaks: Peak by step number, in order, for the steps that count towards the run's peak.
+        step: The reported step.
         tree: The modules, one by one or with repeated layers folded into one node.
         sources: Source lines of the trace's stacks.
-        reserved_bytes: Highest reserved bytes of the step; None where the allocator has none, as on CPU.
-        at_peak: What is alive at the step's peak.
-        at_moment: The same of another moment that was asked for, else None.
+        reserved_bytes: Peak reserved bytes of the step; None where the allocator has none, as on CPU.
+        at_peak: Live memory at the step's peak.
+        at_moment: Live memory at another requested moment, else None.
         category_maxima: Each category's own maximum over the step.
         phase_peaks: The fullest moment of each phase.
-        saved: What the step keeps for backward.
-        saved_summary: The same summed by node of ``tree``, at its fullest or at the moment asked for.
-        recompute: Activation checkpointing weighed for each node of ``tree``.
-        recomputed_us: What recomputing takes in the step already, NaN when unknown.
+        saved: What the step saves for backward.
+        saved_summary: The same summed by node of ``tree``, at its fullest or at the requested moment.
+        recompute: Activation checkpointing evaluated for each node of ``tree``.
+        recomputed_us: Time already spent on recompute in the step, NaN where unknown.
         host: Main memory of the job's processes.
-        devices: The whole devices of the job, each at its fullest; none on a processor.
-        notes: What a reader has to know to judge the figures.
-        plan: What the plan in force does, in words, "" where there was none.
-        run: Of a light recording, the whole run as JSON containers, else None.
-        post_mortem: Of a job in which memory ran out, who asked for how much and what was full, else None.
+        devices: The whole devices of the job, each at its fullest; none on the CPU.
+        notes: Caveats on the figures.
+        plan: Effect of the plan in force, in words, "" without a plan.
+        run: For a light recording, the whole run as JSON containers, else None.
+        post_mortem: For a job in which memory ran out, the failed request and the live memory, else None.
     """
 
     path: str
@@ -169,7 +169,7 @@ class Report:
 
     @property
     def shown(self) -> MomentSplit:
-        """The moment that the tables are of."""
+        """The moment shown in the tables."""
         return self.at_moment or self.at_peak
 
 
@@ -180,18 +180,18 @@ def build_report(
     op_id: int | None = None,
     fold_layers: bool = False,
 ) -> Report:
-    """Reads everything off a trace.
+    """Builds the report of a trace.
 
     Args:
         trace: The trace.
         rank: The rank to report on; None for the one with the highest peak.
         step_number: The step to report on; None for the fullest step.
-        op_id: The moment to show beside the peak, counted from 0 in the step; None for the peak alone.
-        fold_layers: Show layers that are alike (``layers.0``, ``layers.1``, ...) as one module.
+        op_id: The moment to show in addition to the peak, counted from 0 in the step; None for the peak alone.
+        fold_layers: Whether to show layers that are alike (``layers.0``, ``layers.1``, ...) as one module.
 
     Raises:
-        BadInputError: The trace holds no operators, or is damaged.
-        UsageError: There is no such rank, step or operator.
+        BadInputError: The trace contains no operators, or is damaged.
+        UsageError: The rank, step or operator does not exist.
     """
     compared = compare_ranks(trace) if len(trace.ranks) > 1 else None
     worst_rank = None if compared is None else compared.worst
@@ -243,7 +243,7 @@ def _describe_plan(manifest: Manifest) -> str:
     try:
         return plan_from_tables(manifest.plan).describe()
     except PolicyError:
-        # Of a newer memprof: it knows policies or settings that this one does not.
+        # From a newer memprof, with policies or settings unknown to this version.
         return ", ".join(policy_tables(manifest.plan))
 
 

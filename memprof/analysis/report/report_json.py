@@ -19,7 +19,7 @@ from memprof.analysis.report.sources import SourceLine
 from memprof.analysis.report.tree_rows import bytes_by_node
 from memprof.policies.plan.plan_tables import policy_tables
 
-#: Version of the keys; it grows when one changes its meaning or goes away.
+#: Schema version; incremented when a key changes meaning or is removed.
 REPORT_SCHEMA = 1
 
 Json = dict[str, Any]
@@ -29,8 +29,8 @@ def report_to_json(report: Report, largest: int) -> Json:
     """Returns a report ready for ``json.dump``.
 
     Args:
-        report: The report; layers not folded.
-        largest: How many of the largest storages to list.
+        report: The report; its layers must not be folded.
+        largest: Number of largest storages to list.
     """
     manifest, step = report.manifest, report.step
     result = {
@@ -126,7 +126,7 @@ def _source(source: SourceLine | None) -> Json:
 
 
 def _split(report: Report, split: MomentSplit, largest: int) -> Json:
-    """Returns what is alive at a moment; the rows of every list but ``largest_storages`` sum to the whole."""
+    """Returns live memory at a moment; the rows of every list but ``largest_storages`` sum to the whole."""
     return {
         "allocated_bytes": split.moment.allocated_bytes,
         "by_category": {str(part.key): part.bytes for part in split.by_category.parts},
@@ -151,7 +151,7 @@ def _split(report: Report, split: MomentSplit, largest: int) -> Json:
 
 
 def _modules(breakdown: Breakdown[int], tree: ModuleTree) -> list[Json]:
-    """Returns a row for each module that holds something itself or in its children; ``bytes`` sum to the whole."""
+    """Returns a row for each module with bytes of its own or in its children; ``bytes`` sum to the whole."""
     own, outside = bytes_by_node(breakdown, tree)
     total = tree.with_children(own)
     storages = {part.key: part.storages for part in breakdown.parts}
@@ -219,5 +219,5 @@ def _rank(one: RankSummary) -> Json:
 
 
 def _number(value: float) -> float | None:
-    """Returns a number JSON has: none for NaN and the infinities."""
+    """Returns a JSON number; None for NaN and the infinities."""
     return value if math.isfinite(value) else None

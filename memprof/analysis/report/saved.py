@@ -1,4 +1,4 @@
-"""What forward keeps for backward, and which module keeps it."""
+"""What forward saves for backward, and which module saves it."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from memprof.analysis.report.module_tree import ModuleTree
 from memprof.trace.schema import NONE, Ints
 from memprof.trace.step import Step, sum_at
 
-#: Kept for backward too, but alive anyway: no part of what training adds.
+#: Also saved for backward, but live anyway: not part of what training adds.
 PERMANENT = ("parameter", "buffer")
 
 
 @dataclass(frozen=True, eq=False)
 class SavedStorages:
-    """Each storage that is kept for backward, once.
+    """Each storage saved for backward, once.
 
     Attributes:
         rows: Rows of the storages, shape ``(saved,)``.
         bytes: Their allocated bytes.
-        saver_op_id: The first forward operator that keeps each.
+        saver_op_id: The first forward operator that saves each.
         module_id: That operator's module, ``NONE`` outside.
-        last_op_id: The last operator while which it is kept: the last backward operator that reads it.
+        last_op_id: The last operator during which it is kept: the last backward operator that reads it.
     """
 
     rows: Ints
@@ -44,12 +44,12 @@ class SavedStorages:
 
 @dataclass(frozen=True)
 class SavedSummary:
-    """What is kept for backward at one moment.
+    """What is saved for backward at one moment.
 
     Attributes:
-        op_id: The moment; the fullest of the step unless another was asked for.
-        storages: How many storages are kept.
-        by_module: Their bytes by the node whose own operators keep them, each storage once.
+        op_id: The moment; by default the fullest of the step.
+        storages: Number of saved storages.
+        by_module: Their bytes by the node whose own operators save them, each storage once.
     """
 
     op_id: int
@@ -58,9 +58,9 @@ class SavedSummary:
 
 
 def find_saved(step: Step) -> SavedStorages:
-    """Lists what a step keeps for backward, each storage once, under the first operator that keeps it.
+    """Lists what a step saves for backward, each storage once, under the first operator that saves it.
 
-    Parameters and buffers are left out: they are alive anyway.
+    Parameters and buffers are omitted: they are live anyway.
 
     Args:
         step: The step.
@@ -84,13 +84,13 @@ def find_saved(step: Step) -> SavedStorages:
 
 
 def summarise_saved(step: Step, saved: SavedStorages, tree: ModuleTree, op_id: int | None = None) -> SavedSummary:
-    """Sums what is kept for backward by module.
+    """Sums what is saved for backward by module.
 
     Args:
         step: The step.
-        saved: What it keeps.
-        tree: Modules, one by one or folded.
-        op_id: The moment; None for the first at which the most is kept.
+        saved: What it saves.
+        tree: The module tree, folded or not.
+        op_id: The moment; None for the first with the most saved bytes.
     """
     if op_id is None:
         op_id = _fullest_op(step, saved)

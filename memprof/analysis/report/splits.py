@@ -1,4 +1,4 @@
-"""What is alive at several moments of one step, split every way: names are looked up once for all moments."""
+"""Live memory at several moments of one step, split every way: names are looked up once for all moments."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from memprof.trace.files.columns import Coded
 from memprof.trace.schema import NONE, Ints
 from memprof.trace.step import Step
 
-#: What a moment is split by. ``storage``: each storage by itself, by module, operator and occurrence.
+#: The kinds of split. ``storage``: each storage separately, by module, operator and occurrence.
 KINDS = ("category", "module", "op", "source", "storage")
 
-#: What belongs to nothing of a kind is called.
+#: Name for what has no part of a kind.
 NOTHING = "(none)"
 
 
 class Splits:
     """The parts of a step's memory, by kind.
 
-    The same parts as ``analysis.breakdown`` tells of one moment, by name, and each storage by itself.
+    The same parts as ``analysis.report.breakdown`` of one moment, by name, and each storage separately.
     """
 
     def __init__(self, step: Step, sources: Sources, tree: ModuleTree) -> None:
-        """Codes what every storage, and every operator's own workspace, is part of."""
+        """Encodes the part of every storage, and of every operator's own workspace."""
         storages, ops = step.storages, step.ops
         makers = storages.created_op_id
         op_name = Coded.of(ops.name)
@@ -38,7 +38,7 @@ class Splits:
         places = [NOTHING if line is None else line.place for line in lines]
         titles = [tree.title(node) for node in range(len(tree))]
         self._step = step
-        # Of each kind: names, the code of each storage, and of the workspace of each operator.
+        # For each kind: names, the code of each storage, and of the workspace of each operator.
         self._names: dict[str, Sequence[str]] = {
             "category": [*category.distinct, WORKSPACE],
             "module": [*titles, NOTHING],
@@ -60,10 +60,10 @@ class Splits:
         self._keys, self._key_of = self._code_keys(titles)
 
     def at(self, holding: Holding) -> dict[str, dict[str, int]]:
-        """Splits what is alive at a moment of the step.
+        """Splits the live memory at a moment of the step.
 
         Returns:
-            Bytes by name, by each of KINDS; those of a kind sum to ``holding.total_bytes``.
+            Bytes by name, for each of KINDS; those of a kind sum to ``holding.total_bytes``.
         """
         parts = {kind: self._sum(kind, holding) for kind in self._names}
         parts["storage"] = self._each(holding)
@@ -72,17 +72,17 @@ class Splits:
     def _sum(self, kind: str, holding: Holding) -> dict[str, int]:
         names = self._names[kind]
         sums = np.zeros(len(names), dtype=np.int64)
-        np.add.at(sums, self._storages[kind][holding.rows], holding.bytes)  # NONE, -1, is the last place
+        np.add.at(sums, self._storages[kind][holding.rows], holding.bytes)  # NONE (-1) indexes the last entry
         sums[self._workspaces[kind][holding.op_id]] += holding.workspace_bytes
         parts: dict[str, int] = {}
-        for code in np.flatnonzero(sums).tolist():  # several stacks share a line
+        for code in np.flatnonzero(sums).tolist():  # several stacks may share a line
             parts[names[code]] = parts.get(names[code], 0) + int(sums[code])
         return {name: size for name, size in parts.items() if size}
 
     def _each(self, holding: Holding) -> dict[str, int]:
-        """Names each storage by what made it and where, and the how-manieth of that it is.
+        """Names each storage by its operator and place, with its occurrence number.
 
-        What one operator makes at once is recorded in no particular order: the smaller comes first.
+        Storages of one operator have no recorded order: the smaller comes first.
         """
         keys = self._key_of[holding.rows]
         order = np.lexsort((holding.bytes, holding.makers, keys))
@@ -101,10 +101,10 @@ class Splits:
         return sums
 
     def _code_keys(self, titles: Sequence[str]) -> tuple[list[str], Ints]:
-        """Returns what storages are called without their number, and the place of each storage's among them."""
+        """Returns the storages' names without their number, and the index of each storage's name."""
         categories, ops = self._names["category"], self._names["op"]
         names = Coded.of(self._step.storages.name)
-        # One number for name, category, module and operator together: there are far fewer of them than storages.
+        # Encode name, category, module and operator as one number: there are far fewer combinations than storages.
         mixed = names.codes.astype(np.int64)
         for codes, count in (
             (self._storages["category"], len(categories)),

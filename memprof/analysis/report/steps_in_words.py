@@ -1,4 +1,4 @@
-"""Says in words how the recorded steps of a job differ."""
+"""Describes how the recorded steps of a job differ."""
 
 from __future__ import annotations
 
@@ -6,33 +6,33 @@ from collections.abc import Mapping, Sequence
 
 from memprof.units import format_bytes, format_bytes_alike
 
-#: Steps are said to differ where the least peak is below the highest by more than this share of it.
+#: Steps are reported as different where the lowest peak is below the highest by more than this share of it.
 _NOTICED = 0.005
-#: Steps that are told one by one.
+#: Maximum number of steps listed one by one.
 _MOST_TOLD = 8
 
 
 def describe_steps(peaks: Mapping[int, int]) -> str:
-    """Says how the peaks of the recorded steps differ: ``steps 2 to 4: 84.2, 30.7, 10.0 MiB``.
+    """Describes how the peaks of the recorded steps differ: ``steps 2 to 4: 84.2, 30.7, 10.0 MiB``.
 
     Args:
-        peaks: Peak in bytes of each step, by its number, in their order.
+        peaks: Peak in bytes by step number, in order.
 
     Returns:
-        The words, "" where all peaks are nearly the same.
+        The description, "" where all peaks are nearly equal.
     """
     sizes = describe_peaks(list(peaks.values()))
     return f"steps {_range(list(peaks))}: {sizes}" if sizes else ""
 
 
 def describe_peaks(sizes: Sequence[int]) -> str:
-    """Says how the peaks of steps differ: ``84.16, 30.72, 9.95 MiB``; of many steps, between what they lie.
+    """Describes how the peaks of steps differ: ``84.16, 30.72, 9.95 MiB``, or their range for many steps.
 
     Args:
-        sizes: Peak in bytes of each step, in their order.
+        sizes: Peak in bytes of each step, in order.
 
     Returns:
-        The words, "" where all peaks are nearly the same.
+        The description, "" where all peaks are nearly equal.
     """
     if len(sizes) < 2 or min(sizes) >= max(sizes) * (1 - _NOTICED):
         return ""

@@ -1,4 +1,4 @@
-"""Chooses the rows of a module tree that fit a table, so that a row is the sum of itself and the rows below it."""
+"""Selects rows of a module tree that fit a table, such that a row's bytes include the rows below it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class TreeRow:
     """One row of a module tree.
 
     Attributes:
-        node: The module's node; None for bytes outside any module and for a row that sums what was cut.
-        depth: How far to indent.
-        bytes: Bytes with children.
-        own_bytes: Bytes without children.
-        cut: How many siblings the row sums up; 0 for a row of its own.
+        node: The module's node; None for bytes outside any module and for a row of omitted siblings.
+        depth: Indentation level.
+        bytes: Bytes including children.
+        own_bytes: Bytes excluding children.
+        cut: Number of omitted siblings the row sums; 0 for a regular row.
     """
 
     node: int | None
@@ -44,15 +44,15 @@ def bytes_by_node(breakdown: Breakdown[int], tree: ModuleTree) -> tuple[Ints, in
 
 
 def choose_rows(breakdown: Breakdown[int], tree: ModuleTree, limit: int) -> tuple[TreeRow, ...]:
-    """Chooses the modules with the most bytes; those cut out are summed in one row below their parent.
+    """Selects the modules with the most bytes; omitted ones are summed in one row below their parent.
 
-    The rows of depth 0 sum to the whole, and the rows right below a module, with its own bytes, to its bytes
-    (unless none of its children is shown).
+    The rows of depth 0 sum to the whole. The rows directly below a module, plus its own bytes, sum to its bytes (unless
+    none of its children is shown).
 
     Args:
         breakdown: Bytes by node, without children.
         tree: The tree of the nodes.
-        limit: Rows at most; the largest root is shown whatever it is.
+        limit: Maximum number of rows; the largest root is always shown.
     """
     own, outside = bytes_by_node(breakdown, tree)
     total = tree.with_children(own)
@@ -66,14 +66,14 @@ def choose_rows(breakdown: Breakdown[int], tree: ModuleTree, limit: int) -> tupl
 
 
 def _most_bytes(children: dict[int, list[int]], total: Ints, limit: int) -> dict[int, int]:
-    """Returns how many children of each node are shown, the largest ones, such that all rows are within the limit."""
+    """Returns the number of children shown per node, the largest first, such that all rows are within the limit."""
     shown: dict[int, int] = {}
     rows = 0
-    queue = [(0, NONE)] if NONE in children else []  # parents by their largest child that is not shown yet
+    queue = [(0, NONE)] if NONE in children else []  # parents by their largest child not yet shown
     while queue:
         _, parent = heapq.heappop(queue)
         first, hidden = parent not in shown, len(children[parent]) - shown.get(parent, 0)
-        # The first child brings a row for its siblings along; the last one takes the place of that row.
+        # The first child adds a row that sums its siblings; the last child replaces that row.
         more = 1 + (first and hidden > 1) - (not first and hidden == 1)
         if rows + more > limit and rows:
             continue
