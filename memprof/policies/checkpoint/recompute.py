@@ -1,4 +1,4 @@
-"""What runs again, where, and which copy of a storage everybody reads."""
+"""What is recomputed, where, and which copy of a storage each operator reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parts of a recorded step that are run again: every call of a chosen module, or every segment of a sequence."""
+"""The recomputed parts of a recorded step: every call of a chosen module, or every segment of a sequence."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ class Regions:
 
 
 def find_regions(step: Step, policy: Checkpoint) -> Regions:
-    """Finds what a policy runs again in a recorded step.
+    """Finds the regions that a policy recomputes in a recorded step.
 
     Raises:
-        PolicyError: No module matches, none of the matching is called, or the sequence cannot be divided.
+        PolicyError: No module matches, no matching module is called, or the sequence cannot be divided.
     """
     spans = _segments(step, policy) if policy.segments else _calls(step, policy)
     first, last, module_id = (np.array(column, dtype=np.int64) for column in zip(*spans, strict=True))

@@ -1,4 +1,4 @@
-"""A training job as the policies see it: its model, its optimizers, and what was done to them."""
+"""A training job as policies see it: its model, its optimizers, and the changes made to them."""
 
 from __future__ import annotations
 
@@ -90,11 +90,11 @@ class Job:
         return dict(self.model.named_modules())
 
     def on_undo(self, action: Callable[[], Any]) -> None:
-        """Registers what takes one change back."""
+        """Registers an undo action."""
         self._undo.callback(action)
 
     def undo(self) -> None:
-        """Takes every change back, the last one first."""
+        """Reverts every change, last one first."""
         self._undo.close()
 
     def wrap_forward(self, module: torch.nn.Module, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
