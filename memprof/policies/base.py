@@ -1,4 +1,4 @@
-"""What every policy is: settings, and two faces that are held to each other by tests."""
+"""The interface of a policy: its settings, its predictor and its runtime; tests hold the two to each other."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ if TYPE_CHECKING:
     from memprof.policies.runtime.job import Job
     from memprof.trace.step import Step
 
-#: What a policy does to the numbers the job computes: nothing, rounding only, or an approximation.
+#: Effect of a policy on the numbers the job computes: none, rounding only, or an approximation.
 NUMERICS = ("none", "rounding", "approximate")
 
-#: How a prediction was obtained, the surest first: every operator and storage replayed, sizes modelled, a rule of
-#: thumb, or a number measured in an earlier run.
+#: How a prediction was obtained, most accurate first: every operator and storage replayed, sizes modelled, a rule of
+#: thumb, or measured in an earlier run.
 SOURCES = ("replayed", "modelled", "rule", "measured")
 
 
 class Policy(ABC):
     """One technique and its settings; subclasses are frozen dataclasses whose fields are the settings.
 
-    Settings are checked when the policy is made (``__post_init__``) and are plain: str, int, float, bool, or a tuple
-    of str. A policy that does not fit a model or a step raises PolicyError and says why; it never half-applies.
+    Settings are validated on construction (``__post_init__``) and are plain: str, int, float, bool, or a tuple of str.
+    A policy that does not fit a model or a step raises PolicyError with the reason; it is never applied partially.
 
     Attributes:
         name: Its key in a plan file and its flag on the command line.
-        flag_help: What ``--<name>`` does, for the help of the command line.
-        flag_example: What may stand behind it: ``'layers.*'``.
+        flag_help: Help text of ``--<name>``.
+        flag_example: An example value of the flag: ``'layers.*'``.
         numerics: One of NUMERICS.
-        source: One of SOURCES: how its transform knows.
-        errors_seen: By how much measured peaks were below and above predicted ones at most, on jobs that the transform
-            was not made with (docs/benchmarks.md), as shares of what the step makes beside what it finds.
-        errors_combined: The same, in addition, beside a policy that ``handles_saved``.
+        source: One of SOURCES: how its transform obtains the prediction.
+        errors_seen: Largest errors of predicted peaks on validation jobs (docs/benchmarks.md): how far measured peaks
+            were below and above them, as shares of the bytes the step allocates on top of those it starts with.
+        errors_combined: Additional errors when combined with a policy that ``handles_saved``.
     """
 
     name: ClassVar[str]
@@ -48,10 +48,10 @@ class Policy(ABC):
     @classmethod
     @abstractmethod
     def from_flag(cls, text: str) -> Self:
-        """Reads the short form of the command line: what stands behind ``--<name>``.
+        """Parses the short form of the command line: the value of ``--<name>``.
 
         Raises:
-            PolicyError: The text makes no sense; the sentence says what would.
+            PolicyError: The text is invalid; the message gives a valid form.
         """
 
     def transform(self, step: Step) -> Step:
@@ -60,16 +60,16 @@ class Policy(ABC):
         Calls ``transform(step, policy)`` of the policy's own ``transform.py``.
 
         Args:
-            step: The step, recorded or transformed by the policies before; left as it is.
+            step: The step, recorded or transformed by earlier policies; not modified.
 
         Raises:
-            PolicyError: The policy does not fit the step; the sentence says why.
+            PolicyError: The policy does not fit the step; the message gives the reason.
         """
         rewritten: Step = self._module("transform").transform(step, self)
         return rewritten
 
     def transform_at_most(self, step: Step) -> Step:
-        """Rewrites a step like ``transform``, with what a recording does not tell taken at its most.
+        """Rewrites a step like ``transform``, with worst-case values for whatever a recording leaves open.
 
         Calls ``transform(step, policy, at_most=True)`` where the policy ``guesses``.
 
@@ -82,35 +82,35 @@ class Policy(ABC):
         return rewritten
 
     def errors(self, steps: Sequence[Step]) -> tuple[float, float]:
-        """Returns ``errors_seen`` for a job, by its operators, where they run and how its steps differ.
+        """Returns ``errors_seen`` for a job, given its operators, its devices and how its steps differ.
 
         Args:
-            steps: The steps as recorded, the one that a plan is chosen on first.
+            steps: The recorded steps; the one the plan is chosen on comes first.
         """
         return self.errors_seen
 
     @property
     def handles_saved(self) -> bool:
-        """Whether it changes when what forward saves for backward is in memory, or runs operators again."""
+        """Whether it changes when saved tensors are in memory, or recomputes operators."""
         return False
 
     @property
     def guesses(self) -> bool:
-        """Whether there is something that a recording does not tell; ``transform_at_most`` takes it at its most."""
+        """Whether the prediction depends on something not recorded; ``transform_at_most`` takes the worst case."""
         return False
 
     @property
     def held_bytes(self) -> int | None:
-        """The most allocated bytes, where the policy holds the job below them while it runs; None where it does not."""
+        """The hard memory cap in allocated bytes that the policy enforces at run time; None without one."""
         return None
 
     def apply(self, job: Job) -> None:
-        """Makes it happen in real training, before the job's first step.
+        """Applies the policy to real training, before the job's first step.
 
         Calls ``apply(job, policy)`` of the policy's own ``apply.py``.
 
         Args:
-            job: The model and the optimizers to change; what is done is undone through it.
+            job: The model and the optimizers to change; undo actions are registered on it.
 
         Raises:
             PolicyError: The policy does not fit the job; nothing has been changed.
@@ -118,27 +118,27 @@ class Policy(ABC):
         self._module("apply").apply(job, self)
 
     def environment(self) -> dict[str, str]:
-        """Returns the environment variables a job needs from its start."""
+        """Returns the environment variables that must be set when the job starts."""
         return {}
 
     @property
     def starts_early(self) -> bool:
-        """Whether something must happen in the job's process before the job's own code runs."""
+        """Whether the policy has work to do in the job's process before the job's own code runs."""
         return False
 
     def start(self) -> None:
-        """Does what must happen in the job's process before the job's own code runs; ``apply`` takes over from it.
+        """Runs in the job's process before the job's own code; ``apply`` takes over later.
 
-        Calls ``start(policy)`` of the policy's own ``apply.py`` where the policy ``starts_early``. Only for jobs that
-        are started under a plan: where a plan is applied by hand, it is never called.
+        Calls ``start(policy)`` of the policy's own ``apply.py`` where the policy ``starts_early``. Only for jobs
+        launched under a plan: never called where a plan is applied by hand.
         """
         if self.starts_early:
             self._module("apply").start(self)
 
     @abstractmethod
     def describe(self) -> str:
-        """Says in a few words what it does, for a table: ``checkpoint layers.*``."""
+        """Returns a short description for a table: ``checkpoint layers.*``."""
 
     def _module(self, name: str) -> Any:
-        """Imports a module of the policy's own folder; only ``apply`` needs torch."""
+        """Imports a module from the policy's own folder; only ``apply`` needs torch."""
         return importlib.import_module(f"{type(self).__module__.rpartition('.')[0]}.{name}")

@@ -1,4 +1,4 @@
-"""Every policy there is, in the one order in which they are applied and predicted."""
+"""All policies, in the fixed order in which they are predicted and applied."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from memprof.policies.base import Policy
 def policy_types() -> tuple[type[Policy], ...]:
     """Returns the policies in their order: shard, precision, accumulate, loss, checkpoint, swap, compress, ...
 
-    What changes sizes comes before what changes lives, and what changes lives before what runs on other code: a
+    Policies that change sizes come first, then those that change lifetimes, then those that run different code:
     checkpoint frees what precision left, swap moves what checkpoint kept.
     """
     from memprof.policies.accumulate.policy import Accumulate
@@ -42,5 +42,5 @@ def policy_types() -> tuple[type[Policy], ...]:
 
 
 def policy_type(name: str) -> type[Policy] | None:
-    """Returns the policy of a name, None where there is none."""
+    """Returns the policy with this name, None if there is none."""
     return next((kind for kind in policy_types() if kind.name == name), None)

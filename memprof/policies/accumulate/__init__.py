@@ -1,1 +1,1 @@
-"""Splits each batch into micro-batches whose gradients add up before one update."""
+"""Splits each batch into micro-batches and accumulates their gradients before one update."""

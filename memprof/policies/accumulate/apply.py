@@ -25,12 +25,12 @@ _SCALER = torch.amp.GradScaler
 
 
 def start(policy: Accumulate) -> None:
-    """Splits batches from the job's start; `apply` does the rest once the model is known."""
+    """Splits batches from the job's start; `apply` does the rest once the model exists."""
     split_from_start(policy.micro_batches)
 
 
 def apply(job: Job, policy: Accumulate) -> None:
-    """Splits batches, weighs gradients, and holds back what ends a step.
+    """Splits batches, weights gradients, and defers the calls that end a step.
 
     Raises:
         PolicyError: The job has no optimizer, or one that evaluates its closure many times.
@@ -48,7 +48,7 @@ def apply(job: Job, policy: Accumulate) -> None:
     job.on_undo(until_gone(job.model, shared.leave))
     shared.users += 1
     shared.feed.follow(job.model)
-    # Made in the middle of a batch that was handed out whole: the next one is the first to be split.
+    # Applied in the middle of a batch that was handed out whole: splitting starts with the next one.
     is_first_whole = shared.is_first_whole or bool(shared.feed.round.reason)
     for each in job.optimizers:
         if shared.gates.of(each) is None:
@@ -59,15 +59,15 @@ def apply(job: Job, policy: Accumulate) -> None:
 
 @dataclass(eq=False)
 class _Shared:
-    """What all models of a process share that a plan is applied to, a model and its copies among them.
+    """State shared by all models of a process under the plan, a model and its copies included.
 
     Attributes:
-        micro_batches: Parts of a batch.
-        feed: Divides the batches.
-        is_first_whole: The loop was under way before.
+        micro_batches: Parts per batch.
+        feed: Splits the batches.
+        is_first_whole: The loop was already running when the policy was applied.
         gates: The gates of all optimizers.
-        users: How many models share it.
-        undo: Takes it back with the last of them.
+        users: Number of models that share it.
+        undo: Reverts everything when the last user leaves.
     """
 
     micro_batches: int
@@ -78,19 +78,19 @@ class _Shared:
     users: int = 0
 
     def leave(self) -> None:
-        """One model less."""
+        """Removes one user; the last one reverts everything."""
         self.users -= 1
         if not self.users:
             _in_force.remove(self)
             self.undo.close()
 
 
-#: What is in force, if any.
+#: The shared state in force, if any.
 _in_force: list[_Shared] = []
 
 
 def _begin(policy: Accumulate) -> _Shared:
-    """Divides batches from now on, and holds back what ends a step."""
+    """Starts splitting batches and deferring the calls that end a step."""
     feed = take_prepared(policy.micro_batches)
     is_first_whole = feed is None and is_batch_in_hand()
     if feed is None:
@@ -115,15 +115,15 @@ def _begin(policy: Accumulate) -> _Shared:
 
 
 def _weigh_gradients(undo: ExitStack, current: Round, gates: Gates) -> None:
-    """Starts each backward with the micro-batch's share of the samples where it would start with 1.
+    """Seeds each backward with the micro-batch's share of the samples instead of 1.
 
-    So parts of unequal size add up to the mean over the batch, and gradients are never out of proportion, whoever
-    looks at them: clipping, a scaler, a hook. It costs no memory and no pass over the gradients.
+    Parts of unequal size thus add up to the mean over the batch, and clipping, a scaler or a hook always see
+    gradients of the usual scale. Costs no memory and no pass over the gradients.
     """
 
     def wrap(before: Any) -> Any:
         def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
-            # Within backward, as reentrant activation checkpointing calls it, gradients are weighed already.
+            # Nested in a backward (reentrant activation checkpointing), gradients are already weighted.
             is_outermost = torch._C._current_graph_task_id() == -1
             if is_outermost:
                 current.backwards += 1
@@ -140,14 +140,14 @@ def _weigh_gradients(undo: ExitStack, current: Round, gates: Gates) -> None:
 
 
 def _weighed(tensors: Any, gradients: Any, weight: float) -> Any:
-    """Returns what backward begins with, times a weight."""
+    """Returns the gradients that seed backward, times a weight."""
     roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
     given = [gradients] if gradients is None or isinstance(gradients, torch.Tensor) else list(gradients)
     given += [None] * (len(roots) - len(given))
     return [
         gradient * weight
         if gradient is not None
-        # Without a gradient only a number can be differentiated; backward itself complains about the others.
+        # Without a gradient only a scalar can be differentiated; backward itself raises for the others.
         else torch.full_like(root, weight)
         if root.numel() == 1 and root.requires_grad
         else None
@@ -156,7 +156,7 @@ def _weighed(tensors: Any, gradients: Any, weight: float) -> Any:
 
 
 def _gate_model_zero_grad(undo: ExitStack, gates: Gates) -> None:
-    """Holds back zero_grad() of the model, of its parts and of its copies as an optimizer's."""
+    """Defers zero_grad() of the model, its submodules and its copies, as an optimizer's."""
 
     def wrap(before: Any) -> Any:
         def zero_grad(*args: Any, **kwargs: Any) -> None:
@@ -169,9 +169,10 @@ def _gate_model_zero_grad(undo: ExitStack, gates: Gates) -> None:
 
 
 def _gate_clipping(undo: ExitStack, gates: Gates) -> None:
-    """Clips before an update only, when the gradients are those of the whole batch.
+    """Clips only right before an update, when the gradients are those of the whole batch.
 
-    A script holds clip_grad_norm_ by a name of its own; what clips in there is looked up in torch's module.
+    A script may have imported clip_grad_norm_ by name; the function that does the clipping inside it is looked up in
+    torch's module, so that one is replaced.
     """
 
     def wrap(before: Any) -> Any:
@@ -186,7 +187,7 @@ def _gate_clipping(undo: ExitStack, gates: Gates) -> None:
 
 
 def _gate_scaler(undo: ExitStack, gates: Gates) -> None:
-    """Holds back what a GradScaler does before an update: gradients stay scaled until the last micro-batch."""
+    """Defers what a GradScaler does before an update: gradients stay scaled until the last micro-batch."""
 
     def wrap_step(before: Any) -> Any:
         def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -194,7 +195,7 @@ def _gate_scaler(undo: ExitStack, gates: Gates) -> None:
             if gate is None or gate.closes:
                 result = before(scaler, optimizer, *args, **kwargs)
                 if gate is not None:
-                    gate.close()  # it skips the optimizer where a gradient is not finite
+                    gate.close()  # the scaler skips the optimizer where a gradient is not finite
                 return result
             gate.require_micro_batches()
             require_backward(gates.round)
@@ -224,7 +225,7 @@ def _gate_scaler(undo: ExitStack, gates: Gates) -> None:
 
 
 def _gate_schedulers(undo: ExitStack, gates: Gates) -> None:
-    """Holds back LR schedulers that step with every batch; those of an epoch step when no update is held back."""
+    """Defers LR schedulers that step once per batch; per-epoch ones step as usual, when no update is pending."""
 
     def wrap(before: Any) -> Any:
         def step(scheduler: Any, *args: Any, **kwargs: Any) -> None:
@@ -246,7 +247,7 @@ def _subclasses(kind: type[Any]) -> Iterator[type[Any]]:
 
 
 def _notes(job: Job, policy: Accumulate, *, is_first_whole: bool) -> list[str]:
-    """Says what changes for the user."""
+    """Returns notes on what changes for the user."""
     parts = policy.micro_batches
     notes = [
         (

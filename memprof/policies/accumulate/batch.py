@@ -1,4 +1,4 @@
-"""Finds the batch in a recorded step: how many samples it has, and which storages grow with it."""
+"""Finds the batch in a recorded step: its size in samples, and which storages grow with it."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Batch:
     """The batch of a step.
 
     Attributes:
-        size: Its samples.
-        is_proportional: Storages whose bytes are so many times those of one sample. Shape (storages,).
+        size: Number of samples.
+        is_proportional: Storages whose bytes are a multiple of one sample's. Shape (storages,).
         is_from_input: Storages computed from a model's input, the input included. Shape (storages,).
     """
 
@@ -32,23 +32,23 @@ class Batch:
 
 
 def find_batch(step: Step, size: int | None = None) -> Batch:
-    """Infers from shapes and from what was computed out of what which storages grow with the batch.
+    """Infers from shapes and data flow which storages grow with the batch.
 
-    Of what forward makes out of the input, a storage grows with the batch when one of its sizes is the batch's, or a
-    multiple (batch times length, flattened) in a shape that no parameter has: a BatchNorm's mean has its weight's
-    shape. Of what it makes out of nothing (an RNN's first state, a mask), when one of its sizes is the batch's.
-    Backward makes gradients of both kinds: one with a parameter's shape belongs to the parameter, unless forward
-    made a storage of exactly that shape that grows.
+    A storage that forward computes from the input grows with the batch if one of its dimensions is the batch size, or
+    a multiple of it (batch times length, flattened) in a shape that no parameter has: a BatchNorm's mean has its
+    weight's shape. A storage computed from nothing (an RNN's initial state, a mask) does if one of its dimensions is
+    the batch size. Backward makes gradients of both kinds: one with a parameter's shape belongs to the parameter,
+    unless forward made a growing storage of exactly that shape.
 
     Args:
         step: The step.
-        size: The batch, where it is known; None to infer it, as the first size of the inputs.
+        size: The batch size, if known; None to infer it, as the first dimension of the inputs.
 
     Raises:
-        PolicyError: No input shows the size of the batch, or it is a single sample.
+        PolicyError: No input shows the batch size, or it is a single sample.
     """
     storages = step.storages
-    phase = np.append(step.ops.phase, "older")[storages.created_op_id]  # NONE is the last
+    phase = np.append(step.ops.phase, "older")[storages.created_op_id]  # NONE indexes the last entry
     is_backward = phase == "backward"
     shapes, shape_of = np.unique(storages.shape.astype(str), return_inverse=True)
     sizes = [_sizes(text) for text in shapes]
@@ -63,7 +63,7 @@ def find_batch(step: Step, size: int | None = None) -> Batch:
     exact = np.array([size in each for each in sizes])
     multiple = np.array([_holds_multiple(each, size) for each in sizes])
     is_owned = np.array([_canonical(each) in owned for each in sizes])
-    # A storage no tensor was seen on has no shape: its bytes must do.
+    # A storage never seen through a tensor has no shape: use its bytes.
     is_blank = (storages.shape == "") & (storages.requested_bytes % size == 0) & (storages.requested_bytes >= 64 * size)
 
     grows = from_input & (exact | (multiple & ~is_owned))[shape_of]
@@ -85,10 +85,10 @@ def find_batch(step: Step, size: int | None = None) -> Batch:
 
 
 def likely_batch(step: Step) -> int:
-    """Returns the size of the inputs that most of what forward makes of them has, the first size before others.
+    """Returns the input dimension shared by most storages that forward computes; first dimensions win ties.
 
-    Everything that is computed of samples has the batch; a sequence's length is missing from an RNN's state and from
-    what is pooled, wherever it stands in the input.
+    Everything computed from samples has the batch dimension; a sequence length is missing from an RNN's state and from
+    pooled tensors, wherever it is in the input's shape.
 
     Raises:
         PolicyError: No input shows a size.
@@ -118,7 +118,7 @@ def likely_batch(step: Step) -> int:
 
 
 def part_sizes(size: int, parts: int) -> Ints:
-    """Returns the samples of each micro-batch: equal, or the first ones one larger, as torch.tensor_split has it."""
+    """Returns the samples of each micro-batch: equal, or the first ones one larger, as in torch.tensor_split."""
     parts = min(parts, size)
     return np.array([size // parts + (number < size % parts) for number in range(parts)])
 
@@ -128,7 +128,7 @@ def _sizes(text: str) -> Sizes:
 
 
 def _canonical(sizes: Sizes) -> Sizes:
-    """Returns sizes in an order that transposing and sizes of 1 do not change."""
+    """Returns sizes in a canonical order, invariant to transposes and dimensions of size 1."""
     return tuple(sorted(each for each in sizes if each != 1))
 
 
@@ -137,10 +137,10 @@ def _holds_multiple(sizes: Sizes, size: int) -> bool:
 
 
 def _computed_from(step: Step, is_source: Bools) -> Bools:
-    """Returns the storages that operators made out of the sources, directly or not, and the sources."""
+    """Returns the sources and all storages computed from them, directly or indirectly."""
     uses, storages, ops = step.uses, len(step.storages), len(step.ops)
     is_read = (uses.role == "read") | (uses.role == "mutate")
-    # What is older than the step, such as running statistics, is not made in it: the way stops there.
+    # Storages older than the step, such as running statistics, are not made in it: propagation stops there.
     is_write = (uses.role != "read") & (step.storages.created_op_id[uses.storage_id] != NONE)
     start = storages + ops
     sources = np.flatnonzero(is_source)
@@ -154,7 +154,7 @@ def _computed_from(step: Step, is_source: Bools) -> Bools:
 
 
 def _batch_size(step: Step, sizes: list[Sizes], shape_of: Ints, is_forward: Bools) -> int:
-    """Returns the first size of the inputs that most of what forward makes of them begins with."""
+    """Returns the input's first dimension that most storages computed from the inputs begin with."""
     used = np.unique(step.uses.storage_id[step.ops.phase[step.uses.op_id] == "forward"])
     inputs = used[step.storages.category[used] == "input"]
     candidates = Counter(sizes[shape][0] for shape in shape_of[inputs].tolist() if sizes[shape])
@@ -165,6 +165,6 @@ def _batch_size(step: Step, sizes: list[Sizes], shape_of: Ints, is_forward: Bool
     made = Counter(sizes[shape][0] for shape in shape_of[is_forward].tolist() if sizes[shape])
     best = int(max(candidates, key=lambda size: (made[size], candidates[size])))
     if not made[best] and made:
-        # The input is a view of a whole data set, whose first size says nothing.
+        # The input is a view of a whole data set, whose first dimension means nothing here.
         best = made.most_common(1)[0][0]
     return best

@@ -1,4 +1,4 @@
-"""Whether a loss compares the samples of a batch with one another, so that it is not a mean over them."""
+"""Detects losses that compare the samples of a batch with one another and thus are not a mean over them."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ import numpy as np
 from memprof.policies.accumulate.batch import find_batch
 from memprof.trace.step import Step
 
-#: Operators whose result has an entry for each pair of the rows of two matrices.
+#: Operators whose result has one entry per pair of rows of two matrices.
 _PAIRS = ("aten.mm.default", "aten.addmm.default", "aten._cdist_forward.default", "aten._euclidean_dist.default")
 
 
 def compares_samples(step: Step) -> bool:
-    """Returns whether forward computes a number for every two samples of the batch, as contrastive losses do.
+    """Returns whether forward computes a value for every pair of samples, as contrastive losses do.
 
-    That is a matrix with a row and a column for each sample, or for each of several views of it, made from two
-    matrices that are computed, at least one of them from the batch. Split into parts, such a loss has fewer pairs:
-    another objective.
+    Such a value lies in a matrix with a row and a column per sample (or per view of it), the product of two computed
+    matrices, at least one of them from the batch. Split into micro-batches, such a loss has fewer pairs and is a
+    different objective.
 
     Args:
-        step: A step that trains.
+        step: A training step.
 
     Raises:
-        PolicyError: No input shows the size of the batch.
+        PolicyError: No input shows the batch size.
     """
     batch = find_batch(step)
     ops, uses, storages = step.ops, step.uses, step.storages

@@ -1,4 +1,4 @@
-"""Makes every DataLoader hand out its batches as micro-batches while the model trains."""
+"""Makes every DataLoader yield micro-batches while the model trains."""
 
 from __future__ import annotations
 
@@ -21,19 +21,18 @@ _ITERATOR = dataloader._BaseDataLoaderIter
 
 
 class BatchFeed:
-    """Stands between the iterators of all DataLoaders and the training loop.
+    """Sits between all DataLoader iterators and the training loop.
 
-    It changes the class of the iterators, not that of the loaders: a plan may be applied while the loop already
-    holds an iterator.
+    It patches the iterator classes, not the loaders: a plan may be applied while the loop already holds an iterator.
     """
 
     def __init__(self, current: Round, model: torch.nn.Module | None = None) -> None:
-        """Hands out nothing yet.
+        """Yields nothing yet.
 
         Args:
-            current: Told what the loop gets.
-            model: Batches are split while it is in training mode; those of an evaluation stay whole. As long as it is
-                not known, while gradients are recorded.
+            current: Records what the loop receives.
+            model: Batches are split while it is in training mode; evaluation batches stay whole. Until it is known,
+                batches are split while gradients are recorded.
         """
         self.round = current
         self.follow(model)
@@ -42,25 +41,25 @@ class BatchFeed:
         self._before = _ITERATOR.__next__
 
     def follow(self, model: torch.nn.Module | None) -> None:
-        """Splits batches while a model is in training mode, from now on."""
+        """From now on, splits batches while this model is in training mode."""
         self._model: Callable[[], torch.nn.Module | None] = _nothing if model is None else weakref.ref(model)
 
     def install(self) -> None:
-        """Begins to split."""
+        """Starts splitting."""
         feed, before = self, self._before
 
-        def __next__(iterator: Any) -> Any:  # noqa: N807 - it becomes the method of that name
+        def __next__(iterator: Any) -> Any:  # noqa: N807 - becomes the method of that name
             return feed._next(iterator, before, looks_ahead=_looks_ahead(sys._getframe(1)))
 
-        setattr(_ITERATOR, "__next__", __next__)  # noqa: B010 - an assignment to a method is none to mypy
+        setattr(_ITERATOR, "__next__", __next__)  # noqa: B010 - mypy rejects assigning to a method
 
     def remove(self) -> None:
-        """Leaves the iterators as they were; micro-batches not handed out yet are dropped with their batch."""
+        """Restores the iterators; micro-batches not yet handed out are dropped with their batch."""
         setattr(_ITERATOR, "__next__", self._before)  # noqa: B010 - as above
         self._waiting.clear()
 
     def _next(self, iterator: Any, before: Any, *, looks_ahead: bool) -> Any:
-        """Returns what the loop, or the loader around it, gets next, and notes what the loop has in hand then."""
+        """Returns the next batch for the loop, or the loader around it, and records what the loop then holds."""
         try:
             batch, note = self._take(iterator, before)
         except StopIteration:
@@ -70,13 +69,13 @@ class BatchFeed:
                 self.round.rest()
             raise
         if looks_ahead:
-            # What was fetched before is handed on when this one is there, which is not the loop's yet.
+            # The batch fetched earlier is handed on now; the new one is not the loop's yet.
             note, self._ahead[iterator] = self._ahead.pop(iterator, _nothing), note
         note()
         return batch
 
     def _take(self, iterator: Any, before: Any) -> tuple[Any, Callable[[], None]]:
-        """Returns a part or a whole batch, and what notes that the loop has it."""
+        """Returns a part or a whole batch, and a callback that records that the loop has received it."""
         waiting = self._waiting.get(iterator)
         if not waiting:
             batch = before(iterator)
@@ -88,7 +87,7 @@ class BatchFeed:
             if parts is None or len(parts) == 1:
                 found = "hold a single sample" if parts else f"are of a kind it cannot split ({type(batch).__name__})"
                 return batch, partial(self.round.leave_whole, batch, f"they {found}")
-            if iterator not in self._waiting:  # a loop that is left early drops it
+            if iterator not in self._waiting:  # a loop that exits early drops it
                 weakref.finalize(iterator, self.round.rest).atexit = False
             waiting = self._waiting[iterator] = deque(parts)
         part = waiting.popleft()
@@ -100,25 +99,25 @@ def _nothing() -> None:
 
 
 def _looks_ahead(caller: FrameType) -> bool:
-    """Whether a loader of accelerate asks, which hands a batch on when it has fetched the one after it."""
+    """Whether the caller is an accelerate loader, which hands a batch on only after fetching the next one."""
     return caller.f_code.co_name == "__iter__" and caller.f_globals.get("__name__") == "accelerate.data_loader"
 
 
 def _expected_size(iterator: Any) -> int | None:
-    """Returns the batch size the loader was made with, None where a sampler of the user's own makes batches."""
+    """Returns the loader's batch size, None where a custom sampler makes the batches."""
     size = getattr(getattr(iterator, "_index_sampler", None), "batch_size", None)
     return size if isinstance(size, int) else None
 
 
-#: The feed of a job whose model is not known yet.
+#: The feed of a job whose model does not exist yet.
 _prepared: list[BatchFeed] = []
 
 
 def split_from_start(micro_batches: int) -> None:
-    """Begins to split before the model is known, so that a script's very first batch is not whole.
+    """Starts splitting before the model exists, so that a script's first batch is split too.
 
-    For whoever starts an unmodified script: a plan is applied at the model's first forward, when the first batch is in
-    hand already. ``apply_accumulate`` takes over what was begun here.
+    For launchers of unmodified scripts: a plan is applied at the model's first forward, when the loop already holds the
+    first batch. ``apply_accumulate`` takes over the feed started here.
     """
     feed = BatchFeed(Round(micro_batches))
     feed.install()
@@ -126,12 +125,12 @@ def split_from_start(micro_batches: int) -> None:
 
 
 def take_prepared(micro_batches: int) -> BatchFeed | None:
-    """Returns the feed that splits already, None where there is none for so many parts."""
+    """Returns the feed that already splits into this many parts, None if there is none."""
     if _prepared and _prepared[0].round.micro_batches == micro_batches:
         return _prepared.pop()
     return None
 
 
 def is_batch_in_hand() -> bool:
-    """Whether some DataLoader has handed out a batch already: the loop is running, its first batch came whole."""
+    """Whether a DataLoader has already yielded a batch: the loop is running and its first batch came whole."""
     return any(each._num_yielded > 0 for each in live_objects(_ITERATOR))

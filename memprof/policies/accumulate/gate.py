@@ -1,4 +1,4 @@
-"""Lets the calls that end a step take effect once for all micro-batches of a batch."""
+"""Makes the calls that end a step take effect once per batch instead of once per micro-batch."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from memprof.policies.runtime.replaced import replace
 
 
 class OptimizerGate:
-    """Holds back an optimizer's step() and zero_grad() until the last micro-batch of a batch.
+    """Defers an optimizer's step() and zero_grad() until the last micro-batch of a batch.
 
-    A loop that accumulates by itself, with a step() every few batches, goes on doing so: a call counts as one of as
-    many as there are micro-batches.
+    A loop that already accumulates, calling step() every few batches, keeps doing so: each call counts as one of
+    ``micro_batches`` calls.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class OptimizerGate:
 
         Args:
             optimizer: The optimizer.
-            current: Where the loop is.
+            current: Position of the loop in its batch.
             gradients: The gradients of the job.
             is_first_whole: The first batch was handed out before the policy was applied.
         """
@@ -48,21 +48,21 @@ class OptimizerGate:
 
     @property
     def is_open(self) -> bool:
-        """Whether updates have been held back that the next one stands for."""
+        """Whether updates have been deferred that the next one stands for."""
         return self._calls > 0
 
     @property
     def closes(self) -> bool:
-        """Whether a call of step() at this moment would update."""
+        """Whether a step() call now would update."""
         enough = min(self._round.micro_batches, self._round.count) - self._round.left_out
         return self._is_inside or self._round.is_resting or (self._round.is_last and self._calls + 1 >= enough)
 
     def install(self) -> None:
-        """Begins to hold back."""
+        """Starts deferring."""
         gate = self
         self._step, self._zero_grad = self.optimizer.step, self.optimizer.zero_grad
 
-        @functools.wraps(self._step)  # with the marks that LR schedulers leave on it and look for
+        @functools.wraps(self._step)  # keeps the marks that LR schedulers leave on it and look for
         def step(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             return gate.step(*args, **kwargs)
 
@@ -70,14 +70,14 @@ class OptimizerGate:
         def zero_grad(optimizer: Any, *args: Any, **kwargs: Any) -> None:
             gate.zero_grad(*args, **kwargs)
 
-        # Methods, not functions: an LR scheduler that is made later takes step.__func__.
+        # Methods, not functions: an LR scheduler created later takes step.__func__.
         self._mine = (MethodType(step, self.optimizer), MethodType(zero_grad, self.optimizer))
         self._had_own = {name: self.optimizer.__dict__.get(name) for name in ("step", "zero_grad")}
         self.optimizer.step, self.optimizer.zero_grad = self._mine  # type: ignore[method-assign]
         self._is_installed = True
 
     def remove(self) -> None:
-        """Lets every call through again; what was wrapped around it since stays around it."""
+        """Lets every call through again; wrappers added around it since remain."""
         self._is_installed = False
         for name, mine in zip(("step", "zero_grad"), self._mine, strict=True):
             if self.optimizer.__dict__.get(name) is mine:
@@ -87,7 +87,7 @@ class OptimizerGate:
                     self.optimizer.__dict__[name] = self._had_own[name]
 
     def step(self, *args: Any, **kwargs: Any) -> Any:
-        """Updates at the last micro-batch; before, only a closure runs, for its backward."""
+        """Updates at the last micro-batch; before that, only runs a closure, for its backward."""
         if not self._is_installed or self._is_inside or (self._round.is_resting and not self.is_open):
             return self._step(*args, **kwargs)
         self.require_micro_batches()
@@ -113,7 +113,7 @@ class OptimizerGate:
         """Drops gradients before the first micro-batch and after the last.
 
         Raises:
-            PolicyError: A backward whose gradients no step() used would be added up: a generator's through the
+            PolicyError: Gradients of a backward without a step() would be accumulated: a generator's, through the
                 discriminator of a GAN.
         """
         if self._is_installed and self.is_open:
@@ -126,7 +126,7 @@ class OptimizerGate:
         self._zero_grad(*args, **kwargs)
 
     def hold_back(self) -> None:
-        """Counts an update that is held back.
+        """Counts a deferred update.
 
         Raises:
             PolicyError: The gradients were changed since backward.
@@ -136,7 +136,7 @@ class OptimizerGate:
         self._backwards_at_call = self._round.backwards
 
     def close(self) -> None:
-        """Ends the round: the next call begins another."""
+        """Ends the round: the next call starts another."""
         self._calls = 0
 
     def abandon(self) -> None:
@@ -146,7 +146,7 @@ class OptimizerGate:
             self.close()
 
     def catch_up(self) -> None:
-        """Updates at the end of a batch whose last part the loop left without a step()."""
+        """Updates at the end of a batch whose last part had no step()."""
         enough = min(self._round.micro_batches, self._round.count) - self._round.left_out
         if self.is_open and self._round.left_out and self._calls >= enough:
             self._is_inside = True
@@ -158,10 +158,10 @@ class OptimizerGate:
             self._zero_grad()
 
     def require_micro_batches(self) -> None:
-        """Makes sure that the loop is fed with micro-batches.
+        """Checks that the loop receives micro-batches.
 
         Raises:
-            PolicyError: It is not; the sentence says why and what to do.
+            PolicyError: It does not; the message gives the reason and what to do.
         """
         current = self._round
         if current.split and not current.trains_in_evaluation():
@@ -180,10 +180,10 @@ class OptimizerGate:
 
 
 def refuse_many_evaluations(optimizer: torch.optim.Optimizer) -> None:
-    """Refuses an optimizer that evaluates its closure many times.
+    """Rejects an optimizer that evaluates its closure many times.
 
     Raises:
-        PolicyError: It is one.
+        PolicyError: It does.
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         raise PolicyError(
@@ -193,14 +193,14 @@ def refuse_many_evaluations(optimizer: torch.optim.Optimizer) -> None:
 
 
 class Gates:
-    """The gates of a job's optimizers, and of those that are made later, as long as they live."""
+    """The gates of all optimizers of a job, including those created later, while they live."""
 
     def __init__(self, undo: ExitStack, current: Round) -> None:
-        """Has no gates yet."""
+        """Starts without gates."""
         self._undo = undo
         self.round = current
         self.gradients = Gradients(self._parameters, current)
-        #: By the optimizer's id: each optimizer keeps its own gate, which has taken the place of its step.
+        #: Keyed by the optimizer's id; the gate itself is owned by its optimizer, whose step it replaces.
         self._gates: weakref.WeakValueDictionary[int, OptimizerGate] = weakref.WeakValueDictionary()
         current.on_abandoned(self._abandon)
         current.on_next(self._catch_up)
@@ -216,16 +216,16 @@ class Gates:
 
     @property
     def is_open(self) -> bool:
-        """Whether a round is under way."""
+        """Whether a round is in progress."""
         return any(gate.is_open for gate in self)
 
     @property
     def closes(self) -> bool:
-        """Whether a step at this moment would update."""
+        """Whether a step now would update."""
         return any(gate.closes for gate in self)
 
     def add(self, optimizer: torch.optim.Optimizer, *, is_first_whole: bool = False) -> None:
-        """Begins to hold an optimizer back.
+        """Starts deferring an optimizer's calls.
 
         Raises:
             PolicyError: It evaluates its closure many times.
@@ -236,7 +236,7 @@ class Gates:
         self._gates[id(optimizer)] = gate
 
     def watch(self) -> None:
-        """Holds back those made later, too: by their class, by deepcopy, by pickle."""
+        """Also gates optimizers created later: by their class, by deepcopy, by pickle."""
         gates = self
 
         def wrap(before: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Splits each batch into micro-batches whose gradients add up before one update."""
+"""Splits each batch into micro-batches and accumulates their gradients before one update."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Accumulate(Policy):
-    """Splits each batch into micro-batches whose gradients add up before one update.
+    """Splits each batch into micro-batches and accumulates their gradients before one update.
 
-    The gradients are those of the mean over the whole batch, but for rounding; BatchNorm in training mode sees fewer
-    samples at a time, and dropout draws other numbers.
+    Gradients equal those of the mean over the whole batch up to rounding; BatchNorm in training mode sees fewer samples
+    at a time, and dropout draws different numbers.
 
     Attributes:
-        micro_batches: Into how many parts a batch is split, 2 or more; where they do not divide it, the first ones
-            are one sample larger. A batch of fewer samples has one part a sample.
+        micro_batches: Parts per batch, 2 or more; where they do not divide it, the first ones are one sample larger.
+            A batch with fewer samples has one part per sample.
     """
 
     name: ClassVar[str] = "accumulate"
@@ -36,10 +36,10 @@ class Accumulate(Policy):
     micro_batches: int = 2
 
     def __post_init__(self) -> None:
-        """Checks the setting.
+        """Validates the setting.
 
         Raises:
-            PolicyError: It is no whole number above 1.
+            PolicyError: It is not an integer above 1.
         """
         if type(self.micro_batches) is not int or self.micro_batches < 2:
             raise PolicyError(
@@ -49,11 +49,11 @@ class Accumulate(Policy):
 
     @property
     def handles_saved(self) -> bool:
-        """It does."""
+        """Always true."""
         return True
 
     def errors(self, steps: Sequence[Step]) -> tuple[float, float]:
-        """Returns what was seen, and what parts of samples that differ in size may take more than their share."""
+        """Returns the validation errors, plus the excess of parts whose samples differ in size."""
         from memprof.policies.accumulate.unequal import excess_of
 
         below, above = self.errors_seen
@@ -61,10 +61,10 @@ class Accumulate(Policy):
 
     @classmethod
     def from_flag(cls, text: str) -> Self:
-        """Reads ``--accumulate 4``.
+        """Parses ``--accumulate 4``.
 
         Raises:
-            PolicyError: It is no whole number above 1.
+            PolicyError: It is not an integer above 1.
         """
         try:
             number = int(text)
@@ -76,9 +76,9 @@ class Accumulate(Policy):
 
     @property
     def starts_early(self) -> bool:
-        """The very first batch is split too, which a loop takes before it calls its model."""
+        """Always true: the loop takes its first batch before it calls the model, and that batch is split too."""
         return True
 
     def describe(self) -> str:
-        """Says how many parts a batch has."""
+        """Returns the number of parts per batch in words."""
         return f"accumulate {self.micro_batches} micro-batches"

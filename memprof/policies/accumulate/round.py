@@ -1,4 +1,4 @@
-"""Knows which micro-batch of which batch the training loop is at."""
+"""Tracks which micro-batch of which batch the training loop is at."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ import torch
 
 from memprof.recorder.steps.batch_structure import first_tensor
 
-#: Rounds of the jobs to which accumulate is applied at present.
+#: Rounds of the jobs under accumulate.
 _active: list[Round] = []
 
 
 class Round:
-    """The micro-batches of one update, as they are handed to the loop.
+    """The micro-batches of one update, as handed to the loop.
 
     Attributes:
         micro_batches: Parts of a full batch.
-        number: Place of the part handed out last in its batch.
+        number: Index in its batch of the part handed out last.
         count: Parts of that batch; 1 where it was left whole.
         weight: Its share of the batch's samples.
         handed: Parts and whole batches handed out for training so far.
         split: Batches split so far.
-        backwards: Runs of backward so far.
-        backwards_here: Those that came to their end in the part handed out last.
-        left_out: Parts of the batch that the loop left without a backward.
-        is_resting: The loop has left its batches: what is trained until the next one is not split.
+        backwards: Backward calls so far.
+        backwards_here: Those that completed in the part handed out last.
+        left_out: Parts of the batch for which the loop ran no backward.
+        is_resting: The loop has left its batches: nothing is split until the next one.
         reason: Why the last batch was left whole, "" where it was split.
     """
 
     def __init__(self, micro_batches: int) -> None:
-        """Begins before the first batch."""
+        """Starts before the first batch."""
         self.micro_batches = micro_batches
         self.number, self.count, self.weight = 0, 1, 1.0
         self.handed = self.split = self.backwards = 0
@@ -47,15 +47,15 @@ class Round:
 
     @staticmethod
     def active() -> list[Round]:
-        """Lists the rounds of the jobs to which accumulate is applied at present."""
+        """Returns the rounds of the jobs under accumulate."""
         return list(_active)
 
     def begin(self) -> None:
-        """Makes it one of the active."""
+        """Registers it as active."""
         _active.append(self)
 
     def end(self) -> None:
-        """Makes it none of the active."""
+        """Unregisters it."""
         _active.remove(self)
 
     @property
@@ -65,24 +65,24 @@ class Round:
 
     @property
     def is_split(self) -> bool:
-        """Whether the loop has one of several parts of a batch in hand."""
+        """Whether the loop holds one of several parts of a batch."""
         return self.count > 1 and not self.is_resting
 
     def on_next(self, action: Callable[[], None]) -> None:
-        """Registers what happens when the loop takes another batch after the last part of one."""
+        """Registers a callback for when the loop takes another batch after the last part of one."""
         self._on_next.append(action)
 
     def rest(self) -> None:
-        """Notes that the loop has left its batches, if it has worked on the last one."""
+        """Records that the loop has left its batches, provided it has worked on the last one."""
         if self.backwards_here:
             self.is_resting, self.weight = True, 1.0
 
     def on_abandoned(self, action: Callable[[], None]) -> None:
-        """Registers what happens when the loop leaves a batch before its last part."""
+        """Registers a callback for when the loop leaves a batch before its last part."""
         self._on_abandoned.append(action)
 
     def hand_out(self, batch: Any, number: int, count: int, weight: float) -> None:
-        """Notes that the loop gets a part of a batch."""
+        """Records that the loop receives a part of a batch."""
         if self.handed and not self.backwards_here:
             self.left_out += 1
         if number == 0:
@@ -94,25 +94,25 @@ class Round:
         self.handed += 1
         self.split += number == 0 and count > 1
         self.reason, self._still_evaluates = "", lambda: False
-        # Weakly: a batch must not live longer for being remembered.
+        # Weak references: this must not keep the batch alive.
         tensor = first_tensor(batch)
         self._tensor = weakref.ref(tensor) if tensor is not None else lambda: None
 
     def evaluate(self, still_evaluates: Callable[[], bool]) -> None:
-        """Notes that the loop gets a whole batch because the model is in evaluation mode.
+        """Records that the loop receives a whole batch because the model is in evaluation mode.
 
         Args:
-            still_evaluates: Tells whether the model is in evaluation mode.
+            still_evaluates: Returns whether the model is in evaluation mode.
         """
         self.reason = "the model was in evaluation mode when the DataLoader handed them out"
         self._still_evaluates, self._backwards_before = still_evaluates, self.backwards
 
     def trains_in_evaluation(self) -> bool:
-        """Whether the loop has run backward on such a batch, with the model in evaluation mode to this moment."""
+        """Whether the loop ran backward on such a batch with the model in evaluation mode throughout."""
         return self.backwards > self._backwards_before and self._still_evaluates()
 
     def leave_whole(self, batch: Any, reason: str) -> None:
-        """Notes that the loop gets a whole batch."""
+        """Records that the loop receives a whole batch."""
         self.hand_out(batch, 0, 1, 1.0)
         self.reason = reason
 

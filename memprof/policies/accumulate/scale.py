@@ -1,4 +1,4 @@
-"""Scales operators and storages of a step from the whole batch to a micro-batch."""
+"""Scales the operators and storages of a step from the whole batch to a micro-batch."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from memprof.replay.rounding import rounded
 from memprof.trace.schema import NONE, Bools, Floats, Ints, Ops, Storages
 from memprof.trace.step import Step
 
-#: Time of an operator that does not depend on how much it computes, as the recorder times operators. Measured in a
-#: recorded AdamW loop over tensors of up to 4 KiB (torch 2.13, one thread of an AMD EPYC): 1,059 additions and 1,056
-#: multiplications by a Python number took 4.0 and 4.1 us in the median, half of them 3.8 to 4.7; operators without a
-#: number (528 each of sqrt, lerp_, addcmul_) took 1.0 to 2.2. The larger is taken: micro-batches are rather predicted
-#: too slow than too fast.
+#: Fixed time of an operator, independent of its work, as the recorder times operators. Measured in a recorded AdamW
+#: loop over tensors of up to 4 KiB (torch 2.13, one thread of an AMD EPYC): 1,059 additions and 1,056 multiplications
+#: by a Python number took a median of 4.0 and 4.1 us (half of them 3.8 to 4.7); operators without a number (528 each of
+#: sqrt, lerp_, addcmul_) took 1.0 to 2.2. The larger value is used: overestimating the time of micro-batches is
+#: preferred to underestimating it.
 _CALL_US = 4.0
-#: Kernels whose temporaries hold the weights in another layout, whatever the batch: oneDNN's.
+#: Kernels whose workspace holds the weights in another layout, independent of the batch: oneDNN's.
 _REORDERS_WEIGHTS = ("aten.convolution.", "aten.mkldnn_rnn_layer")
-#: Kernels that hold the weight's gradient in another layout at their end, when the rest of their temporaries is gone.
+#: Kernels that hold the weight's gradient in another layout at their end, after freeing the rest of their workspace.
 _HOLDS_GRADIENT = ("aten.convolution_backward.",)
-#: Kernels whose temporaries are of one size for each thread: attention's tiles on CPU.
+#: Kernels whose workspace has a fixed size per thread: attention's tiles on CPU.
 _TILES = ("flash_attention_for_cpu",)
 
 
@@ -33,12 +33,12 @@ class Scaled:
         step: The step.
         batch: Its batch.
         share: Share of the samples of each micro-batch. Shape (parts,).
-        is_work: Operators that touch what grows with the batch. Shape (ops,).
-        read_share: Share of what each operator reads that grows with the batch. Shape (ops,).
-        write_share: The same of what it writes. Shape (ops,).
-        fixed_workspace_bytes: Temporaries that do not. Shape (ops,).
-        least_workspace_bytes: What temporaries come to at least, however small the batch. Shape (ops,).
-        bytes_per_us: Rate of operators that only add tensors.
+        is_work: Operators that touch storages that grow with the batch. Shape (ops,).
+        read_share: Share of each operator's reads that grows with the batch. Shape (ops,).
+        write_share: The same for its writes. Shape (ops,).
+        fixed_workspace_bytes: Workspace independent of the batch. Shape (ops,).
+        least_workspace_bytes: Minimum workspace, however small the batch. Shape (ops,).
+        bytes_per_us: Throughput of operators that only add tensors.
     """
 
     step: Step
@@ -74,15 +74,15 @@ class Scaled:
         """Returns the storages of the micro-batches.
 
         Args:
-            row: Row of the step.
-            micro: The micro-batch it is of.
-            carrier: For a storage left by the step before, the one like it of this step; NONE elsewhere.
+            row: Row in the step.
+            micro: Its micro-batch.
+            carrier: For a storage left by the previous step, its counterpart in this step; NONE elsewhere.
         """
         like = np.where(carrier[row] == NONE, row, carrier[row])
         grows = self.batch.is_proportional[like]
         rows = self.step.storages.take(row)
         parts = np.rint(self.share * self.batch.size).astype(np.int64)
-        # Whole samples times the bytes of one; what is no multiple of the samples is rounded up.
+        # Whole samples times the bytes of one; bytes that are not a multiple of the samples are rounded up.
         requested = np.where(grows, -(-rows.requested_bytes * parts[micro] // self.batch.size), rows.requested_bytes)
         allocated = np.where(grows & (rows.allocated_bytes > 0), rounded(requested, rows.device), rows.allocated_bytes)
         shapes = rows.shape.copy()
@@ -93,7 +93,7 @@ class Scaled:
         return rows.replace(requested_bytes=requested, allocated_bytes=allocated, shape=shapes)
 
     def with_additions(self, ops: Ops, added: Ints, gradient: Ints, storages: Storages) -> Ops:
-        """Gives operators that took a gradient over the time and traffic of adding it."""
+        """Adds the time and traffic of an addition to operators that took a gradient over."""
         bytes_ = storages.requested_bytes[gradient]
         durations, read, written = ops.duration_us.copy(), ops.read_bytes.copy(), ops.written_bytes.copy()
         durations[added] = np.maximum(durations[added], _CALL_US + 3 * bytes_ / self.bytes_per_us)
@@ -101,15 +101,15 @@ class Scaled:
         return ops.replace(duration_us=durations, read_bytes=read, written_bytes=written)
 
     def duration_us(self, ops: Ops) -> float:
-        """Returns how long the step takes: its operators, and what Python takes between two as in the recorded step."""
+        """Returns the step's duration: its operators, plus the recorded share of Python time between them."""
         old = float(np.nansum(self.step.ops.duration_us))
         between = max(0.0, self.step.duration_us - old) / max(len(self.step.ops), 1)
-        # Operators on several threads or streams may sum to more than the step.
+        # Operators on several threads or streams may add up to more than the step.
         overlap = min(1.0, self.step.duration_us / old) if old else 1.0
         return float(np.nansum(ops.duration_us)) * overlap + between * len(ops)
 
     def _shape(self, text: str, size: int) -> str:
-        """Writes a shape with the batch in it anew for a micro-batch."""
+        """Rewrites a shape that contains the batch for a micro-batch."""
         sizes = [int(part) for part in text.split("x")] if text else []
         exact = [place for place, each in enumerate(sizes) if each == self.batch.size]
         multiple = [place for place, each in enumerate(sizes) if each and each % self.batch.size == 0]
@@ -119,11 +119,11 @@ class Scaled:
 
 
 def scale_step(step: Step, batch: Batch, parts: Ints, repeats: Bools) -> Scaled:
-    """Finds what of each operator grows with the batch.
+    """Finds which part of each operator grows with the batch.
 
-    Temporaries of a kernel that touches the batch are taken to grow with it, but for copies of weights that oneDNN
-    makes in another layout (as large as the weights the operator reads), of their gradients, and tiles that attention
-    holds for each thread. Measured on convolutions and LSTM layers at batches of 12, 6 and 3.
+    The workspace of a kernel that touches the batch is assumed to grow with it, except for oneDNN's copies of weights
+    in another layout (as large as the weights the operator reads), of their gradients, and attention's per-thread
+    tiles. Measured on convolutions and LSTM layers at batches of 12, 6 and 3.
     """
     ops, uses = step.ops, step.uses
     # What a DataLoader made stays whole: the micro-batches are views of it.
@@ -167,7 +167,7 @@ def _share(op_ids: Ints, bytes_: Ints, grows: Bools, ops: int) -> Floats:
 
 
 def _addition_rate(step: Step) -> float:
-    """Returns bytes read and written in a microsecond by the step's own additions of some size."""
+    """Returns bytes read and written per microsecond by the step's own larger additions."""
     ops = step.ops
     traffic = ops.read_bytes + ops.written_bytes
     is_addition = np.char.startswith(ops.name.astype(str), "aten.add") & (traffic >= 1 << 16) & (ops.duration_us > 0)

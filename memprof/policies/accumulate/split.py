@@ -20,8 +20,8 @@ class Part:
     """One micro-batch.
 
     Attributes:
-        batch: What the training loop sees, of the structure of the whole batch.
-        number: Its place in the batch, 0 first.
+        batch: What the training loop sees, structured like the whole batch.
+        number: Its index in the batch.
         count: Micro-batches in the batch.
         weight: Its share of the batch's samples.
     """
@@ -33,16 +33,16 @@ class Part:
 
 
 def micro_batches(batch: Any, count: int) -> Iterator[Any]:
-    """Splits a batch in a training loop of one's own.
+    """Splits a batch in a custom training loop.
 
-    ``for part in memprof.micro_batches(batch, 4):`` around forward, backward and the update. Where accumulate is
-    applied, each part's gradients count by its share of the samples, and the update waits for the last part; where
-    not, this only splits. A part that a DataLoader handed out under accumulate is not split again.
+    Put ``for part in memprof.micro_batches(batch, 4):`` around forward, backward and the update. Under accumulate, each
+    part's gradients are weighted by its share of the samples and the update is deferred to the last part; otherwise
+    this only splits. A part that a DataLoader handed out under accumulate is not split again.
 
     Args:
         batch: Tensors whose first dimension is the batch, also in tuples, lists, mappings and dataclasses, or a batch
             of graphs of torch_geometric.
-        count: Number of micro-batches, at most.
+        count: Maximum number of micro-batches.
 
     Yields:
         The parts, views of the batch.
@@ -73,17 +73,17 @@ def split_batch(batch: Any, count: int, expected_size: int | None = None) -> lis
 
     Args:
         batch: Tensors, also in tuples, lists, mappings, dataclasses and batched graphs.
-        count: Number of parts; a batch of fewer samples has one part a sample.
-        expected_size: Samples a batch usually has, where that is known.
+        count: Number of parts; a batch with fewer samples has one part per sample.
+        expected_size: Usual batch size, if known.
 
     Returns:
-        The parts, views of the batch (of graphs: copies); None where nothing tells its size.
+        The parts, views of the batch (of graphs: copies); None where its size cannot be determined.
     """
     size = batch_size(batch, expected_size)
     if size is None:
         return None
     count = min(count, size)
-    # As torch.tensor_split has it: the remainder goes to the first parts, so that no part is needlessly large.
+    # As in torch.tensor_split: the remainder goes to the first parts, so that no part is needlessly large.
     edges = [number * (size // count) + min(number, size % count) for number in range(count + 1)]
     return [
         Part(_taken(batch, size, start, stop), number, count, (stop - start) / size)
@@ -92,7 +92,7 @@ def split_batch(batch: Any, count: int, expected_size: int | None = None) -> lis
 
 
 def _taken(value: Any, size: int, start: int, stop: int) -> Any:
-    """Takes some samples of a batch: of every tensor and sequence that has one entry a sample; the rest is shared."""
+    """Takes some samples: of every tensor and sequence with one entry per sample; everything else is shared."""
     if isinstance(value, torch.Tensor):
         return value[start:stop] if value.dim() and value.shape[0] == size else value
     if is_graphs(value):
@@ -101,7 +101,7 @@ def _taken(value: Any, size: int, start: int, stop: int) -> Any:
         taken = {key: _taken(each, size, start, stop) for key, each in value.items()}
         if type(value) is dict:
             return taken
-        clone: Any = copy.copy(value)  # of its own type, such as a tokenizer's BatchEncoding
+        clone: Any = copy.copy(value)  # keeps its type, such as a tokenizer's BatchEncoding
         clone.update(taken)
         return clone
     if isinstance(value, (list, tuple)) and not isinstance(value, WHOLE):
@@ -112,7 +112,7 @@ def _taken(value: Any, size: int, start: int, stop: int) -> Any:
     if is_record(value):
         part = copy.copy(value)
         for name, each in fields_of(value).items():
-            object.__setattr__(part, name, _taken(each, size, start, stop))  # which frozen ones have, too
+            object.__setattr__(part, name, _taken(each, size, start, stop))  # works for frozen dataclasses too
         return part
     return value
 

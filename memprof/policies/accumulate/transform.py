@@ -1,4 +1,4 @@
-"""Rewrites a step into one whose forward and backward run once for each micro-batch."""
+"""Rewrites a step into one whose forward and backward run once per micro-batch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from memprof.trace.step import Step
 if TYPE_CHECKING:
     from memprof.policies.accumulate.policy import Accumulate
 
-#: Where on a stack an operator runs that is held back until the last micro-batch, or that fetches a whole batch.
+#: Stack functions of operators that are deferred to the last micro-batch, or that fetch a whole batch.
 _HELD = ("torch/optim/", "torch/amp/grad_scaler.py", ":_clip_grads_with_norm_", ":clip_grad_value_")
 _FETCHES = ("torch/utils/data/",)
 
@@ -25,12 +25,12 @@ def transform(step: Step, policy: Accumulate) -> Step:
     """Repeats forward and backward on each part of the batch, before one update.
 
     The first micro-batch leaves its gradients where the recorded step had them; each later one makes its gradients as
-    temporaries, which AccumulateGrad adds in place and drops at once. What a DataLoader fetched stays whole, as the
-    parts are views of it. What Python kept from one iteration to the next (the loss) is kept from one micro-batch
+    temporaries, which AccumulateGrad adds in place and frees immediately. What a DataLoader fetched stays whole, since
+    the parts are views of it. What Python kept from one iteration to the next (the loss) is kept from one micro-batch
     to the next.
 
     Raises:
-        PolicyError: The batch cannot be told, or the optimizer runs within backward.
+        PolicyError: The batch cannot be determined, or the optimizer runs within backward.
     """
     phase = step.ops.phase
     forward, backward = np.flatnonzero(phase == "forward"), np.flatnonzero(phase == "backward")
@@ -54,10 +54,10 @@ def transform(step: Step, policy: Accumulate) -> Step:
 
 
 def _require_untouched_gradients(step: Step, last_backward: int) -> None:
-    """Makes sure that the update uses the gradients that backward left, which are what micro-batches add up.
+    """Checks that the update uses the gradients backward left, which are what micro-batches add up.
 
     Raises:
-        PolicyError: The loop sets gradients of its own between backward and update, or changes them there.
+        PolicyError: The loop sets or changes gradients between backward and update.
     """
     ops, uses = step.ops, step.uses
     first_update = int(np.flatnonzero(ops.phase == "optimizer")[0])
@@ -91,7 +91,7 @@ def _repeated(step: Step, first_forward: int) -> Bools:
 
 
 def _evaluates_own_batches(step: Step) -> bool:
-    """Tells whether the step evaluates batches other than those it trains on: they stay whole, and are seen once."""
+    """Returns whether the step evaluates batches it does not train on: those stay whole and run once."""
     uses = step.uses
     phase = step.ops.phase[uses.op_id]
     is_input = (step.storages.category == "input")[uses.storage_id]
@@ -100,13 +100,13 @@ def _evaluates_own_batches(step: Step) -> bool:
 
 
 class _Repetition:
-    """The rows of a step repeated: tables that lead from an old row and a micro-batch to the new row."""
+    """The repeated rows of a step: tables that map an old row and a micro-batch to the new row."""
 
     def __init__(self, step: Step, repeats: Bools, first_forward: int, scaled: Scaled) -> None:
         self.step, self.repeats, self.scaled = step, repeats, scaled
         self.parts = len(scaled.share)
         ops = len(step.ops)
-        # What runs once does so before the first micro-batch or after the last.
+        # Operators that run once do so before the first micro-batch or after the last.
         self.home = home = np.where(np.arange(ops) < first_forward, 0, self.parts - 1)
         micro = np.arange(self.parts)[:, None]
         exists = repeats[None, :] | (home[None, :] == micro)
@@ -116,7 +116,7 @@ class _Repetition:
         for number in range(self.parts):
             once = ~exists[number]
             self.new_op[number, :-1][once] = self.new_op[home, np.arange(ops)][once]
-        #: The last row at or before each old operator that runs in or before each micro-batch.
+        #: Last new row at or before each old operator in each micro-batch.
         own = np.where(exists, self.new_op[:, :-1], NONE)
         self.at_or_before = np.maximum.accumulate(own.reshape(-1)).reshape(own.shape)
 
@@ -133,13 +133,13 @@ class _Repetition:
         added, adds, uses = self._uses()
         names, mutates = ops.name.copy(), ops.mutates.copy()
         names[added], mutates[added] = "aten.add_.Tensor", True
-        # Backward begins with the part's share instead of 1.
+        # Backward is seeded with the part's share instead of 1.
         begins = (names == "aten.ones_like.default") & (np.append(ops.phase[1:], "") == "backward")
         names[begins & (ops.phase == "forward")] = "aten.full_like.default"
         ops = ops.replace(name=names, mutates=mutates)
         ops = self.scaled.with_additions(ops, added, adds, storages)
         created, freed = storages.created_op_id, storages.freed_op_id
-        # A storage that Python dropped early is not there for the operators of a later micro-batch.
+        # A storage that Python freed early does not exist for the operators of a later micro-batch.
         is_there = (created[uses.storage_id] <= uses.op_id) & (
             (freed[uses.storage_id] == NONE) | (freed[uses.storage_id] >= uses.op_id)
         )
@@ -159,23 +159,23 @@ class _Repetition:
         return built
 
     def _storages(self) -> tuple[Storages, Ints]:
-        """Lays out the storages, and fills ``new_storage``: shape (parts, storages)."""
+        """Lays out the storages and fills ``new_storage``: shape (parts, storages)."""
         step, old = self.step, self.step.storages
         created, freed = old.created_op_id, old.freed_op_id
         is_older = created == NONE
         is_repeated = ~is_older & self.repeats[created]
         self.accumulated_at = _accumulated_at(step, is_repeated)
         is_gradient = self.accumulated_at != NONE
-        # AccumulateGrad's own copy of a gradient that it could not take over is made once.
+        # A gradient that AccumulateGrad had to copy, as it could not take it over, is copied once.
         is_own_copy = is_gradient & (self.accumulated_at == created)
         micro, row = np.nonzero((is_repeated & ~is_own_copy)[None, :] | (np.arange(self.parts)[:, None] == 0))
         carried, carrier = _carried_over(step, is_repeated & ~is_gradient)
 
         new_created = np.where(is_older[row], NONE, self.new_op[micro, created[row]])
-        # Older than the step: dropped in the first micro-batch. Made once, before: the last use of it drops it. And a
-        # gradient holds the sum of all of them, until the update has used it.
+        # Older than the step: freed in the first micro-batch. Made once, earlier: freed by its last use. A gradient
+        # holds the sum over all micro-batches until the update has used it.
         ends_with_its_part = is_repeated[row] & ~is_gradient[row]
-        # What is made once and dropped by what runs once, as all of an evaluation, is dropped where that runs.
+        # What is made once and freed by an operator that runs once, as in an evaluation, is freed there.
         is_short = (freed[row] != NONE) & ~self.repeats[freed[row]]
         end_of_once = np.where(is_short, self.home[freed[row]], self.parts - 1)
         end = np.where(ends_with_its_part, micro, np.where(is_older[row], 0, end_of_once))
@@ -201,13 +201,13 @@ class _Repetition:
         for number in range(1, self.parts):
             missing = self.new_storage[number] == NONE
             self.new_storage[number][missing] = self.new_storage[0][missing]
-            # What an iteration reads of the one before it, it reads of the micro-batch before.
+            # Reads of the previous iteration become reads of the previous micro-batch.
             known = np.flatnonzero(carrier != NONE)
             self.new_storage[number][known] = self.new_storage[number - 1][carrier[known]]
         return rows, np.where(micro > 0, NONE, step.storage_ids[row])[order]
 
     def _uses(self) -> tuple[Ints, Ints, Uses]:
-        """Repeats the uses; returns also the operators that add gradients, and the gradients they add to."""
+        """Repeats the uses; also returns the operators that add gradients, and the gradients they add to."""
         uses = self.step.uses
         micro, row = self._rows_of(uses.op_id)
         repeated = Uses(
@@ -244,7 +244,7 @@ class _Repetition:
         return repeated.take(np.argsort(repeated.forward_op_id, kind="stable"))
 
     def _rows_of(self, op_ids: Ints) -> tuple[Ints, Ints]:
-        """Returns the micro-batch and the old row of each row that hangs on an operator."""
+        """Returns the micro-batch and the old row of each row that belongs to an operator."""
         once = ~self.repeats[op_ids]
         home = np.zeros(len(op_ids), dtype=np.int64)
         micro, row = np.nonzero(~once[None, :] | (np.arange(self.parts)[:, None] == home[None, :]))
@@ -266,10 +266,10 @@ class _Repetition:
 
 
 def _accumulated_at(step: Step, is_repeated: Bools) -> Ints:
-    """Returns, for each gradient the step makes, the operator with which AccumulateGrad keeps it; NONE elsewhere.
+    """Returns, for each gradient the step makes, the operator with which AccumulateGrad stores it; NONE elsewhere.
 
-    AccumulateGrad belongs to no forward operator. It takes a gradient over (detach), or copies it where others hold
-    it; without an operator of its own, it does so when the gradient is made.
+    AccumulateGrad belongs to no forward operator. It takes a gradient over (detach), or copies it if it is referenced
+    elsewhere; without an operator of its own, it stores the gradient when it is made.
     """
     storages, uses, ops = step.storages, step.uses, step.ops
     is_gradient = is_repeated & (storages.category == "gradient")
@@ -281,11 +281,11 @@ def _accumulated_at(step: Step, is_repeated: Bools) -> Ints:
 
 
 def _carried_over(step: Step, is_made: Bools) -> tuple[Ints, Ints]:
-    """Pairs what outlives the iteration with what the iteration before left and this one dropped.
+    """Pairs storages that outlive the iteration with those of the previous iteration that this one freed.
 
     Returns:
-        For each storage that is left, the older one like it; for each of those, the other way round. Shape
-        (storages,) each, NONE without.
+        For each surviving storage, its older counterpart; for each of those, the reverse. Shape (storages,) each, NONE
+        without.
     """
     storages = step.storages
     left, found = np.full(len(storages), NONE, dtype=np.int64), np.full(len(storages), NONE, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""How much larger a micro-batch may be than its share, where the samples of a job differ in size: graphs, sets."""
+"""How far a micro-batch may exceed its share where samples differ in size: graphs, sets."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from memprof.policies.accumulate.batch import find_batch
 from memprof.replay.live import made_bytes
 from memprof.trace.step import Step
 
-#: How many standard deviations of a micro-batch's size are expected to be met in a recording.
+#: How many standard deviations of a micro-batch's size a recording is expected to contain.
 _DEVIATIONS = 2.0
 
 
 def excess_of(steps: Sequence[Step], micro_batches: int) -> float:
-    """Returns by what share the largest micro-batch may exceed its part of the fullest recorded batch.
+    """Returns by what fraction the largest micro-batch may exceed its share of the largest recorded batch.
 
-    Where no two recorded steps have a batch of the same size, the batch consists of things that differ in number, such
-    as the nodes of its graphs. What varies by s in a batch varies by s / sqrt(parts) in a part of it, so relatively
-    more. Where two have the same size, samples are alike, or padded: no part exceeds its share.
+    Where no two recorded steps have the same batch size, batches consist of items that vary in number, such as the
+    nodes of graphs. A standard deviation of s per batch becomes s / sqrt(parts) per part, relatively more. Where two
+    have the same size, samples are alike or padded: no part exceeds its share.
 
     Args:
-        steps: The steps as recorded.
-        micro_batches: Parts of a batch.
+        steps: The recorded steps.
+        micro_batches: Parts per batch.
     """
     if len(steps) < 2:
         return 0.0
     try:
         sizes = {find_batch(step).size for step in steps}
-    except PolicyError:  # without a batch there is nothing to split, which the transform says
+    except PolicyError:  # nothing to split; the transform reports it
         return 0.0
     if len(sizes) < len(steps):
         return 0.0

@@ -1,4 +1,4 @@
-"""Watches how a loop gets its gradients under accumulate, and refuses ways that micro-batches would change silently."""
+"""Monitors how a loop computes gradients under accumulate; rejects loops that micro-batches would silently change."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from memprof.policies.runtime.replaced import replace
 
 
 class Gradients:
-    """The gradients of a job's parameters as backward left them, so that a change before step() shows."""
+    """The gradients of a job's parameters as backward left them, to detect changes before step()."""
 
     def __init__(self, parameters: Callable[[], Iterable[torch.Tensor]], current: Round) -> None:
-        """Notes nothing yet."""
+        """Starts empty."""
         self._parameters = parameters
         self._round = current
         self._left: dict[int, tuple[int, int]] = {}
 
     def note(self) -> None:
-        """Notes them at the end of a backward; in the last micro-batch they may be changed: they are whole then."""
+        """Records them at the end of a backward; in the last micro-batch they are complete and may be changed."""
         self._left = {} if self._round.is_last else self._versions()
 
     def require_untouched(self) -> None:
-        """Makes sure that nothing has changed them since.
+        """Checks that the gradients have not changed since.
 
         Raises:
-            PolicyError: Something has, as scripts do that clip them by code of their own.
+            PolicyError: They have, as in scripts with their own clipping code.
         """
         if not self._left:
             return
@@ -53,7 +53,7 @@ class Gradients:
 
 
 def refuse_hooks(parameters: Iterable[torch.Tensor]) -> None:
-    """Refuses hooks of the job's own that run whenever a gradient is added to.
+    """Rejects user hooks that run whenever a gradient is accumulated.
 
     Raises:
         PolicyError: There is one.
@@ -69,7 +69,7 @@ def refuse_hooks(parameters: Iterable[torch.Tensor]) -> None:
 
 
 def refuse_gradients_of_gradients(undo: ExitStack, current: Round) -> None:
-    """Refuses losses made of gradients of the parameters, which are no mean over the samples of a batch."""
+    """Rejects losses computed from gradients of the parameters, which are not a mean over the samples of a batch."""
 
     def wrap(before: Any) -> Any:
         def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -88,7 +88,7 @@ def refuse_gradients_of_gradients(undo: ExitStack, current: Round) -> None:
 
 
 def require_backward(current: Round) -> None:
-    """Makes sure that gradients come from backward(), which adds those of the micro-batches up.
+    """Checks that gradients come from backward(), which accumulates those of the micro-batches.
 
     Raises:
         PolicyError: step() was called in a micro-batch without one.

@@ -1,4 +1,4 @@
-"""Checks that a job was started with the allocator's options: torch reads them once."""
+"""Checks that the job was started with the allocator's options, which torch reads once."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from memprof.policies.runtime.job import Job
 
 
 def apply(job: Job, policy: Allocator) -> None:
-    """Changes nothing, and says where the environment lacks an option or the device has no such allocator.
+    """Changes nothing; adds notes where the environment lacks an option or the device has no such allocator.
 
-    Torch reads the variable when its allocator is first used; to change it in a running job would change it for
-    whoever starts later, and not for this job.
+    Torch reads the variable when its allocator is first used; changing it in a running job would affect child
+    processes, not this job.
     """
     name = OLD_VARIABLE if OLD_VARIABLE in os.environ else VARIABLE
     present = {key: value.lower() for key, value in parse_options(os.environ.get(name, "")).items()}

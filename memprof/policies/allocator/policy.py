@@ -14,12 +14,12 @@ from memprof.policies.base import Policy
 if TYPE_CHECKING:
     pass
 
-#: What torch 2.9 and newer read on every device, and what it read before. Torch 2.11 to 2.13 look at the old name
-#: first (c10/cuda/CUDAAllocatorConfig.h), so where that is set, the new one alone would do nothing.
+#: The variable torch 2.9 and newer read on every device, and the older one. Torch 2.11 to 2.13 read the old name first
+#: (c10/cuda/CUDAAllocatorConfig.h), so setting only the new one has no effect where the old one is set.
 VARIABLE = "PYTORCH_ALLOC_CONF"
 OLD_VARIABLE = "PYTORCH_CUDA_ALLOC_CONF"
 
-#: Blocks up to this size are always split: torch refuses a lower limit.
+#: Blocks up to this size are always split: torch rejects a lower limit.
 _LEAST_SPLIT_MB = 20
 
 
@@ -27,15 +27,16 @@ _LEAST_SPLIT_MB = 20
 class Allocator(Policy):
     """Sets options of the CUDA caching allocator in the environment of the job.
 
-    They change reserved bytes and fragmentation; ``roundup_power2_divisions`` changes allocated bytes too. Both are
-    replayed through the model of the caching allocator. On a device other than CUDA they do nothing.
+    They change reserved bytes and fragmentation; ``roundup_power2_divisions`` also changes allocated bytes. Both are
+    replayed through the model of the caching allocator. They have no effect on devices other than CUDA.
 
     Attributes:
-        expandable_segments: Grow segments in place instead of taking new ones.
-        max_split_size_mb: Do not split larger blocks, in MiB above 20; 0 leaves it to torch.
-        roundup_power2_divisions: Round sizes up to so many steps between powers of two, itself one; 0 leaves it.
-        garbage_collection_threshold: Give blocks back from this share of the process's memory limit on, between 0 and
-            1; 0 leaves it. Torch heeds it only where ``set_per_process_memory_fraction`` set a limit.
+        expandable_segments: Grow segments in place instead of allocating new ones.
+        max_split_size_mb: Do not split larger blocks, in MiB above 20; 0 keeps torch's default.
+        roundup_power2_divisions: Round sizes up to this many steps between powers of two, itself a power of two; 0
+            keeps the default.
+        garbage_collection_threshold: Free cached blocks above this fraction of the process's memory limit, between 0
+            and 1; 0 keeps the default. Effective only where ``set_per_process_memory_fraction`` set a limit.
     """
 
     name: ClassVar[str] = "allocator"
@@ -50,10 +51,10 @@ class Allocator(Policy):
     garbage_collection_threshold: float = 0.0
 
     def __post_init__(self) -> None:
-        """Checks the settings as torch would when the job starts.
+        """Validates the settings as torch would when the job starts.
 
         Raises:
-            PolicyError: A setting makes no sense, or none is set.
+            PolicyError: A setting is invalid, or none is set.
         """
         split, divisions = self.max_split_size_mb, self.roundup_power2_divisions
         threshold = self.garbage_collection_threshold
@@ -78,10 +79,10 @@ class Allocator(Policy):
 
     @classmethod
     def from_flag(cls, text: str) -> Self:
-        """Reads ``--allocator expandable_segments`` or ``--allocator max_split_size_mb:128,...``, as torch does.
+        """Parses ``--allocator expandable_segments`` or ``--allocator max_split_size_mb:128,...``, as torch does.
 
         Raises:
-            PolicyError: An option is unknown or its value makes no sense.
+            PolicyError: An option is unknown or its value is invalid.
         """
         settings: dict[str, bool | int | float] = {}
         for key, value in parse_options(text).items():
@@ -99,10 +100,10 @@ class Allocator(Policy):
                     )
             except (KeyError, ValueError):
                 raise PolicyError(f"--allocator cannot read {value!r} as the value of {key}.") from None
-        return cls(**settings)  # type: ignore[arg-type]  # each value was read by its key's own type
+        return cls(**settings)  # type: ignore[arg-type]  # each value was parsed with its key's own type
 
     def options(self) -> dict[str, str]:
-        """Returns the options that are set, by torch's names and in torch's way of writing."""
+        """Returns the options that are set, in torch's names and syntax."""
         chosen = {
             "expandable_segments": "True" if self.expandable_segments else "",
             "max_split_size_mb": str(self.max_split_size_mb or ""),
@@ -114,26 +115,26 @@ class Allocator(Policy):
     def environment(self) -> dict[str, str]:
         """Returns the variables of this process's environment with the options added.
 
-        An option of the policy stands in place of the user's own of that name, as the plan is what was predicted;
-        the user's other options stay.
+        An option of the policy overrides the user's value, since the plan was predicted with it; the user's other
+        options stay.
         """
         return merged_environment(self.options(), os.environ)
 
     def describe(self) -> str:
-        """Says which options are set: ``allocator expandable_segments``."""
+        """Returns the options that are set: ``allocator expandable_segments``."""
         chosen = ", ".join(key if value == "True" else f"{key} {value}" for key, value in self.options().items())
         return f"allocator {chosen}"
 
 
 def merged_environment(options: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, str]:
-    """Adds options to those an environment has.
+    """Adds options to those of an environment.
 
     Args:
         options: The options, by name.
-        environment: The environment; of the two variables, torch follows the old one where it is set.
+        environment: The environment; torch prefers the old variable where both are set.
 
     Returns:
-        The variables to set: the new one, and the old one too where it would hide it.
+        The variables to set: the new one, and the old one where it would override it.
     """
     merged = {**options_in_force(environment), **options}
     text = ",".join(f"{key}:{value}" if value else key for key, value in merged.items())
@@ -141,12 +142,12 @@ def merged_environment(options: Mapping[str, str], environment: Mapping[str, str
 
 
 def options_in_force(environment: Mapping[str, str]) -> dict[str, str]:
-    """Returns the options that torch follows in an environment: the old variable's where it is set."""
+    """Returns the options torch uses in an environment: the old variable's where it is set."""
     return parse_options(environment.get(OLD_VARIABLE) or environment.get(VARIABLE) or "")
 
 
 def parse_options(text: str) -> dict[str, str]:
-    """Reads ``key:value,key:[1:2,3:4]`` into values by key; a key alone has the value ""."""
+    """Parses ``key:value,key:[1:2,3:4]`` into values by key; a bare key has the value ""."""
     options = {}
     for part in re.findall(r"(?:\[[^\]]*\]|[^,\[])+", text):
         key, _, value = part.strip().partition(":")

@@ -1,4 +1,4 @@
-"""Rewrites a step for other options of the allocator: what blocks take, and what is reserved."""
+"""Rewrites a step for other allocator options: block sizes and reserved bytes."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 def transform(step: Step, policy: Allocator) -> Step:
-    """Returns the step with the blocks and the reserved bytes that the options give; on CPU, the step.
+    """Returns the step with the block sizes and reserved bytes under the options; on CPU, the step unchanged.
 
-    The step's requests are replayed through the model of the caching allocator. ``roundup_power2_divisions`` makes
-    blocks larger, which torch's counters of allocated bytes show; the other options change reserved bytes alone, which
-    go into the step's counters.
+    The step's requests are replayed through the model of the caching allocator. ``roundup_power2_divisions`` enlarges
+    blocks, which torch's counters of allocated bytes include; the other options change only reserved bytes, which are
+    written to the step's counters.
     """
     device = device_of(step)
     if not device.startswith("cuda"):
@@ -34,7 +34,7 @@ def transform(step: Step, policy: Allocator) -> Step:
 
 
 def _counters(step: Step, device: str, reserved: Ints) -> Memory:
-    """Writes a sample of each operator's bytes on the device, and one of what it holds elsewhere where it does."""
+    """Writes one memory sample per operator for the device, and one for bytes held elsewhere, if any."""
     on_device = _device_bytes(step, device)
     elsewhere = live_bytes(step).during - on_device
     ops = np.arange(len(step.ops))
@@ -54,7 +54,7 @@ def _counters(step: Step, device: str, reserved: Ints) -> Memory:
 
 
 def _with_rounded_sizes(step: Step, device: str, settings: Settings) -> Step:
-    """Returns the step with every block of a device as large as the steps between powers of two make it."""
+    """Returns the step with every block of a device rounded up to the steps between powers of two."""
     storages = step.storages
     is_own = (storages.device == device) & (storages.allocated_bytes > 0) & (storages.requested_bytes > 0)
     distinct, place = np.unique(storages.requested_bytes[is_own], return_inverse=True)
@@ -65,7 +65,7 @@ def _with_rounded_sizes(step: Step, device: str, settings: Settings) -> Step:
 
 
 def _device_bytes(step: Step, device: str) -> Ints:
-    """Returns the bytes alive on the device during each operator; workspaces are taken to be there."""
+    """Returns the live bytes on the device during each operator, workspaces included."""
     storages = step.storages
     elsewhere = storages.replace(allocated_bytes=np.where(storages.device == device, storages.allocated_bytes, 0))
     return live_bytes(dataclasses.replace(step, storages=elsewhere)).during

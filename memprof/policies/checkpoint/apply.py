@@ -1,4 +1,4 @@
-"""Makes activation checkpointing happen: chosen forwards drop what they save and run again in backward."""
+"""Applies activation checkpointing: chosen forwards drop their saved tensors and are recomputed in backward."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def apply(job: Job, policy: Checkpoint) -> None:
     if in_place:
         job.notes.append(f"checkpoint left {_list(in_place)} alone: it changes its input in place.")
     if keep and len(outermost(names)) < len(names):
-        # What the outer region keeps, the inner one would drop and run again.
+        # The inner region would drop and recompute what the outer one keeps.
         names = outermost(names)
         job.notes.append(f"checkpoint with keep made only the outermost modules regions: {_list(names)}.")
     for name in names:
@@ -59,7 +59,7 @@ def apply(job: Job, policy: Checkpoint) -> None:
 
 
 def _refuse_operators(policy: Checkpoint) -> None:
-    """Refuses to keep outputs of operators that torch does not have, that draw random numbers or change their input.
+    """Rejects keeping outputs of operators that are unknown to torch, random or in-place.
 
     Raises:
         PolicyError: Names the first such operator.
@@ -89,7 +89,7 @@ def _list(names: list[str]) -> str:
 
 
 def _changes_its_input(module: torch.nn.Module) -> bool:
-    """Tells whether a module is one of torch's in-place activations: its input is gone when it should run again."""
+    """Returns whether a module is an in-place activation of torch: its input is overwritten before recompute."""
     return bool(getattr(module, "inplace", False)) and not any(True for _ in module.children())
 
 
@@ -153,14 +153,14 @@ def _region(
     forward: Callable[..., Any],
     keep: frozenset[str],
 ) -> Callable[..., Any]:
-    """Returns a forward that saves nothing and runs again in backward.
+    """Returns a forward that saves nothing and is recomputed in backward.
 
     Args:
-        root: The model: in eval mode nothing is done.
-        name: The module's qualified name, for sentences.
-        modules: What the forward calls, for their buffers.
-        forward: The forward as it is.
-        keep: Operators whose outputs stay.
+        root: The model: in eval mode nothing changes.
+        name: The module's qualified name, for messages.
+        modules: The modules the forward calls, for their buffers.
+        forward: The current forward.
+        keep: Operators whose outputs are kept.
     """
     inside = [part for module in modules for part in module.modules()]
     statistics = [part for part in inside if isinstance(part, _NormBase) and part.track_running_stats]
@@ -204,7 +204,7 @@ def _region(
 
 
 def _plain_buffers(modules: Iterable[torch.nn.Module]) -> list[torch.Tensor]:
-    """Lists the buffers that nobody restores after a second run."""
+    """Returns the buffers that nothing restores after a recompute."""
     return [
         buffer
         for module in modules
@@ -248,7 +248,7 @@ def _together(*contexts: AbstractContextManager[Any]) -> Iterator[None]:
 
 
 def _selective(keep: frozenset[str]) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-    """Returns the contexts of the first and of the second run."""
+    """Returns the contexts of the first run and of the recompute."""
 
     def decide(_: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
         # An operator that drew random numbers must draw them again: those after it would get others otherwise.
@@ -281,7 +281,7 @@ def _only_kept(kind: Any, keep: frozenset[str]) -> Any:
 
 
 def _drops_out(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Tells whether a call of an attention operator applies dropout."""
+    """Returns whether a call of an attention operator applies dropout."""
     for position, argument in enumerate(operator._schema.arguments):
         if argument.name == "dropout_p":
             value = args[position] if position < len(args) else kwargs.get("dropout_p", argument.default_value)

@@ -1,4 +1,4 @@
-"""When every storage of a checkpointed step dies: originals, copies, and torch's own random states."""
+"""When every storage of a checkpointed step is freed: originals, copies, and torch's saved random states."""
 
 from __future__ import annotations
 

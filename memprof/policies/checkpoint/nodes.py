@@ -9,11 +9,11 @@ import numpy as np
 from memprof.trace.schema import NONE, Ints
 from memprof.trace.step import Step
 
-#: Adds gradients up where several paths meet. The engine runs it after it has released what the node saved.
+#: Sums gradients where several paths meet. The engine runs it after releasing the node's saved tensors.
 _ACCUMULATION = ("aten.add.Tensor", "aten.add_.Tensor")
 
-#: Brings a gradient back to a broadcast operand's size or type. The engine runs it when the node's own function has
-#: returned, whose locals are gone, and before it releases what the node saved.
+#: Reduces a gradient to a broadcast operand's size or type. The engine runs it after the node's own function has
+#: returned and its locals are freed, and before it releases the node's saved tensors.
 _REDUCTION = ("aten.sum.dim_IntList", "aten._to_copy.default")
 _RESHAPE = ("aten.view.default", "aten._unsafe_view.default")
 

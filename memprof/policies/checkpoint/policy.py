@@ -1,4 +1,4 @@
-"""Drops what chosen modules save for backward, and runs their forward again when backward needs it."""
+"""Drops what chosen modules save for backward and recomputes it in backward."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Checkpoint(Policy):
 
     @property
     def handles_saved(self) -> bool:
-        """It does."""
+        """Always true."""
         return True
 
     @classmethod
@@ -86,7 +86,7 @@ class Checkpoint(Policy):
         return cls(modules=tuple(modules), segments=int(settings["segments"] or 0), keep=keep)
 
     def describe(self) -> str:
-        """Says what it does: ``checkpoint layers.* (keep matmul)``."""
+        """Returns a short description: ``checkpoint layers.* (keep matmul)``."""
         what = condensed(self.modules)
         if self.segments:
             what = f"{what} in {self.segments} segments" if what else f"{self.segments} segments"

@@ -1,4 +1,4 @@
-"""What runs again, where, and which copy of a storage everybody reads."""
+"""What is recomputed, where, and which copy of a storage each operator reads."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ NEVER = np.iinfo(np.int64).max
 
 @dataclass(frozen=True, eq=False)
 class Recompute:
-    """Which operators run again and which storages are made again.
+    """Which operators are recomputed and which storages are made again.
 
     Ids of copies follow those of the step, as in a Draft.
 
     Attributes:
-        starts: Operator in backward before which each region runs again, NEVER where it does not; ``(regions,)``.
-        stops: First forward operator of each region that does not run again; ``(regions,)``.
+        starts: Operator in backward before which each region is recomputed, NEVER where it is not; ``(regions,)``.
+        stops: First forward operator of each region that is not recomputed; ``(regions,)``.
         op_region: Region of each copied operator, in the order of their ids.
         op_source: The operator it copies.
         storage_region: Region of each copied storage, in the order of their ids.
@@ -58,10 +58,10 @@ class Recompute:
         return copies
 
     def storage_read(self, region: Ints, storage_id: Ints) -> tuple[Ints, Ints]:
-        """Tells which storage somebody in a region's second run, or in its backward, reads.
+        """Returns the storage that a reader in a region's recompute, or in its backward, reads.
 
         Args:
-            region: The region, NONE where it is outside of all.
+            region: The region, NONE outside all regions.
             storage_id: The storage in the recorded step.
 
         Returns:
@@ -81,19 +81,19 @@ class Recompute:
 def plan_recompute(
     step: Step, regions: Regions, nodes: Nodes, is_kept: Bools, casts: tuple[Ints, Ints, Ints]
 ) -> Recompute:
-    """Decides where every region runs again and how far.
+    """Decides where each region is recomputed and how far.
 
-    A region runs again when the first thing it keeps is needed: before the first node that reads something saved in
-    it, or before a region inside it runs again, whose inputs it keeps. torch stops the second run as soon as the last
-    saved tensor was packed: an operator packs what it takes before its kernel runs and what it returns after it.
+    A region is recomputed when the first thing it keeps is needed: before the first node that reads a tensor saved in
+    it, or before the recompute of an inner region, whose inputs it keeps. torch stops the recompute once the last saved
+    tensor was packed: an operator packs its inputs before its kernel runs and its outputs after it.
 
     Args:
         step: The step.
         regions: The regions.
         nodes: Moments of the backward nodes.
         is_kept: Operators whose outputs are kept, shape ``(ops,)``.
-        casts: Region, storage and first operator that reads it, of each parameter in another type that a region finds
-            in autocast's cache. The cache is empty when the region runs again, so it casts for itself.
+        casts: Region, storage and first reading operator of each cast parameter that a region finds in autocast's
+            cache. The cache is empty during the recompute, so the region casts again.
     """
     storages, ops = step.storages, step.ops
     count = len(regions)
@@ -170,7 +170,7 @@ def plan_recompute(
 
 
 def _starts_and_stops(step: Step, regions: Regions, nodes: Nodes) -> tuple[Ints, Ints, Ints]:
-    """Returns where each region runs again, where that stops, and its last operator that saves something."""
+    """Returns where each region's recompute starts and stops, and its last operator that saves something."""
     saved = step.saved
     count = len(regions)
     row_region = regions.innermost[saved.forward_op_id]
@@ -194,7 +194,7 @@ def _starts_and_stops(step: Step, regions: Regions, nodes: Nodes) -> tuple[Ints,
 
 
 def _writes(step: Step, op_ids: Ints, storage_ids: Ints) -> Bools:
-    """Tells which operators make or change which storages."""
+    """Returns which operators make or change which storages."""
     uses = step.uses
     is_write = uses.role != "read"
     key = uses.op_id[is_write] * len(step.storages) + uses.storage_id[is_write]
@@ -202,7 +202,7 @@ def _writes(step: Step, op_ids: Ints, storage_ids: Ints) -> Bools:
 
 
 def _counts_batches(step: Step) -> Bools:
-    """Marks the operators that count BatchNorm's batches, which ``apply`` leaves out of the second run."""
+    """Marks the operators that count BatchNorm's batches, which ``apply`` excludes from the recompute."""
     is_count = np.zeros(len(step.storages), dtype=np.bool_)
     for row in np.flatnonzero(step.storages.category == "buffer"):
         is_count[row] = str(step.storages.name[row]).endswith("num_batches_tracked")

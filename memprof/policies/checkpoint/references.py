@@ -1,4 +1,4 @@
-"""How long Python holds the storages of forward: what nobody saves for backward dies when Python lets go of it."""
+"""How long Python references forward's storages: those not saved for backward are freed with the last reference."""
 
 from __future__ import annotations
 

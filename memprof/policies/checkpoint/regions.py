@@ -1,4 +1,4 @@
-"""The parts of a recorded step that are run again: every call of a chosen module, or every segment of a sequence."""
+"""The recomputed parts of a recorded step: every call of a chosen module, or every segment of a sequence."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ class Regions:
 
 
 def find_regions(step: Step, policy: Checkpoint) -> Regions:
-    """Finds what a policy runs again in a recorded step.
+    """Finds the regions that a policy recomputes in a recorded step.
 
     Raises:
-        PolicyError: No module matches, none of the matching is called, or the sequence cannot be divided.
+        PolicyError: No module matches, no matching module is called, or the sequence cannot be divided.
     """
     spans = _segments(step, policy) if policy.segments else _calls(step, policy)
     first, last, module_id = (np.array(column, dtype=np.int64) for column in zip(*spans, strict=True))
@@ -73,9 +73,9 @@ def find_regions(step: Step, policy: Checkpoint) -> Regions:
 
 
 def _forward_calls(step: Step) -> Ints:
-    """Returns the calls that backward runs through, without those that repeat one.
+    """Returns the calls that backward runs through, except those that repeat one.
 
-    ``apply`` leaves calls without gradients alone, such as a frozen teacher's or an evaluation between two steps.
+    ``apply`` skips calls without gradients, such as a frozen teacher's or an evaluation between two steps.
     """
     calls, ops = step.module_calls, step.ops
     ran = np.flatnonzero(~calls.is_recompute & (calls.first_op_id != NONE) & (calls.last_op_id != NONE))
@@ -101,7 +101,7 @@ def _calls(step: Step, policy: Checkpoint) -> list[tuple[int, int, int]]:
         if is_leaf[module] and np.any(made[changing] < span[0]):
             left_alone = names[module]
         elif not policy.keep or span[0] > end_of_kept:
-            # With operators to keep only the outermost are regions: what one keeps the other would run again.
+            # With kept operators only the outermost are regions: an inner one would recompute what the outer one keeps.
             spans.append(span)
             end_of_kept = span[1]
     if left_alone and not spans:

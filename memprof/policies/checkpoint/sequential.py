@@ -1,4 +1,4 @@
-"""Divides an nn.Sequential into segments, by a rule that both faces follow."""
+"""Divides an nn.Sequential into segments, by a rule shared by prediction and application."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rewrites a step into the one that torch's activation checkpointing leads to, to the byte."""
+"""Rewrites a step into its form under torch's activation checkpointing, exact to the byte."""
 
 from __future__ import annotations
 
@@ -90,10 +90,10 @@ def _kept(step: Step, regions: Regions, policy: Checkpoint) -> Bools:
 
 
 def _refuse_changes(step: Step, regions: Regions, inputs: tuple[Ints, Ints], is_kept: Bools) -> None:
-    """Refuses regions whose second run would not find what the first one did.
+    """Rejects regions whose recompute would not see what the first run did.
 
     Raises:
-        PolicyError: An input of a region, or an output kept, is changed in place.
+        PolicyError: An input of a region, or a kept output, is changed in place.
     """
     uses = step.uses
     is_change = (uses.role == "mutate") & (step.ops.phase[uses.op_id] == "forward")
@@ -119,9 +119,9 @@ def _refuse_changes(step: Step, regions: Regions, inputs: tuple[Ints, Ints], is_
 
 
 def _refuse_changed_buffers(step: Step, regions: Regions) -> None:
-    """Refuses regions that change a buffer of their own in place: a second run would change it again.
+    """Rejects regions that change their own buffers in place: a recompute would change them again.
 
-    Running statistics of normalisations are restored when a region runs again, and are no hindrance.
+    Running statistics of normalisations are restored after a recompute and are allowed.
 
     Raises:
         PolicyError: There is one.
@@ -140,7 +140,7 @@ def _refuse_changed_buffers(step: Step, regions: Regions) -> None:
 
 
 def _refuse_run_again(step: Step, regions: Regions) -> None:
-    """Refuses regions that run again already, or hold what does: the job has activation checkpointing of its own.
+    """Rejects regions that already are, or contain, recomputed code: the job has its own activation checkpointing.
 
     Raises:
         PolicyError: There is one.
@@ -161,7 +161,7 @@ def _refuse_run_again(step: Step, regions: Regions) -> None:
 
 
 def _refuse_repeats(step: Step, regions: Regions) -> None:
-    """Refuses regions that backward runs through more than once: they would run again for each time.
+    """Rejects regions that backward runs through more than once: each pass would recompute them.
 
     Raises:
         PolicyError: There is one.
@@ -184,10 +184,10 @@ def _refuse_repeats(step: Step, regions: Regions) -> None:
 
 
 def _refuse_own_functions(step: Step, regions: Regions) -> None:
-    """Refuses regions with an autograd.Function, or hooks of the job's own, that keep what they made themselves.
+    """Rejects regions with an autograd.Function, or user hooks, that keep tensors they made themselves.
 
-    Whether a function keeps it as a saved tensor, which is dropped and made again, or as an attribute of its ctx,
-    which stays, does not show in the trace.
+    The trace does not show whether a function keeps one as a saved tensor, which is dropped and recomputed, or as an
+    attribute of its ctx, which stays.
 
     Raises:
         PolicyError: There is one.
@@ -288,7 +288,7 @@ def _copies(step: Step, recompute: Recompute, lives: StorageEnds) -> Storages:
 
 
 def _saved(step: Step, regions: Regions, recompute: Recompute, lives: StorageEnds) -> Saved:
-    """Hands what a region saved over to its second run."""
+    """Moves what a region saved to its recompute."""
     saved = step.saved
     region = regions.innermost[saved.forward_op_id]
     rows = np.flatnonzero(region != NONE)

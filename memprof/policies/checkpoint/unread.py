@@ -12,10 +12,10 @@ from memprof.trace.step import Step
 
 
 def with_unread(step: Step, nodes: Nodes) -> Step:
-    """Returns the step with rows in ``saved`` for what a node kept that no operator of it reads.
+    """Returns the step with rows in ``saved`` for what a node kept that none of its operators reads.
 
-    The trace knows what was saved by who reads it in backward. ``index_add`` keeps what it adds for its sizes: such
-    a storage shows itself by dying with the node. Nobody but the node can have held it: Python does not run meanwhile.
+    The trace infers saved tensors from their readers in backward. ``index_add`` keeps what it adds for its sizes: such
+    a storage is freed together with the node, and only the node can have held it, as Python does not run meanwhile.
     """
     ops, uses, storages = step.ops, step.uses, step.storages
     freed = storages.freed_op_id

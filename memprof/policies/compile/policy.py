@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 class Compile(Policy):
     """Compiles chosen modules, with a budget for the activations they save.
 
-    What a compiler keeps and what it computes again is known when it has run, not before: a plan that compiles is
-    predicted from a recording of itself.
+    What a compiler keeps and recomputes is known only after a run: a plan that compiles is predicted from a recording
+    of itself.
 
     Attributes:
         modules: Patterns of the modules to compile; "" is the whole model.
-        activation_budget: Share of the saved bytes of its usual plan that the compiler may keep, 0 to 1.
-        measured: Path of a recording made under the whole plan, "" where there is none.
+        activation_budget: Fraction of the saved bytes of its default plan that the compiler may keep, 0 to 1.
+        measured: Path of a recording made under the whole plan, "" without one.
     """
 
     name: ClassVar[str] = "compile"
@@ -66,6 +66,6 @@ class Compile(Policy):
         return cls(tuple("" if part == "." else part for part in modules) or ("",), share)
 
     def describe(self) -> str:
-        """Says what it does: ``compile layers.* at 0.5``."""
+        """Returns a short description: ``compile layers.* at 0.5``."""
         names = condensed(self.modules)
         return f"compile {names}" + (f" at {self.activation_budget:g}" if self.activation_budget < 1 else "")

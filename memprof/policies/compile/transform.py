@@ -1,4 +1,4 @@
-"""Answers for a compiled step with one that was measured."""
+"""Replaces a step with the measured step of a compiled run."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 def transform(step: Step, policy: Compile) -> Step:
     """Returns the fullest step of the measured run.
 
-    Nothing is calculated: what a compiler fuses, keeps and computes again is its own affair, and the peak does not
-    even fall evenly with the budget. The measured run is one of the whole plan, so what the policies before did to
-    the step is in it already.
+    Nothing is modelled: what a compiler fuses, keeps and recomputes is not predictable from a recording, and the peak
+    does not even fall in proportion to the budget. The measured run is one of the whole plan, so it already
+    includes the earlier policies.
 
     Raises:
         PolicyError: There is no measured run, or it is one of another model.

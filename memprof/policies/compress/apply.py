@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 class _Compressed:
-    """One storage in 8 bits; once it was needed, in full again until autograd lets go of it.
+    """One storage in 8 bits; after its first use, in full precision until autograd releases it.
 
     Attributes:
-        original: The storage, as long as somebody holds it.
+        original: The storage, as long as it is referenced.
     """
 
     def __init__(self, tensor: torch.Tensor) -> None:
@@ -31,7 +31,7 @@ class _Compressed:
 
     def take_again(self, storage: torch.UntypedStorage) -> None:
         self._packed = to_eight_bits(_values(storage, self._dtype, self._device))
-        # What no scale can hold stays as it is.
+        # Values that no scale can represent stay as they are.
         self._full = storage if self._packed is None else None
 
     def restored(self) -> torch.UntypedStorage:
@@ -48,7 +48,7 @@ class _Compressed:
 
 
 class _Compressor:
-    """Takes floating point storages of some size."""
+    """Packs floating point storages above a minimum size."""
 
     def __init__(self, minimum_bytes: int) -> None:
         self._minimum_bytes = minimum_bytes

@@ -1,4 +1,4 @@
-"""Turns floating point values into 8 bits with a scale a block, and back.
+"""Block-wise 8-bit quantization of floating point values, and its inverse.
 
 Source: Dettmers et al., "8-bit Optimizers via Block-wise Quantization" (2022), section 2.1: block-wise scales; the map
 here is linear instead of dynamic, since activations are read once and not accumulated.
@@ -30,7 +30,7 @@ def to_eight_bits(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | N
     scales = torch.empty(-(-len(values) // BLOCK), dtype=torch.float32, device=values.device)
     for value, code, scale in _chunks(values, codes, scales):
         scale.copy_(torch.linalg.vector_norm(value, ord=torch.inf, dim=1)).div_(127.0)
-        # A block of zeros has no scale: whatever divides zero will do.
+        # A block of zeros has no scale: any non-zero divisor works.
         code.copy_((value / scale.clamp(min=_TINY)[:, None]).round_())
     return (codes, scales) if bool(torch.isfinite(scales).all()) else None
 

@@ -52,7 +52,7 @@ class Compress(Policy):
 
     @property
     def handles_saved(self) -> bool:
-        """It does."""
+        """Always true."""
         return True
 
     @classmethod
@@ -68,7 +68,7 @@ class Compress(Policy):
         return cls(modules=parts)
 
     def describe(self) -> str:
-        """Names what is packed."""
+        """Returns the packed modules in words."""
         chosen = "everything saved" if self.modules == (".",) else f"what {condensed(self.modules)} save"
         small = (
             "" if self.minimum_bytes == type(self).minimum_bytes else f", from {format_bytes(self.minimum_bytes)} on"

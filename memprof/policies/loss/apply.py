@@ -1,4 +1,4 @@
-"""Puts chunked cross-entropy in the place of torch's while a plan is applied."""
+"""Replaces torch's cross-entropy with a chunked one while a plan is applied."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class _Loss:
         self.original = original
 
     def head_forward(self, head: torch.nn.Linear, before: Any) -> Any:
-        """Returns a forward that makes no logits where they are for training."""
+        """Returns a forward that defers the logits when they are made for training."""
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             hidden: Any = args[0] if args else kwargs.get("input")
@@ -99,7 +99,7 @@ class _Loss:
         reduction: str = "mean",
         label_smoothing: float = 0.0,
     ) -> Tensor:
-        """Computes cross-entropy by chunks where the call is one it knows and large; else asks torch."""
+        """Computes supported large calls of cross-entropy by chunks; leaves the others to torch."""
         others = (size_average, ignore_index, reduce, reduction, label_smoothing)
         reason = self._reason_against(logits, target, weight, others)
         if reason is not None:
@@ -127,7 +127,7 @@ class _Loss:
     def _reason_against(
         self, logits: Tensor, target: Tensor, weight: Tensor | None, others: tuple[Any, ...]
     ) -> str | None:
-        """Says why a call is left to torch; "" where that is nothing to tell, None where it is not left."""
+        """Returns why a call is left to torch; "" without a reason worth reporting, None where it is chunked."""
         size_average, _, reduce, reduction, _ = others
         if torch.compiler.is_compiling() or is_in_transform():
             return "it runs compiled or under torch.func"

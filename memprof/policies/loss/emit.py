@@ -1,4 +1,4 @@
-"""Writes down the forward operators of a chunked cross-entropy, as memprof.policies.loss.cross_entropy runs them."""
+"""Emits the forward operators of a chunked cross-entropy, as memprof.policies.loss.cross_entropy runs them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ForwardEmitter:
     def __init__(
         self, insertion: Insertion, step: Step, policy: ChunkedLoss, one: CrossEntropy, head: Head | None
     ) -> None:
-        """Works out the sizes of a chunk."""
+        """Computes the sizes of a chunk."""
         self.made: dict[int, int] = {}
         self._insertion = insertion
         self._step = step
@@ -49,7 +49,7 @@ class ForwardEmitter:
         durations = np.nan_to_num(ops.duration_us)
         self._softmax_us = float(durations[one.log_softmax])
         self._likelihood_us = float(durations[one.likelihood])
-        # A small operator costs what the recorded small ones do: their launch.
+        # A small operator costs as much as the recorded small ones: its launch.
         small = durations[(ops.written_bytes > 0) & (ops.written_bytes <= 4096) & (ops.kind == "compute")]
         self._small_us = float(np.median(small)) if len(small) else 0.0
         self.first_forward = insertion.next_op
@@ -58,7 +58,7 @@ class ForwardEmitter:
         self._hidden = NONE
 
     def forward(self) -> None:
-        """Writes the loss of each chunk, and their sum."""
+        """Emits the loss of each chunk, and their sum."""
         one, insertion = self._one, self._insertion
         like = before = one.log_softmax
         if self._head is None:
@@ -127,7 +127,7 @@ class ForwardEmitter:
             )
 
     def _chunk_logits(self, like: int, before: int, share: float, forward: int = NONE) -> tuple[int, tuple[int, ...]]:
-        """Writes the product that makes a chunk's logits."""
+        """Emits the product that makes a chunk's logits."""
         head, insertion = self._head, self._insertion
         assert head is not None
         op = insertion.op(
@@ -144,7 +144,7 @@ class ForwardEmitter:
         return logits, (logits,)
 
     def _reduce(self, losses: list[int], like: int, before: int) -> None:
-        """Writes how the chunks' losses become one."""
+        """Emits the reduction of the chunks' losses."""
         insertion, small = self._insertion, self._small_us
         rows_bytes = self._target_bytes // 8
         op = insertion.op(

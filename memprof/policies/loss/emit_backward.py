@@ -1,4 +1,4 @@
-"""Writes down the backward operators of a chunked cross-entropy, as memprof.policies.loss.cross_entropy runs them."""
+"""Emits the backward operators of a chunked cross-entropy, as memprof.policies.loss.cross_entropy runs them."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from memprof.trace.schema import NONE
 
 
 class Emitter(ForwardEmitter):
-    """Writes forward and backward of one chunked cross-entropy."""
+    """Emits forward and backward of one chunked cross-entropy."""
 
     def backward(self) -> None:
-        """Writes the gradient of each chunk."""
+        """Emits the gradient of each chunk."""
         one, insertion, head = self._one, self._insertion, self._head
         like = before = int(one.backward[0])
         forward = self.first_forward
@@ -94,7 +94,7 @@ class Emitter(ForwardEmitter):
         return last
 
     def _subtract_targets(self, work: int, like: int, before: int, share: float, scale: int) -> int:
-        """Writes the small operators on one number for each row."""
+        """Emits the small operators on one number per row."""
         insertion, forward, small = self._insertion, self.first_forward, self._small_us
         index_bytes, share_bytes = int(self._target_bytes * share), int(self._share_bytes * share)
         held: list[int] = []
@@ -139,7 +139,7 @@ class Emitter(ForwardEmitter):
         return last
 
     def _products(self, work: int, held: list[int], like: int, before: int, share: float) -> int:
-        """Writes the products that give the head's gradients."""
+        """Emits the products that give the head's gradients."""
         head, insertion = self._head, self._insertion
         assert head is not None
         outputs = [int(storage) for storage in (head.of_hidden, *head.of_parameters) if storage != NONE]

@@ -1,4 +1,4 @@
-"""Logits that are not made until somebody looks at them: cross-entropy takes them chunk by chunk instead."""
+"""Logits that are materialized on first access: cross-entropy reads them chunk by chunk instead."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def lazy_logits(layer: torch.nn.Linear, hidden: Tensor) -> LazyLogits:
 
 
 class LazyLogits(torch.Tensor):
-    """A tensor of the logits' shape that knows how to make them.
+    """A tensor of the logits' shape that can materialize them.
 
-    Its sizes and type are answered, its rows viewed and sliced, without making anything. Whatever else touches it
-    gets the logits, made once. For autograd it is the output of the Linear, whichever way it is used.
+    Its sizes and dtype can be read, and its rows viewed and sliced, without materializing anything. Any other access
+    materializes the logits, once. For autograd it is the output of the Linear, whichever way it is used.
     """
 
     hidden: Tensor
@@ -56,7 +56,7 @@ class LazyLogits(torch.Tensor):
 
     @staticmethod
     def around(hidden: Tensor, matrix: Tensor, bias: Tensor | None, make: Callable[..., Tensor]) -> LazyLogits:
-        """Makes one outside of autograd."""
+        """Creates one outside of autograd."""
         shape = (*hidden.shape[:-1], matrix.shape[0])
         dtype = torch.float32 if make is make_float_logits else matrix.dtype
         lazy: LazyLogits = torch.Tensor._make_wrapper_subclass(LazyLogits, shape, dtype=dtype, device=hidden.device)
@@ -71,7 +71,7 @@ class LazyLogits(torch.Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Answers what needs no logits, views rows, and gives all others the logits."""
+        """Handles what needs no logits, views rows, and passes the logits to everything else."""
         kwargs = kwargs or {}
         if func in cls._known:
             with torch._C.DisableTorchFunctionSubclass():
@@ -89,7 +89,7 @@ class LazyLogits(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        """Gives the logits to what reaches them below Python's functions; autograd has its node above."""
+        """Passes the logits to operators below Python's functions; autograd has its node above."""
 
         def real(value: Any) -> Any:
             return value.logits().detach() if isinstance(value, LazyLogits) else value

@@ -1,4 +1,4 @@
-"""A cross-entropy, and the Linear before it, as a recording shows them."""
+"""A cross-entropy, and the Linear before it, as recorded."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def _left_behind(step: Step, logits: list[int]) -> Ints:
 
 
 def _is_one_call(step: Step, one: CrossEntropy) -> bool:
-    """Tells whether one function of torch, cross_entropy, took both the softmax and the likelihood."""
+    """Returns whether softmax and likelihood belong to a single call of torch's cross_entropy."""
     softmax, likelihood = step.ops.stack_id[[one.log_softmax, one.likelihood]].tolist()
     return bool(softmax == likelihood or NONE in (softmax, likelihood))
 
@@ -256,7 +256,7 @@ def _head(step: Step, one: CrossEntropy, policy: ChunkedLoss) -> Head | None:
 
 
 def _touched(step: Step, op_id: int) -> tuple[Ints, Ints]:
-    """Returns what an operator reads and what it makes."""
+    """Returns the storages an operator reads and those it makes."""
     rows = slice(*np.searchsorted(step.uses.op_id, [op_id, op_id + 1]))
     storages, roles = step.uses.storage_id[rows], step.uses.role[rows]
     made = np.flatnonzero(step.storages.created_op_id == op_id)

@@ -1,4 +1,4 @@
-"""The shapes that a step ran on, by which steps of two runs are found that compare."""
+"""The input shapes of a step, used to find comparable steps of two runs."""
 
 from __future__ import annotations
 

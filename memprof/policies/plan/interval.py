@@ -1,4 +1,4 @@
-"""Between which bounds a measured peak lies, where a prediction is not known to the byte."""
+"""Bounds of a measured peak where the prediction is not exact to the byte."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from memprof.policies.plan.several_steps import transform_all
 from memprof.replay.live import live_bytes, made_bytes
 from memprof.trace.step import Step
 
-#: By what share jobs were seen above the memory that a policy holds them to: kernels' workspaces are known afterwards.
+#: Fraction by which jobs exceeded a policy's hard memory cap: kernel workspaces are known only afterwards.
 OVER_HELD = 0.02
 
 
 @dataclass(frozen=True)
 class Interval:
-    """Bounds of a peak that was predicted.
+    """Bounds of a predicted peak.
 
     Attributes:
-        least_bytes: The lower end.
-        most_bytes: The upper end: what a plan has to fit with, as long as nothing was run under it.
+        least_bytes: The lower bound.
+        most_bytes: The upper bound, which has to fit the budget as long as the plan has not been run.
     """
 
     least_bytes: int

@@ -1,4 +1,4 @@
-"""Where in a plan file a mistake is: its line, as far as looking at lines alone can tell."""
+"""Locates a mistake in a plan file: its line, as far as a line-based scan can find it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Place:
         return f"{self.name}, line {line}" if line else self.name
 
     def is_named_in(self, sentence: str) -> bool:
-        """Whether a sentence says already where the mistake is."""
+        """Whether a message already names the place of the mistake."""
         return sentence.startswith((f"{self.name}, line", f"{self.name}: "))
 
     def _line(self, key: str) -> int:

@@ -1,4 +1,4 @@
-"""A plan: policies in their order, what they are predicted to lead to, and the budget they are for."""
+"""A plan: policies in their order, their predicted effect, and the budget they are for."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class Plan:
             raise
 
     def start(self) -> None:
-        """Does what must happen in the job's process before the job's own code runs."""
+        """Runs what each policy does in the job's process before the job's own code."""
         for policy in self.policies:
             policy.start()
 
@@ -108,7 +108,7 @@ class Plan:
 
     @property
     def source(self) -> str:
-        """The least sure of the ways in which its policies know; that of replay where there are none."""
+        """The least accurate source among its policies; "replayed" without policies."""
         return max((policy.source for policy in self.policies), key=SOURCES.index, default=SOURCES[0])
 
     @property

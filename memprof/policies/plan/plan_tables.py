@@ -1,4 +1,4 @@
-"""A plan as plain tables, the way TOML and JSON hold it: a policy's name, and its settings below it."""
+"""A plan as plain tables, as in TOML and JSON: a policy's name, and its settings below it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from memprof.policies.plan.prediction import Prediction
 from memprof.policies.registry import policy_type, policy_types
 from memprof.units import parse_bytes
 
-#: The table that is no policy.
+#: The table that is not a policy.
 PREDICTION = "prediction"
 #: The key outside of all tables.
 BUDGET = "budget"
@@ -24,7 +24,7 @@ BUDGET = "budget"
 AT_BATCH, AT_LENGTH = "at_batch", "at_length"
 _ABOVE = (BUDGET, AT_BATCH, AT_LENGTH)
 
-#: What policies do to the numbers of the job, in words; nothing is worth saying of those that leave them alone.
+#: Effect of policies on the job's numbers, in words; none for policies that leave them unchanged.
 NUMERICS_IN_WORDS = {
     "none": "numbers stay the same",
     "rounding": "numbers differ by rounding",
@@ -175,7 +175,7 @@ def _typed(value: Any, kind: Any) -> Any:
         raise TypeError("a table of whole numbers")
     if kind is float and type(value) is int:
         return float(value)
-    # To Python, true is a whole number too.
+    # In Python, bool is a subclass of int.
     if type(value) is not kind:
         raise TypeError({str: "a text", bool: "true or false", int: "a whole number", float: "a number"}[kind])
     return value

@@ -1,4 +1,4 @@
-"""What a plan promises, so that a later run can be held to it."""
+"""What a plan predicts, for comparison with a later run."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class Prediction:
 
 
 def model_of(step: Step) -> tuple[str, int]:
-    """Returns the type of the root module with most parameters, and their bytes; "" and 0 where there is none."""
+    """Returns the type of the root module with most parameters, and their bytes; "" and 0 without one."""
     roots, size = np.flatnonzero(step.modules.parent_id == NONE), parameter_bytes_by_root(step)
     largest = max(roots, key=lambda root: int(size[root]), default=NONE)
     return (str(step.modules.type[largest]), int(size[largest])) if largest != NONE else ("", 0)

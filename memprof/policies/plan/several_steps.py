@@ -1,4 +1,4 @@
-"""Rewrites several steps of one job, which a plan has to fit all."""
+"""Rewrites several steps of one job, all of which a plan has to fit."""
 
 from __future__ import annotations
 

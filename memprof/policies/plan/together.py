@@ -1,4 +1,4 @@
-"""Says which policies contradict each other, whatever the model: predicting and applying refuse them alike."""
+"""Rejects policies that contradict each other on any model, for prediction and application alike."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from memprof.policies.base import Policy
 
 
 def require_composable(policies: Sequence[Policy]) -> None:
-    """Makes sure that no policy of a plan undoes what another needs.
+    """Checks that no policy of a plan undoes what another needs.
 
     Args:
         policies: The policies of a plan, in their order.
 
     Raises:
-        PolicyError: Two do; the sentence names both.
+        PolicyError: Two do; the message names both.
     """
     for first, second in itertools.combinations(policies, 2):
         reason = _contradiction(first, second)

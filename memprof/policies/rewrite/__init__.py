@@ -1,1 +1,1 @@
-"""What predictions rewrite a step with."""
+"""Tools to rewrite a step for a prediction."""

@@ -1,4 +1,4 @@
-"""Autocast's cache: weights in the short type are held by it, whoever else has saved them, until autocast ends."""
+"""Autocast's cache: it holds low-precision weights until autocast ends, whoever else has saved them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from memprof.trace.step import Step
 
 
 def cached_until(step: Step, is_hidden: Bools) -> Ints:
-    """Returns the operator up to which autocast's cache holds each storage, NONE where it holds it not at all.
+    """Returns the operator up to which autocast's cache holds each storage, NONE where it does not hold it.
 
     Args:
         step: The step.
-        is_hidden: Storages that somebody else holds longer, so that their end does not show the cache's.
+        is_hidden: Storages with a longer-lived reference elsewhere, so that their end does not show the cache's.
     """
     casts = parameter_casts(step)
     return np.where(casts, _cache_end(step, casts & ~is_hidden), NONE)

@@ -1,4 +1,4 @@
-"""A step being rewritten: operators and storages are added, changed and taken out, and numbered anew at the end."""
+"""A step being rewritten: operators and storages are added, changed and removed, then renumbered at the end."""
 
 from __future__ import annotations
 
@@ -92,10 +92,10 @@ class Draft:
         self._gone_storages.append(np.asarray(storage_ids, dtype=np.int64))
 
     def build(self) -> Step:
-        """Puts everything in order and numbers it anew; the step has no recorded counters any more.
+        """Puts everything in order and renumbers it; the step has no recorded counters any more.
 
         Raises:
-            InvariantError: The step contradicts itself, such as a storage freed before it is made.
+            InvariantError: The step is inconsistent, such as a storage freed before it is made.
         """
         order = np.argsort(self._place, kind="stable")
         order = order[~self._is_removed[order]]

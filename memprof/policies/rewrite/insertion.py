@@ -1,4 +1,4 @@
-"""Operators to insert into a draft, written down one after another as the code that runs them would."""
+"""Operators to insert into a draft, emitted in the order in which the code would run them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long variables in the code of modules hold what was made: a recording does not tell, most code is alike in it."""
+"""How long local variables of modules hold their tensors: not recorded, but most module code is alike in it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _CHAINS = ("Sequential",)
 
 
 def variable_ends(step: Step, rows: Ints, calls: Ints, after: Ints) -> Ints:
-    """Returns until when a variable of a module's forward holds each storage.
+    """Returns until when a local variable of a module's forward holds each storage.
 
-    It does until it is given something else, which is taken to be the next tensor of the same shape, or until forward
-    returns. (``x = norm(x); y = head(x); loss = f(y)``: x lives until the end.)
+    It is assumed to hold it until reassigned, taken to be the next tensor of the same shape, or until forward returns.
+    (``x = norm(x); y = head(x); loss = f(y)``: x lives until the end.)
 
     Args:
         step: The step.

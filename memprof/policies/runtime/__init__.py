@@ -1,1 +1,1 @@
-"""What policies change a running job with."""
+"""Tools to change a running job."""

@@ -1,4 +1,4 @@
-"""Keeps what a plan has put into a module or an optimizer out of its copies, and out of the files it is saved in."""
+"""Keeps a plan's changes to a module or an optimizer out of its copies and saved files."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class CopyGuard:
 
     @staticmethod
     def find(owner: Any) -> CopyGuard | None:
-        """Returns the guard of an object, None where it has none."""
+        """Returns the guard of an object, None without one."""
         function = getattr(vars(owner).get(_REDUCE), "__func__", None)
         guard = getattr(function, "guard", None)
         return guard if isinstance(guard, CopyGuard) and guard.owner is owner else None

@@ -1,7 +1,7 @@
-"""Lets a job forbid saved-tensor hooks, as torch.func does inside its transforms, while a policy's are in force.
+"""Lets a job disable saved-tensor hooks, as torch.func does inside its transforms, while a policy's are in force.
 
-torch refuses to forbid them where any is in force, since what those keep would be lost. A policy's hooks are not the
-job's: they are skipped there, and what is saved stays as autograd keeps it.
+torch refuses to disable them while any is in force, since what those keep would be lost. A policy's hooks are not
+the job's: they are skipped there, and saved tensors stay as autograd keeps them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _SKIPPABLE = ("memprof.policies.remat.saved", "memprof.policies.swap.packing")
 
 
 def step_aside_where_forbidden() -> None:
-    """Has torch overlook a policy's hooks where the job forbids all, from now on and in the whole process."""
+    """Makes torch ignore a policy's hooks where the job disables all, from now on and process-wide."""
     forbid = getattr(_autograd, _NAME, None)
     if forbid is None or hasattr(forbid, "__wrapped__"):
         return
@@ -33,7 +33,7 @@ def step_aside_where_forbidden() -> None:
 
 @contextmanager
 def as_if_allowed() -> Iterator[None]:
-    """Lets hooks be put in and taken out where the job forbids them; afterwards they are forbidden as before."""
+    """Allows pushing and popping hooks where the job disables them; disables them again afterwards."""
     message = _autograd._saved_tensors_hooks_get_disabled_error_message()
     if message is None:
         yield
@@ -46,7 +46,7 @@ def as_if_allowed() -> Iterator[None]:
 
 
 def take_all_hooks() -> list[Any]:
-    """Takes all hooks of this thread out; returns them, the lowest first."""
+    """Removes all hooks of this thread; returns them, the lowest first."""
     found = []
     while (pair := _autograd._top_saved_tensors_default_hooks(True)) is not None:
         found.append(pair)
@@ -55,7 +55,7 @@ def take_all_hooks() -> list[Any]:
 
 
 def _may_all_be_skipped() -> bool:
-    """Whether every hook of this thread is one of a policy's that may be skipped; so it is where there is none."""
+    """Whether every hook of this thread is a policy's and may be skipped; true without hooks."""
     with as_if_allowed():
         pairs = take_all_hooks()
         for pair in pairs:

@@ -22,7 +22,7 @@ _FORWARD = "forward"
 
 @dataclass(eq=False)
 class _Layer:
-    """What makes a forward from the one inside it, and the forward it has made."""
+    """A layer's wrap function and the forward it produced."""
 
     wrap: Wrap
     forward: Forward
@@ -89,7 +89,7 @@ class PlannedForward:
 
 
 def outermost_layer(module: torch.nn.Module) -> Forward | None:
-    """Returns the outermost layer around a module's forward, None where a plan has put none there."""
+    """Returns the outermost layer around a module's forward, None without one."""
     guard = CopyGuard.find(module)
     top: Forward | None = None if guard is None or guard.forward is None else guard.forward.top
     return top

@@ -1,4 +1,4 @@
-"""A training job as the policies see it: its model, its optimizers, and what was done to them."""
+"""A training job as policies see it: its model, its optimizers, and the changes made to them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from memprof.errors import NoOptimizerError
 from memprof.policies.runtime.copies import CopyGuard, without_hook
 from memprof.policies.runtime.forwards import PlannedForward
 
-#: What has values of the job's in it, and is copied and saved by scripts.
+#: Objects that hold values of the job and that scripts copy and save.
 Owner = torch.nn.Module | torch.optim.Optimizer
 
 #: What is around the update of one parameter.
@@ -27,13 +27,13 @@ COPIED = (
 
 
 class Job:
-    """What a plan is applied to.
+    """The job a plan is applied to.
 
     Attributes:
         model: The root module.
         optimizers: The optimizers of its parameters, possibly none yet.
-        notes: Sentences for the user about what was done, or what a policy left alone.
-        on_note: Called with each sentence that ``note`` adds.
+        notes: Notes for the user on what was done, or what a policy left alone.
+        on_note: Called with each note that ``note`` adds.
     """
 
     def __init__(self, model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer] = ()) -> None:
@@ -61,7 +61,7 @@ class Job:
 
     @property
     def averages(self) -> bool:
-        """Whether shard changes gradients once they are complete, as it does in stages 0 and 1."""
+        """Whether shard changes complete gradients, as it does in stages 0 and 1."""
         averaging = "memprof.policies.shard.averaging"
         return any(
             type(getattr(hook, "__self__", None)).__module__ == averaging
@@ -70,10 +70,10 @@ class Job:
         )
 
     def require_optimizer(self, policy: str) -> None:
-        """Makes sure that an optimizer is known.
+        """Checks that an optimizer is known.
 
         Args:
-            policy: What needs it.
+            policy: The policy that needs it.
 
         Raises:
             NoOptimizerError: None is.
@@ -90,11 +90,11 @@ class Job:
         return dict(self.model.named_modules())
 
     def on_undo(self, action: Callable[[], Any]) -> None:
-        """Registers what takes one change back."""
+        """Registers an undo action."""
         self._undo.callback(action)
 
     def undo(self) -> None:
-        """Takes every change back, the last one first."""
+        """Reverts every change, last one first."""
         self._undo.close()
 
     def wrap_forward(self, module: torch.nn.Module, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
@@ -110,7 +110,7 @@ class Job:
         self.on_undo(PlannedForward.add(module, wrap))
 
     def guard(self, owner: Owner) -> CopyGuard:
-        """Returns what keeps this job's changes of a module or an optimizer out of its copies and files."""
+        """Returns the guard that keeps this job's changes of a module or an optimizer out of its copies and files."""
         if id(owner) not in self._guards:
             guard = self._guards[id(owner)] = CopyGuard.of(owner)
             guard.told.append(self._note_copy)
@@ -149,7 +149,7 @@ class Job:
         self.change_copies(owner, partial(without_hook, place, hook.id))
 
     def change_copies(self, owner: Owner, change: Callable[[dict[str, Any]], None]) -> None:
-        """Changes what copies of a module or an optimizer get, and the files it is saved in.
+        """Changes the state in copies of a module or an optimizer, and in the files it is saved in.
 
         Args:
             owner: The module or the optimizer.
@@ -160,23 +160,23 @@ class Job:
         self.on_undo(partial(changes.remove, change))
 
     def before_copies(self, owner: Owner, action: Callable[[], Any]) -> None:
-        """Does something each time before a module or an optimizer is copied, or saved whole: brings values in."""
+        """Registers an action to run before a module or an optimizer is copied or saved whole: to load values back."""
         before = self.guard(owner).before
         before.append(action)
         self.on_undo(partial(before.remove, action))
 
     def put_around_updates(self, optimizer: torch.optim.Optimizer | None, around: Around) -> None:
-        """Notes what has to be around the update of one parameter where it is updated by itself, without ``step``.
+        """Registers a context for updates of single parameters outside ``step``.
 
         Args:
-            optimizer: The optimizer that updates it; None for any.
-            around: Given the parameter, returns what is around its update.
+            optimizer: The optimizer that updates the parameter; None for any.
+            around: Given the parameter, returns the context of its update.
         """
         self._around_updates.append((optimizer, around))
 
     @contextmanager
     def around_update(self, optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> Iterator[None]:
-        """Is put around the update of one parameter by itself."""
+        """Enters the registered contexts around the update of a single parameter."""
         with ExitStack() as stack:
             for owner, around in self._around_updates:
                 if owner is None or owner is optimizer:
@@ -184,7 +184,7 @@ class Job:
             yield
 
     def note(self, sentence: str) -> None:
-        """Adds a sentence for the user, once; recordings that are under way say it, too."""
+        """Adds a note for the user, once; recordings in progress also report it."""
         if sentence not in self.notes:
             self.notes.append(sentence)
             if self.on_note is not None:

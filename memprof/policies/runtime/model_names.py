@@ -1,4 +1,4 @@
-"""Names of modules as a model itself knows them."""
+"""Names of modules within their own model."""
 
 from __future__ import annotations
 

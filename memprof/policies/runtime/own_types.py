@@ -1,11 +1,11 @@
-"""Tells tensors that are torch's own, as those of a dry run are, whose values nobody computes."""
+"""Detects torch's own tensor types, including those of a dry run, which hold no values."""
 
 from __future__ import annotations
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-#: What policies take for plain memory. Subclasses may hold anything, and are left alone.
+#: Types that policies treat as plain memory. Subclasses may hold anything and are left alone.
 OWN_TYPES = (torch.Tensor, torch.nn.Parameter, FakeTensor)
 
 
@@ -15,7 +15,7 @@ def has_values(tensor: torch.Tensor) -> bool:
 
 
 def is_dry_run() -> bool:
-    """Whether nothing is computed here: tensors are made without memory."""
+    """Whether this is a dry run: tensors are created without memory."""
     return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
 
 

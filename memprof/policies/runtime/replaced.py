@@ -1,4 +1,4 @@
-"""Functions of torch that plans have put layers around: the layers may be taken away in any order."""
+"""Functions of torch that plans have wrapped: the layers may be removed in any order."""
 
 from __future__ import annotations
 
@@ -79,14 +79,14 @@ def hook_weakly(register: Callable[[Any], RemovableHandle], method: Any) -> Call
 
 
 def until_gone(owner: Any, undo: Callable[[], Any]) -> Callable[[], Any]:
-    """Has something undone once its owner is gone, such as a model that the job has dropped.
+    """Runs an undo action once its owner is gone, such as a model that the job has dropped.
 
     Args:
         owner: The owner.
-        undo: Undoes it; it must not hold the owner.
+        undo: The undo action; it must not hold the owner.
 
     Returns:
-        What undoes it now, unless that has been done.
+        Runs it now, unless it has run.
     """
     finalizer = weakref.finalize(owner, undo)
     finalizer.atexit = False
@@ -94,9 +94,9 @@ def until_gone(owner: Any, undo: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def cell_of_body(function: Any) -> CellType:
-    """Returns where a function of ``torch.nn.utils.clip_grad`` has what it runs under ``no_grad``.
+    """Returns the cell of a ``torch.nn.utils.clip_grad`` function that holds its body, run under ``no_grad``.
 
-    A script that has imported the function by its name calls what is in this cell, too.
+    A script that imported the function by name also calls what is in this cell.
     """
     while "func" not in function.__code__.co_freevars:
         function = function.__wrapped__
@@ -117,7 +117,7 @@ class _Replaced:
     """
 
     def __init__(self, owner: Any, name: str) -> None:
-        """Puts a function in place that does what the old one does."""
+        """Installs a function that does what the old one does."""
         self._owner, self._name = owner, name
         self._is_own = isinstance(owner, CellType) or name in vars(owner)
         self._before = self._outermost = getattr(owner, name)
@@ -132,7 +132,7 @@ class _Replaced:
         setattr(owner, name, function)
 
     def add(self, wrap: Wrap) -> Callable[[], None]:
-        """Puts a layer around the others, and returns what takes it away."""
+        """Adds a layer around the others, and returns what removes it."""
         layer = _Layer(wrap)
         self._layers.append(layer)
         self._wrap(layer)

@@ -1,4 +1,4 @@
-"""Modules of torch that hold a whole model and run it: what is said of the model holds for what is inside."""
+"""Modules of torch that wrap a whole model: names and patterns of the model apply to the one inside."""
 
 from __future__ import annotations
 
