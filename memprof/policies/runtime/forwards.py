@@ -102,7 +102,8 @@ def _method(planned: PlannedForward) -> Any:
 
     def forward(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         top = planned.top
-        if top is None or self is not owner:
+        # torch.export traces the model itself: what a plan does to training is no part of it.
+        if top is None or self is not owner or torch.compiler.is_exporting():
             return planned.plain(self, *args, **kwargs)
         return top(*args, **kwargs)
 
