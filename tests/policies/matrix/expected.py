@@ -14,6 +14,7 @@ _GRADIENT_READ = r"A gradient is read or changed after backward: step-in-backwar
 _NOT_A_MEAN = r"accumulate cannot split a loss that is made of gradients of the parameters"
 _BY_HAND = r"accumulate adds up what backward\(\) leaves in p\.grad, and this loop calls step\(\) without it"
 _DROPPED = r"accumulate cannot keep this job's gradients: its loop drops some with zero_grad\(\)"
+_NOT_OF_OUTPUT = r"precision: part of the loss does not come from the model's output"
 _CREATE_GRAPH = r"precision: gradients are computed with create_graph=True, which fp16 loss scaling does not support"
 
 #: By policy, as ``key_of`` names it, and usage.
@@ -34,8 +35,8 @@ REFUSALS: dict[str, dict[str, str]] = {
     "precision fp16": {
         "gradient_penalty": _CREATE_GRAPH,
         "gradients_of_gradients": _CREATE_GRAPH,
-        "features_by_a_hook": r"precision: part of the loss does not come from the model's output",
-        "a_penalty_on_weights": r"precision: part of the loss does not come from the model's output",
+        "features_by_a_hook": _NOT_OF_OUTPUT,
+        "a_penalty_on_weights": _NOT_OF_OUTPUT,
         "lbfgs": r"precision: LBFGS runs the model several times per step",
     },
     "optimizer in-backward": {
@@ -60,6 +61,11 @@ REFUSALS: dict[str, dict[str, str]] = {
     },
     "swap optimizer": {"lbfgs": r"swap cannot move LBFGS' state"},
     "optimizer": {"lbfgs": r"LBFGS has no (loop|foreach|fused) form; leave loop out"},
+}
+
+#: What two policies refuse only together: with its head, the loss reads parameters beside the model's output.
+REFUSED_TOGETHER: dict[tuple[str, str], dict[str, str]] = {
+    ("precision fp16", "loss"): {"gradient_penalty": _NOT_OF_OUTPUT, "two_networks_in_turn": _NOT_OF_OUTPUT},
 }
 
 #: What a job does late, and is refused then: nothing shows it before.
@@ -99,7 +105,10 @@ def key_of(policy: Policy) -> str:
 
 def expected_refusals(plan: Plan, usage: str) -> list[str]:
     """Returns the patterns of the sentences with which a plan may refuse a usage."""
-    return [pattern for policy in plan.policies if (pattern := REFUSALS.get(key_of(policy), {}).get(usage)) is not None]
+    keys = [key_of(policy) for policy in plan.policies]
+    tables = [REFUSALS.get(key, {}) for key in keys]
+    tables += [table for pair, table in REFUSED_TOGETHER.items() if set(pair) <= set(keys)]
+    return [table[usage] for table in tables if usage in table]
 
 
 def limitation(plan: Plan, usage: str) -> str:
