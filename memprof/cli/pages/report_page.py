@@ -8,7 +8,7 @@ from rich.text import Text
 
 from memprof.analysis.out_of_memory.out_of_memory_words import describe_post_mortem
 from memprof.analysis.report.report import MomentSplit, Report
-from memprof.analysis.report.steps_in_words import describe_steps
+from memprof.analysis.report.steps_in_words import describe_steps, list_steps
 from memprof.cli.page import Page, printable
 from memprof.cli.pages import rank_tables
 from memprof.cli.pages import report_tables as tables
@@ -98,14 +98,14 @@ def _describe_shown(report: Report, split: MomentSplit) -> str:
 def _facts(report: Report) -> str:
     manifest = report.manifest
     seen = [step for step in report.steps if step.peak is not None]
-    recorded = [str(step.step) for step in seen if step.kind == "recorded"] or [str(step.step) for step in seen]
+    recorded = [step.step for step in seen if step.kind == "recorded"] or [step.step for step in seen]
     is_predicted = manifest.backend.name == PREDICTED
     facts = [
         manifest.target.rsplit("/", 1)[-1],
         f"{'predicted ' if is_predicted else ''}under {report.plan}" if report.plan else "",
         f"torch {manifest.torch_version}" if manifest.torch_version else "",
         manifest.machine.device_name,
-        f"step{'s' if len(recorded) > 1 else ''} {', '.join(recorded)} {PREDICTED if is_predicted else 'recorded'}",
+        f"step{'s' if len(recorded) > 1 else ''} {list_steps(recorded)} {PREDICTED if is_predicted else 'recorded'}",
         f"step time {format_us(report.step.duration_us)}",
         f"operator times: {manifest.op_times}",
     ]

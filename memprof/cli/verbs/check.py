@@ -62,8 +62,10 @@ def check(
         device = find_machine(machine) if machine else None
         given = parse_budget(budget, summary.peak.bytes, device)
         within: BudgetVerdict | None = BudgetVerdict(given, summary.peak.bytes)
-        fail.insert(0, parse_gate(f"peak>{given}"))
+        own = parse_gate(f"peak>{given}")
+        fail.insert(0, own)
     else:
+        own = None
         within = planned = None if is_summary(trace) else judge_planned(Trace.open(trace))
     if not fail and not warn and planned is None:
         raise UsageError("There is nothing to check: give --budget 40GiB, --machine rtx3090 or --fail-on 'peak>40GiB'.")
@@ -105,7 +107,8 @@ def check(
         print(printable(planned.describe()))
     for level, verdict in verdicts:
         word = {(True, "fail"): "FAILED", (True, "warn"): "warning"}.get((verdict.is_failed, level), "passed")
-        print(printable(f"{word if verdict.is_known else 'unknown'}: {verdict.gate.text}: {verdict.describe()}"))
+        bound = f"peak>{format_bytes(given)}" if verdict.gate is own else verdict.gate.text
+        print(printable(f"{word if verdict.is_known else 'unknown'}: {bound}: {verdict.describe()}"))
     if planned is not None and planned.fits is False:
         for command, reason in _another_plan(trace, planned):
             print(printable(f"next: {command}  {reason}"))
