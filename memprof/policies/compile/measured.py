@@ -1,4 +1,4 @@
-"""Plans that compile, as runs under them were measured: candidates of a search like any other."""
+"""Plans that compile, predicted from measured runs: search candidates like any other."""
 
 from __future__ import annotations
 

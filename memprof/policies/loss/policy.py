@@ -62,5 +62,5 @@ class ChunkedLoss(Policy):
         return cls(chunks=chunks, head=head.strip())
 
     def describe(self) -> str:
-        """Says what it does: ``loss in 8 chunks with head``."""
+        """Returns a short description: ``loss in 8 chunks with head``."""
         return f"loss in {self.chunks} chunks" + (f" with {self.head}" if self.head else "")

@@ -69,7 +69,7 @@ def transform(step: Step, policy: ChunkedLoss) -> Step:
 
 
 def _left_behind(step: Step, logits: list[int]) -> Ints:
-    """Returns the logits that the step before left, which are gone with this one's.
+    """Returns the logits that the previous step left, which disappear together with this step's.
 
     A loop that writes ``logits, loss = model(x, y)`` holds them until it has the next ones.
 
@@ -94,7 +94,7 @@ def _is_one_call(step: Step, one: CrossEntropy) -> bool:
 
 
 def _rewrite(draft: Draft, step: Step, policy: ChunkedLoss, one: CrossEntropy, head: Head | None) -> None:
-    """Takes a cross-entropy out and writes the chunked one in its place."""
+    """Replaces a cross-entropy with a chunked one."""
     removed = one.removed if head is None else np.union1d(one.removed, head.removed)
     durations = np.nan_to_num(step.ops.duration_us)
     pace = step.duration_us / max(durations.sum(), 1e-9)

@@ -26,9 +26,9 @@ def input_shapes(step: Step, phases: Iterable[str] = ("forward",)) -> tuple[str,
 
 
 def ran_on(step: Step) -> str:
-    """Says what a step ran on: the shapes that its model is given, and those of evaluations in it, told apart.
+    """Returns in words what a step ran on: the input shapes of its model, and separately those of evaluations in it.
 
-    Two steps of which this differs do not compare, whatever their peaks. "" where no input was recorded.
+    Two steps that differ in this are not comparable, whatever their peaks. "" where no input was recorded.
     """
     trained, evaluated = (input_shapes(step, [phase]) for phase in ("forward", "evaluation"))
     words = [", ".join(trained)] if trained else []

@@ -43,7 +43,7 @@ def match_modules(patterns: Sequence[str], names: Iterable[str]) -> list[str]:
 
 
 def outermost(names: Iterable[str]) -> list[str]:
-    """Leaves out the names that lie inside another of them."""
+    """Returns the names that do not lie inside another of them."""
     known = set(names)
 
     def is_inside(name: str) -> bool:
@@ -54,7 +54,7 @@ def outermost(names: Iterable[str]) -> list[str]:
 
 
 def condensed(patterns: Sequence[str]) -> str:
-    """Says patterns in a few words: names that count up are one, ``layers.0-11, head``; the root is the whole model."""
+    """Returns patterns in short form: consecutive names become ``layers.0-11, head``; the root is the whole model."""
     runs: list[tuple[str, str, str]] = []  # what comes before the number, the last number, what comes after
     words: list[str] = []
     for pattern in patterns:

@@ -118,5 +118,5 @@ class Plan:
         return " and ".join(f"{what} {size}" for what, size in sizes if size is not None)
 
     def describe(self) -> str:
-        """Says in a few words what the plan does."""
+        """Returns a short description of the plan."""
         return ", ".join(policy.describe() for policy in self.policies) or "no policy"

@@ -94,7 +94,7 @@ def format_plan(plan: Plan, before: str = "") -> str:
 
 
 def write_plan(path: str | os.PathLike[str], plan: Plan, before: str = "") -> None:
-    """Writes a plan to a file, whole or not at all.
+    """Writes a plan to a file atomically.
 
     Args:
         path: The file to write or replace.
@@ -102,7 +102,7 @@ def write_plan(path: str | os.PathLike[str], plan: Plan, before: str = "") -> No
         before: See ``format_plan``.
 
     Raises:
-        BadInputError: It cannot be written there.
+        BadInputError: The file cannot be written.
     """
     path = Path(path)
     try:
@@ -224,5 +224,5 @@ def _prediction_table(prediction: Prediction) -> Table:
 
 
 def _one_line(text: str) -> str:
-    """Makes a text fit for a comment, which knows no escapes."""
+    """Makes a text fit for a comment, which has no escapes."""
     return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())

@@ -60,12 +60,12 @@ class Prediction:
 
     @property
     def interval(self) -> Interval | None:
-        """The bounds of the peak; None where a plan of an older version does not tell."""
+        """The bounds of the peak; None in a plan of an older version without them."""
         return Interval(self.least_peak_bytes, self.most_peak_bytes) if self.most_peak_bytes else None
 
     @staticmethod
     def measured(recorded: Step, measured: Step, *, trace: str) -> Prediction:
-        """Reads the numbers off a recorded step and one that ran under the plan: no others are promised."""
+        """Reads the numbers off a recorded step and one measured under the plan; predicts no other steps."""
         peak = int(live_bytes(measured).during.max(initial=0))
         return Prediction.of_steps((recorded,), (measured,), Interval(peak, peak), trace=trace, how="measured")
 

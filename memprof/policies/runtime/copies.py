@@ -65,7 +65,7 @@ class CopyGuard:
         return guard
 
     def release(self) -> None:
-        """Leaves the object as it was once nobody uses the guard any more."""
+        """Restores the object once nothing uses the guard any more."""
         self._users -= 1
         if not self._users:
             for _, function, _ in reversed(list(self._entries)):
@@ -88,7 +88,7 @@ class CopyGuard:
         _restore(vars(self.owner), *entry)
 
     def reduce(self, given: Any, protocol: Any) -> Any:
-        """Returns what copy and pickle make a copy of."""
+        """Returns what copy and pickle build a copy from."""
         self._prepare(given)
         kind: Any = type(given)
         if _is_usual(kind):
@@ -140,7 +140,7 @@ class CopyGuard:
 
     @contextmanager
     def _cleared(self, given: Any) -> Iterator[None]:
-        """Leaves the object itself as copies are to be, for as long as it is copied."""
+        """Strips the plan's entries from the object itself while it is copied."""
         state = vars(given)
         before = dict(state)
         self._clean(given, state)
@@ -150,13 +150,13 @@ class CopyGuard:
             state.update(before)
 
     def _strip(self, given: Any, state: dict[str, Any]) -> None:
-        """Takes the plan's entries out of a ``__dict__``, the last one first."""
+        """Removes the plan's entries from a ``__dict__``, the last one first."""
         for name, function, own in reversed(self._entries):
             _restore(state, name, function, rebound(own, self.owner, given))
 
 
 def _is_usual(kind: Any) -> bool:
-    """Tells whether objects of a type are copied by their ``__dict__``, and nothing else."""
+    """Returns whether objects of a type are copied by their ``__dict__`` alone."""
     base: Any = object
     is_reduced_so = kind.__reduce__ is base.__reduce__ and kind.__reduce_ex__ is base.__reduce_ex__
     return is_reduced_so and getattr(kind, "__getstate__", None) in _USUAL_STATES

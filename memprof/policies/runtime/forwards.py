@@ -39,7 +39,7 @@ class PlannedForward:
     """
 
     def __init__(self, module: torch.nn.Module, guard: CopyGuard) -> None:
-        """Puts itself in place, without a layer yet."""
+        """Installs itself, without a layer yet."""
         self.top: Forward | None = None
         self._module = module
         self._guard = guard
