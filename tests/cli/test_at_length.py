@@ -121,7 +121,7 @@ def test_bytes_that_are_no_text(capsys: pytest.CaptureFixture[str], folder: Path
     ("words", "sentence"),
     [
         (("--at-length", "0"), "--at-length"),
-        (("--at-length", "8", "--at-batch", "8"), "--at-batch and --at-length ask for different sizes"),
+        (("--at-length", "8", "--at-batch", "8"), "--at-batch and --at-length are mutually exclusive"),
         (("--at-length", "8", "--step", "3"), "--at-length needs all steps of the recording"),
     ],
 )

@@ -155,7 +155,7 @@ def test_allow_and_forbid_choose_the_policies(capsys: pytest.CaptureFixture[str]
     used = {policy["policy"] for plan in told["plans"] for policy in plan["policies"]}
     assert used
     assert not used & {"swap", "precision"}
-    assert "there are accumulate," in run(
+    assert "give one of accumulate," in run(
         capsys, "suggest", "run.memprof", "--budget", "50%", "--allow", "magic", status=2
     )
 

@@ -40,7 +40,7 @@ def test_code_stands_on_stdout_and_remarks_on_stderr(capsys: pytest.CaptureFixtu
     """The text can be sent to a file as it is: it is Python, and begins with what the plan is."""
     out, _ = run(capsys, "emit", "plan.toml", "--to", target)
     compile(out, "under_plan.py", "exec")
-    assert out.startswith('"""Trains under a plan of memprof\'s.\n\nThe plan: precision bf16, checkpoint layers.*.\n')
+    assert out.startswith('"""Trains under a memprof plan.\n\nPlan: precision bf16, checkpoint layers.*.\n')
     assert "from plan.toml" in out
 
 
@@ -137,7 +137,7 @@ def test_suggest_prints_its_best_plan_in_the_form(capsys: pytest.CaptureFixture[
     shutil.copy(trace, "run.memprof")
     words = ("suggest", "run.memprof", "--budget", "60%", "--time-limit", 20, "--allow", "checkpoint")
     out, _ = run(capsys, *words, "--emit", "pytorch", "--write", "best.toml")
-    assert out.startswith('"""Trains under a plan')
+    assert out.startswith('"""Trains under a memprof plan')
     assert "Predicted: peak " in out
     assert "from memprof suggest run.memprof" in out
     again, _ = run(capsys, "emit", "best.toml", "--to", "pytorch")

@@ -154,7 +154,7 @@ def test_suggest_says_what_it_knows(recorded: Recorded, capsys: pytest.CaptureFi
     assert told["largest_batch"] in (0, None)
     assert main(["suggest", str(path), "--budget", "100MiB"]) == 3
     page = capsys.readouterr().out
-    assert "No batch fits 100.00 MiB as the job is" in page
+    assert "No batch fits 100.00 MiB without a plan" in page
     assert "--at-batch" in page
     whole = Trace.open(recorded("retried")[2])
     true_peak = int(whole.steady_step().memory.allocated_bytes.max())

@@ -94,5 +94,5 @@ def test_steps_of_several_sizes_follow_each_other() -> None:
     assert int(done.reserved().max()) >= alone
     twice = requests_of_steps([step, step])
     assert twice.requests.size.tolist() == requests_of_step(step).requests.size.tolist()
-    with pytest.raises(ValueError, match="same storages"):
+    with pytest.raises(ValueError, match="same operators and storages"):
         requests_of_steps([step, make_step([Op()], [])])
