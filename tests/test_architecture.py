@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = {"memprof": ROOT / "memprof", "memprof_dashboard": ROOT / "dashboard" / "memprof_dashboard"}
 FILES = [path for folder in PACKAGES.values() for path in folder.rglob("*.py")]
 #: File names that a convention gives to every policy or planner.
-CONVENTIONAL = {"__init__", "apply", "planner", "policy", "transform"}
+CONVENTIONAL = {"__init__", "apply", "candidates", "planner", "policy", "transform"}
 MOST_FILES, MOST_FOLDERS = 20, 3
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 if TYPE_CHECKING:
@@ -20,6 +22,19 @@ NUMERICS = ("none", "rounding", "approximate")
 SOURCES = ("replayed", "modelled", "rule", "measured")
 
 
+@dataclass(frozen=True, eq=False)
+class Candidates:
+    """Settings of one policy that a search tries on a step.
+
+    Attributes:
+        whole_step: Settings that concern the whole step; tried alone, then combined with other policies.
+        unsuitable: Settings that are not worth trying, with the reason.
+    """
+
+    whole_step: tuple[Policy, ...] = ()
+    unsuitable: Mapping[Policy, str] = field(default_factory=dict)
+
+
 class Policy(ABC):
     """One technique and its settings; subclasses are frozen dataclasses whose fields are the settings.
 
@@ -34,6 +49,8 @@ class Policy(ABC):
         source: One of SOURCES: how its transform obtains the prediction.
         errors_seen: Largest errors of predicted peaks on validation jobs (docs/benchmarks.md): how far measured peaks
             were below and above them, as shares of the bytes the step allocates on top of those it starts with.
+        tried_by_default: Whether a search uses the policy where the user names none.
+        has_candidates: Whether the policy's folder has a ``candidates.py``.
         errors_combined: Additional errors when combined with a policy that ``handles_saved``.
     """
 
@@ -45,6 +62,9 @@ class Policy(ABC):
     errors_seen: ClassVar[tuple[float, float]] = (0.0, 0.0)
     errors_combined: ClassVar[tuple[float, float]] = (0.0, 0.0)
 
+    tried_by_default: ClassVar[bool] = False
+    has_candidates: ClassVar[bool] = False
+
     @classmethod
     @abstractmethod
     def from_flag(cls, text: str) -> Self:
@@ -53,6 +73,31 @@ class Policy(ABC):
         Raises:
             PolicyError: The text is invalid; the message gives a valid form.
         """
+
+    @classmethod
+    def candidates(cls, step: Step, *, world_size: int = 1) -> Candidates:
+        """Returns the settings that a search tries on a step.
+
+        Calls ``candidates(step, world_size)`` of the policy's own ``candidates.py`` where it ``has_candidates``.
+
+        Args:
+            step: The recorded step.
+            world_size: Number of ranks.
+        """
+        if not cls.has_candidates:
+            return Candidates()
+        found: Candidates = cls._module("candidates").candidates(step, world_size)
+        return found
+
+    @classmethod
+    def module_choices(cls, step: Step, kinds: tuple[str, ...]) -> tuple[Callable[[tuple[str, ...]], Policy], ...]:
+        """Returns functions that make the policy for chosen modules, given their names; none if it chooses none.
+
+        Args:
+            step: The recorded step.
+            kinds: Kinds of operators that run in the modules.
+        """
+        return ()
 
     def transform(self, step: Step) -> Step:
         """Predicts: rewrites a recorded step into the one that would have happened under the policy.
@@ -139,6 +184,7 @@ class Policy(ABC):
     def describe(self) -> str:
         """Returns a short description for a table: ``checkpoint layers.*``."""
 
-    def _module(self, name: str) -> Any:
+    @classmethod
+    def _module(cls, name: str) -> Any:
         """Imports a module from the policy's own folder; only ``apply`` needs torch."""
-        return importlib.import_module(f"{type(self).__module__.rpartition('.')[0]}.{name}")
+        return importlib.import_module(f"{cls.__module__.rpartition('.')[0]}.{name}")

@@ -44,3 +44,13 @@ def policy_types() -> tuple[type[Policy], ...]:
 def policy_type(name: str) -> type[Policy] | None:
     """Returns the policy with this name, None if there is none."""
     return next((kind for kind in policy_types() if kind.name == name), None)
+
+
+@cache
+def default_policies() -> tuple[str, ...]:
+    """Returns the names of the policies that a search uses where the user names none.
+
+    These keep the numerics up to rounding and can be applied to an unmodified job. Where nothing fits with them, remat
+    is tried.
+    """
+    return tuple(kind.name for kind in policy_types() if kind.tried_by_default)

@@ -1,26 +1,90 @@
-"""What is combined with the policies that choose modules."""
+"""The settings that a search tries of each policy."""
 
 from __future__ import annotations
 
+import dataclasses
+import sys
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from memprof.errors import PolicyError
-from memprof.planners.search import frames
+from memprof.planners.search.explore import SearchRequest, explore
+from memprof.policies import registry
+from memprof.policies.accumulate import candidates as accumulate
+from memprof.policies.base import Candidates, Policy
+from memprof.policies.compress.policy import Compress
+from memprof.replay.live import live_bytes
+from memprof.trace.step import Step
+from memprof.trace.store import Trace
 
 
 @pytest.mark.parametrize(("size", "counts"), [(4, [2, 4]), (5, [2, 4]), (64, [2, 4, 8, 16]), (None, [2, 4, 8, 16])])
 def test_no_more_micro_batches_than_samples(size, counts, monkeypatch):
-    """A batch is proposed to be divided into as many parts as it has samples at most; all are where that is unknown."""
+    """A batch is divided into at most as many parts as it has samples; all counts are tried if that is unknown."""
 
     def find_batch(step: object) -> SimpleNamespace:
         if size is None:
             raise PolicyError("unknown")
         return SimpleNamespace(size=size)
 
-    monkeypatch.setattr(frames, "find_batch", find_batch)
-    monkeypatch.setattr(frames, "compares_samples", lambda step: False)
-    stacks = SimpleNamespace(frames=["torch/utils/data/dataloader.py:1 __next__"])
-    bench = SimpleNamespace(step=SimpleNamespace(stacks=stacks, undivided=""), refused={})
-    assert [policy.micro_batches for policy in frames._accumulations(bench)] == counts
+    monkeypatch.setattr(accumulate, "find_batch", find_batch)
+    monkeypatch.setattr(accumulate, "compares_samples", lambda step: False)
+    step = SimpleNamespace(stacks=SimpleNamespace(frames=["torch/utils/data/dataloader.py:1 __next__"]), undivided="")
+    assert [policy.micro_batches for policy in accumulate.candidates(step, 1).whole_step] == counts
+
+
+@dataclasses.dataclass(frozen=True)
+class Shrink(Policy):
+    """A policy of another package: activations take half of their bytes."""
+
+    name = "shrink"
+    flag_help = "halve activations"
+    tried_by_default = True
+
+    @classmethod
+    def from_flag(cls, text: str) -> Shrink:
+        return cls()
+
+    @classmethod
+    def candidates(cls, step: Step, *, world_size: int = 1) -> Candidates:
+        return Candidates((cls(),))
+
+    def transform(self, step: Step) -> Step:
+        storages = step.storages
+        halved = np.where(storages.category == "activation", storages.allocated_bytes // 2, storages.allocated_bytes)
+        return dataclasses.replace(step, storages=storages.replace(allocated_bytes=halved))
+
+    def describe(self) -> str:
+        return "shrink"
+
+
+@pytest.fixture(scope="module")
+def step() -> Step:
+    return Trace.open("sample_traces/resnet/run.memprof").fullest_step()
+
+
+@pytest.mark.parametrize("allow", [(), ("shrink",), ("shrink", "checkpoint")])
+def test_a_policy_in_the_registry_is_tried(step: Step, allow: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """One entry in the registry is all that a search needs to try a policy alone and beside others."""
+    original = registry.policy_types
+    listed = (*original(), Shrink)
+    for module in [module for module in sys.modules.values() if getattr(module, "policy_types", None) is original]:
+        monkeypatch.setattr(module, "policy_types", lambda: listed)
+    registry.default_policies.cache_clear()
+    peak = int(live_bytes(step).during.max())
+    try:
+        found = explore(step, SearchRequest(int(0.6 * peak), allow=allow, time_limit_s=20))
+    finally:
+        registry.default_policies.cache_clear()
+    tried = {tuple(policy.name for policy in one.policies) for one in (*found.fitting, *found.others)}
+    assert ("shrink",) in tried
+    assert allow == ("shrink",) or any("shrink" in names and len(names) > 1 for names in tried)
+
+
+def test_compress_is_tried_where_it_is_allowed(step: Step) -> None:
+    """It chooses modules as checkpoint does; before, `--allow compress` was accepted and nothing was tried."""
+    peak = int(live_bytes(step).during.max())
+    found = explore(step, SearchRequest(int(0.8 * peak), allow=("compress",), time_limit_s=20))
+    assert any(isinstance(policy, Compress) for one in (*found.fitting, *found.others) for policy in one.policies)

@@ -7,8 +7,7 @@ from typing import Any
 from dash import Dash, Input, Output, State, ctx, dcc, html, no_update
 
 from memprof.errors import MemprofError
-from memprof.planners.search.explore import DEFAULT_POLICIES
-from memprof.policies.registry import policy_types
+from memprof.policies.registry import default_policies, policy_types
 from memprof.units import format_bytes
 from memprof_dashboard import ids, parts
 from memprof_dashboard.sources import Workspace
@@ -79,7 +78,7 @@ class WhatIf:
                         html.Fieldset(
                             [
                                 html.Legend("policies that may be used"),
-                                dcc.Checklist(options, list(DEFAULT_POLICIES), id=_ALLOW, inline=True),
+                                dcc.Checklist(options, list(default_policies()), id=_ALLOW, inline=True),
                             ]
                         ),
                     ],

@@ -17,12 +17,13 @@ from memprof.analysis.plans.verify import Verification, verify_plan
 from memprof.errors import MemprofError, UsageError
 from memprof.machines.budget import parse_budget
 from memprof.planners.registry import planner_types
-from memprof.planners.search.explore import DEFAULT_POLICIES, SearchRequest
+from memprof.planners.search.explore import SearchRequest
 from memprof.planners.search.tried import Candidate
 from memprof.planners.search.workbench import allowed_names
 from memprof.policies.plan.plan import Plan
 from memprof.policies.plan.plan_tables import plan_from_tables
 from memprof.policies.plan.prediction import model_of
+from memprof.policies.registry import default_policies
 from memprof.replay.live import live_bytes
 from memprof.trace.manifest import PREDICTED
 from memprof.trace.schema import Ints, Texts
@@ -66,7 +67,7 @@ class Asked:
         parse_budget(self.budget, _SOME_PEAK_BYTES)
         if not self.allow:
             raise UsageError("Allow at least one policy: without any there is only the job as it is.")
-        allowed_names(self.allow, (), DEFAULT_POLICIES)
+        allowed_names(self.allow, (), default_policies())
 
 
 def find_plans(rank: Rank, asked: Asked, report: Callable[[Candidate], None]) -> Suggestion:

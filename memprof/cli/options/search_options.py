@@ -62,8 +62,9 @@ def read_search_request(
     """
     from memprof.machines.budget import parse_budget
     from memprof.machines.catalogue import find_machine
-    from memprof.planners.search.explore import DEFAULT_POLICIES, SearchRequest
+    from memprof.planners.search.explore import SearchRequest
     from memprof.planners.search.workbench import allowed_names
+    from memprof.policies.registry import default_policies
 
     device = find_machine(machine) if machine else None
     names = (_names(allow), _names(forbid))
@@ -79,7 +80,7 @@ def read_search_request(
             **more,
         )
 
-    allowed_names(*names, DEFAULT_POLICIES)
+    allowed_names(*names, default_policies())
     parse_budget(budget, _SOME_PEAK_BYTES, None if budget is not None and "%" in budget else device)
     return search_request
 

@@ -22,12 +22,10 @@ from memprof.planners.search.workbench import Workbench, allowed_names, rank
 from memprof.policies.base import Policy
 from memprof.policies.compile.policy import Compile
 from memprof.policies.plan.interval import OVER_HELD
+from memprof.policies.registry import default_policies
 from memprof.policies.remat.policy import Remat
 from memprof.trace.step import Step
 
-#: Default policies: those that keep the numerics up to rounding and can be applied to an unmodified job. Where nothing
-#: fits with these, remat is tried.
-DEFAULT_POLICIES = ("precision", "accumulate", "loss", "checkpoint", "swap", "optimizer")
 #: Number of combinations tried together with a hard memory cap.
 _MOST_HELD = 6
 
@@ -38,7 +36,7 @@ class SearchRequest:
 
     Attributes:
         budget_bytes: Most bytes that may be allocated at once.
-        allow: Names of allowed policies; empty for DEFAULT_POLICIES.
+        allow: Names of allowed policies; empty for those tried by default.
         forbid: Names of forbidden policies.
         most_slowdown: Maximum slowdown, as a fraction of the recorded step time; None for any.
         world_size: Number of ranks.
@@ -148,7 +146,7 @@ def explore(
         PolicyError: Unknown policy.
     """
     started = time.monotonic()
-    allowed = allowed_names(search_request.allow, search_request.forbid, DEFAULT_POLICIES)
+    allowed = allowed_names(search_request.allow, search_request.forbid, default_policies())
     deadline = started + search_request.time_limit_s
     bench = Workbench(step, deadline=deadline, report=report, others=others, needed=search_request.needed)
     recorded = bench.try_plan()

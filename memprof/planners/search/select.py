@@ -8,11 +8,8 @@ from memprof.planners.search.groups import Group
 from memprof.planners.search.tried import Candidate
 from memprof.planners.search.workbench import Workbench, rank
 from memprof.policies.base import Policy
-from memprof.policies.checkpoint.policy import Checkpoint
-from memprof.policies.swap.policy import Swap
+from memprof.policies.registry import policy_types
 
-#: Kinds whose outputs are worth keeping: high recompute time per byte.
-_EXPENSIVE = ("attention", "conv", "matmul")
 #: Number of fitting choices that are trimmed, fastest first.
 _MOST_TRIMMED = 6
 
@@ -35,21 +32,14 @@ class Selection:
         self._bench = bench
         self._groups = groups
         self._budget = budget_bytes
-        self._has_checkpoint = "checkpoint" in allowed
-        to = "host" if bench.step.is_on_device() else "disk"
-        self._swap: Maker | None = (lambda modules: Swap(modules, to=to)) if "swap" in allowed else None
+        self._kinds = [kind for kind in policy_types() if kind.name in allowed]
 
     def choose(self, frame: tuple[Policy, ...]) -> None:
         """Tries choices on top of a combination; the results are in the bench's archive."""
         makers: list[tuple[Maker, Group]] = []
         for group in self._groups:
-            if self._has_checkpoint:
-                makers.append((Checkpoint, group))
-                kept = tuple(kind for kind in _EXPENSIVE if kind in group.kinds)
-                if kept and set(kept) != set(group.kinds):
-                    makers.append((_keeping(kept), group))
-            if self._swap is not None:
-                makers.append((self._swap, group))
+            for kind in self._kinds:
+                makers += [(make, group) for make in kind.module_choices(self._bench.step, group.kinds)]
         whole = [(self._try(frame, maker, group), maker, group) for maker, group in makers]
         done = [(found, maker, group) for found, maker, group in whole if found is not None]
         fitting = sorted((one for one in done if self._fits(one[0])), key=lambda one: rank(one[0]))
@@ -113,7 +103,3 @@ class Selection:
         """Tries several groups whole, but only ``count`` members of one."""
         names = [group.chosen(count if row == place else len(group.members)) for row, group in enumerate(groups)]
         return self._bench.try_plan(*frame, maker(tuple(name for part in names for name in part)))
-
-
-def _keeping(kinds: tuple[str, ...]) -> Maker:
-    return lambda modules: Checkpoint(modules, keep=kinds)

@@ -27,6 +27,8 @@ class Accumulate(Policy):
     """
 
     name: ClassVar[str] = "accumulate"
+    tried_by_default: ClassVar[bool] = True
+    has_candidates: ClassVar[bool] = True
     flag_help: ClassVar[str] = "Split each batch into this many micro-batches and update once for all of them."
     flag_example: ClassVar[str] = "4"
     numerics: ClassVar[str] = "rounding"

@@ -12,7 +12,13 @@ from memprof.policies.checkpoint.kinds import check_kinds
 from memprof.policies.plan.patterns import condensed
 
 if TYPE_CHECKING:
-    pass
+    from collections.abc import Callable
+
+    from memprof.trace.step import Step
+
+
+#: Kinds whose outputs are worth keeping: high recompute time per byte.
+_EXPENSIVE = ("attention", "conv", "matmul")
 
 
 @dataclass(frozen=True)
@@ -29,6 +35,7 @@ class Checkpoint(Policy):
     """
 
     name: ClassVar[str] = "checkpoint"
+    tried_by_default: ClassVar[bool] = True
     flag_help: ClassVar[str] = (
         "Run the forward of modules again in backward instead of keeping what they save. PATTERNS are qualified "
         "names; add keep=matmul,attention to keep outputs of some operators, or segments=4 to divide an nn.Sequential."
@@ -84,6 +91,14 @@ class Checkpoint(Policy):
             raise PolicyError(f"segments is a whole number from 1, such as segments=4, not {settings['segments']!r}.")
         keep = tuple(kind for kind in settings["keep"].split(",") if kind)
         return cls(modules=tuple(modules), segments=int(settings["segments"] or 0), keep=keep)
+
+    @classmethod
+    def module_choices(cls, step: Step, kinds: tuple[str, ...]) -> tuple[Callable[[tuple[str, ...]], Policy], ...]:
+        """Checkpoints modules whole, or keeps the outputs of their expensive operators."""
+        kept = tuple(kind for kind in _EXPENSIVE if kind in kinds)
+        if not kept or set(kept) == set(kinds):
+            return (cls,)
+        return cls, lambda modules: cls(modules, keep=kept)
 
     def describe(self) -> str:
         """Returns a short description: ``checkpoint layers.* (keep matmul)``."""

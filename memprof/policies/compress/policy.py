@@ -11,7 +11,9 @@ from memprof.policies.plan.patterns import condensed
 from memprof.units import format_bytes
 
 if TYPE_CHECKING:
-    pass
+    from collections.abc import Callable
+
+    from memprof.trace.step import Step
 
 #: Elements that share a scale.
 BLOCK = 256
@@ -66,6 +68,11 @@ class Compress(Policy):
         if not parts:
             raise PolicyError(f"compress needs patterns of module names; write --compress {cls.flag_example}.")
         return cls(modules=parts)
+
+    @classmethod
+    def module_choices(cls, step: Step, kinds: tuple[str, ...]) -> tuple[Callable[[tuple[str, ...]], Policy], ...]:
+        """Compresses what modules save."""
+        return (cls,)
 
     def describe(self) -> str:
         """Returns the packed modules in words."""

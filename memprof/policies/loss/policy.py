@@ -23,6 +23,8 @@ class ChunkedLoss(Policy):
     """
 
     name: ClassVar[str] = "loss"
+    tried_by_default: ClassVar[bool] = True
+    has_candidates: ClassVar[bool] = True
     flag_help: ClassVar[str] = (
         "Compute cross-entropy in so many chunks of rows; name the Linear that makes the logits behind a comma, "
         "and they are never made whole."

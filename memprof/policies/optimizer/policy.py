@@ -31,6 +31,8 @@ class OptimizerPolicy(Policy):
     """
 
     name: ClassVar[str] = "optimizer"
+    tried_by_default: ClassVar[bool] = True
+    has_candidates: ClassVar[bool] = True
     flag_help: ClassVar[str] = (
         "Change the optimizer: in-backward, foreach, fused or loop, 8bit or host, separated by commas."
     )

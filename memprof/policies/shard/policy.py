@@ -36,6 +36,7 @@ class Shard(Policy):
     """
 
     name: ClassVar[str] = "shard"
+    has_candidates: ClassVar[bool] = True
     flag_help: ClassVar[str] = "Shard the job over ranks: ddp, zero1, zero2 or fsdp (or stage 0 to 3), and how many."
     flag_example: ClassVar[str] = "fsdp:8"
     numerics: ClassVar[str] = "rounding"

@@ -11,7 +11,9 @@ from memprof.policies.plan.patterns import condensed
 from memprof.units import format_bytes
 
 if TYPE_CHECKING:
-    pass
+    from collections.abc import Callable
+
+    from memprof.trace.step import Step
 
 WHAT = ("activations", "optimizer", "parameters")
 TO = ("host", "disk")
@@ -38,6 +40,8 @@ class Swap(Policy):
     """
 
     name: ClassVar[str] = "swap"
+    tried_by_default: ClassVar[bool] = True
+    has_candidates: ClassVar[bool] = True
     flag_help: ClassVar[str] = (
         "move tensors that these modules save for backward out of the device and back; optimizer or parameters: move "
         "those instead; :disk or :host selects the destination"
@@ -101,6 +105,12 @@ class Swap(Policy):
     def guesses(self) -> bool:
         """Variables may hold moved activations; the owners of optimizer state and parameters are known."""
         return self.what == "activations"
+
+    @classmethod
+    def module_choices(cls, step: Step, kinds: tuple[str, ...]) -> tuple[Callable[[tuple[str, ...]], Policy], ...]:
+        """Moves what modules save: to host memory from a device, to disk from host memory."""
+        to = "host" if step.is_on_device() else "disk"
+        return (lambda modules: cls(modules, to=to),)
 
     def describe(self) -> str:
         """Describes what is moved, and where."""

@@ -1,0 +1,60 @@
+"""Numbers of micro-batches that a search tries."""
+
+from __future__ import annotations
+
+import math
+
+from memprof.errors import PolicyError
+from memprof.policies.accumulate.batch import find_batch
+from memprof.policies.accumulate.comparisons import compares_samples
+from memprof.policies.accumulate.policy import Accumulate
+from memprof.policies.base import Candidates
+from memprof.trace.step import Step
+
+#: Micro-batch counts tried; higher ones cost more calls and free less each.
+_MICRO_BATCHES = (2, 4, 8, 16)
+#: In the stack of every operator that a DataLoader runs.
+_DATA_LOADER = "torch/utils/data/dataloader.py:"
+
+
+def candidates(step: Step, world_size: int) -> Candidates:
+    """Returns micro-batch counts, where the job's batches come from a DataLoader and can be split."""
+    why = _why_whole(step)
+    if why:
+        return Candidates(unsuitable={Accumulate(_MICRO_BATCHES[0]): why})
+    return Candidates(tuple(Accumulate(count) for count in _MICRO_BATCHES if count <= _batch_size(step)))
+
+
+def _why_whole(step: Step) -> str:
+    """Explains why the job's batches cannot be split; "" where they can."""
+    if not any(_DATA_LOADER in str(frames) for frames in step.stacks.frames):
+        return (
+            "The job uses no DataLoader, so its batches cannot be split automatically. Write 'for part in "
+            "memprof.micro_batches(batch, 2):' in the training loop, and predict that with --accumulate 2."
+        )
+    if step.undivided:
+        return (
+            f"The job's batches cannot be split automatically: {step.undivided}. Use a smaller batch in the loader, "
+            "and update after several of them, as trainers do with gradient_accumulation_steps."
+        )
+    if _compares_samples(step):
+        return (
+            "The loss compares samples of a batch with each other, so micro-batch gradients do not add up to those of "
+            "the whole batch. Where fewer pairs are acceptable, predict that with --accumulate 2."
+        )
+    return ""
+
+
+def _compares_samples(step: Step) -> bool:
+    try:
+        return compares_samples(step)
+    except PolicyError:  # prediction reports that the batch is unknown
+        return False
+
+
+def _batch_size(step: Step) -> float:
+    """Returns the number of samples to divide; infinity where prediction will report that it is unknown."""
+    try:
+        return find_batch(step).size
+    except PolicyError:
+        return math.inf

@@ -1,0 +1,16 @@
+"""Swap settings that a search tries apart from activations, for which it chooses modules."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from memprof.policies.base import Candidates
+from memprof.policies.swap.policy import Swap
+from memprof.trace.step import Step
+
+
+def candidates(step: Step, world_size: int) -> Candidates:
+    """Returns swapping of optimizer state, where there is any."""
+    if not np.any(step.storages.category == "optimizer_state"):
+        return Candidates()
+    return Candidates((Swap(what="optimizer", to="host" if step.is_on_device() else "disk"),))
