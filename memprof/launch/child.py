@@ -95,7 +95,7 @@ def _dry_run(spool: Path, device_name: str) -> DryRun:
 
 
 def _start(spool: Path, window: Window | None, dry: DryRun | None = None, *, is_late: bool = False) -> None:
-    """Starts the recorder of a window, or of the whole run if there is no window."""
+    """Starts the recorder of a window; without a window, that of the whole run."""
     global _recorder  # noqa: PLW0603 - one recorder per process, needed at exit and after fork
     folder = spool / f"process-{os.getpid()}"
     if window is None:

@@ -46,7 +46,8 @@ class Client:
         self._is_enabled = is_enabled
         for name in (_NAME, _PREFIX):
             os.environ.pop(name, None)
-        paths = [path for path in os.environ.pop("PYTHONPATH", "").split(os.pathsep) if path not in ("", str(_HERE))]
+        paths = _other_paths(os.environ)
+        os.environ.pop("PYTHONPATH", None)
         if is_enabled:
             os.environ |= {_NAME: str(self._address), _PREFIX: sys.prefix}
             paths.insert(0, str(_HERE))
@@ -78,8 +79,12 @@ def set_enabled(is_enabled: bool) -> None:
         _client.set_enabled(is_enabled)
 
 
+def _other_paths(environment: os._Environ[str]) -> list[str]:
+    return [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path not in ("", str(_HERE))]
+
+
 def _without(environment: os._Environ[str]) -> dict[str, str]:
     """Returns an environment in which processes hand nothing over."""
-    paths = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path not in ("", str(_HERE))]
+    paths = _other_paths(environment)
     plain = {name: value for name, value in environment.items() if name not in (_NAME, _PREFIX, "PYTHONPATH")}
     return {**plain, "PYTHONPATH": os.pathsep.join(paths)} if paths else plain

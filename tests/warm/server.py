@@ -34,7 +34,7 @@ _MOST_DESCRIPTORS = 64
 
 
 class Server:
-    """Forks, and tells each relay how its job ended."""
+    """Forks a process for each request, and sends its exit status to the relay."""
 
     def __init__(self, address: str) -> None:
         self._selector = selectors.DefaultSelector()
@@ -65,7 +65,8 @@ class Server:
                     request = self._begin()
                     if request is not None:
                         return request
-                elif isinstance(source, socket.socket):
+                elif source in self._selector.get_map():  # its job may have ended in this round
+                    assert isinstance(source, socket.socket)
                     self._relay_signals(source)
 
     def _begin(self) -> dict[str, Any] | None:
@@ -108,18 +109,14 @@ class Server:
 
     def _tell_ended(self) -> None:
         while self._jobs:
-            pid, status, used = os.wait4(-1, os.WNOHANG)
+            pid, status = os.waitpid(-1, os.WNOHANG)
             if not pid:
                 return
-            if os.environ.get("WARM_LOG"):
-                print("cpu", round(used.ru_utime, 2), round(used.ru_stime, 2), file=sys.stderr, flush=True)
             connection = self._jobs.pop(pid)
             if connection in self._selector.get_map():
                 self._selector.unregister(connection)
-            try:
+            with contextlib.suppress(OSError):  # the relay was killed
                 connection.sendall(struct.pack("=i", os.waitstatus_to_exitcode(status)))
-            except OSError:
-                pass  # nobody waits any more
             connection.close()
 
     def _end_jobs(self) -> None:
@@ -159,7 +156,10 @@ def become(request: dict[str, Any]) -> tuple[str, str]:
     os.environ.clear()
     os.environ.update(request["environment"])
     sys.dont_write_bytecode = bool(os.environ.get("PYTHONDONTWRITEBYTECODE"))
-    unbuffered = bool(os.environ.get("PYTHONUNBUFFERED")) or request["words"][0] == "-u"
+    words, flags = list(request["words"]), set()
+    while words[0] in ("-u", "-P"):
+        flags.add(words.pop(0))
+    unbuffered = bool(os.environ.get("PYTHONUNBUFFERED")) or "-u" in flags
     sys.stdin = open(0, closefd=False)  # noqa: SIM115 - as the interpreter does
     for number, name in ((1, "stdout"), (2, "stderr")):
         is_terminal = os.isatty(number)
@@ -178,14 +178,11 @@ def become(request: dict[str, Any]) -> tuple[str, str]:
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(getattr(resource, name), tuple(limit))
     sys.orig_argv = [sys.executable, *request["words"]]
-    words, is_safe = list(request["words"]), False
-    while words[0] in ("-u", "-P"):
-        is_safe |= words.pop(0) == "-P"
     is_module = words[0] == "-m"
     sys.argv = words[1:] if is_module else list(words)
     first = request["folder"] if is_module else os.path.dirname(os.path.realpath(words[0]))
     paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and path != HERE]
-    sys.path[:] = [*([] if is_safe else [first]), *paths, *BASE_PATH]
+    sys.path[:] = [*([] if "-P" in flags else [first]), *paths, *BASE_PATH]
     sys.path_importer_cache.clear()
     importlib.invalidate_caches()
     try:

@@ -27,7 +27,7 @@ def gate_options(command: F) -> F:
 
 
 def chosen_gates(fail_on: tuple[str, ...], warn_on: tuple[str, ...]) -> tuple[list[Gate], list[Gate]]:
-    """Returns the gates that fail and those that warn: from the flags, or from the project if there are no flags.
+    """Returns the gates that fail and those that warn: from the flags, else from the project.
 
     Raises:
         UsageError: A gate is invalid; the message names where it is defined.

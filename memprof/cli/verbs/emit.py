@@ -76,7 +76,7 @@ def emitted_or_refused(
         source: Name of the plan.
         output: The file to write; its name is the module to import.
         batch: Samples in the whole batch; 0 if unknown.
-        module: Module name to import it by if there is no file.
+        module: Name of the module to import, where no file is given.
 
     Raises:
         UsageError: The plan is empty, or nothing of it is expressible in the format.

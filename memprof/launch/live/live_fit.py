@@ -43,7 +43,7 @@ class LiveFit:
         plan: The plan in force; None if there is none.
         job: The job that the plan was applied to: its notes, and ``undo()``; None if there is none.
         predicted_bytes: Predicted peak under the plan.
-        measured_bytes: Peak of the step measured under it; of the unmodified job if there is no plan.
+        measured_bytes: Peak of the step measured under it; without a plan, of the unmodified job.
         is_done: Whether observing, planning and comparing are over.
         reason: The last message.
     """

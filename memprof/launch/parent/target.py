@@ -122,7 +122,7 @@ def find_target(words: Sequence[str], *, is_module: bool, is_command: bool, verb
         verb: The verb, for messages.
 
     Raises:
-        UsageError: There are no words, or both ``-m`` and ``--`` were given.
+        UsageError: No command was given, or both ``-m`` and ``--`` were given.
         NotFoundError: The script or program does not exist.
         NotExecutableError: It cannot be run.
     """

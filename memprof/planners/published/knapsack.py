@@ -27,7 +27,7 @@ class Items:
     """The items kept or dropped: single saved values, or all values of one operator together.
 
     Attributes:
-        item_of_value: The item of each value of the graph, NONE where there is no choice, shape ``(values,)``.
+        item_of_value: The item of each value of the graph, NONE for values that are not optional, shape ``(values,)``.
         cost_us: Recompute time, given that other saved values are live, shape ``(items,)``.
         size_bytes: Bytes of each item, shape ``(items,)``.
     """

@@ -1,4 +1,4 @@
-"""Combinations of the policies that do not choose modules: precision, accumulation, loss, optimizer, shards."""
+"""Combinations of the policy settings that concern the whole step."""
 
 from __future__ import annotations
 

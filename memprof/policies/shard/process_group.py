@@ -54,7 +54,7 @@ def join_ranks(job: Job, world_size: int) -> int:
         This process's rank.
 
     Raises:
-        PolicyError: There are no ranks, or not that number.
+        PolicyError: The job has no ranks, or another number of them.
     """
     is_joined = dist.is_available() and dist.is_initialized()
     missing = [name for name in _TOLD if name not in os.environ]

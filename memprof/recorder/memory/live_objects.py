@@ -16,9 +16,12 @@ def live_optimizers(*, is_late: bool) -> list[Any]:
         is_late: Whether the process ran before, as in a notebook. Optimizers of earlier cells that only reference
             cycles keep alive are collected first: a step would wait for their updates.
     """
-    if is_late and len(live_objects(Optimizer)) > 1:
+    found = live_objects(Optimizer)
+    if is_late and len(found) > 1:
+        del found  # which would keep them alive
         gc.collect()
-    return live_objects(Optimizer)
+        found = live_objects(Optimizer)
+    return found
 
 
 def live_objects(kind: type) -> list[Any]:

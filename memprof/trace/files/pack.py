@@ -266,7 +266,7 @@ class _Tally:
         """Yields the ranks.
 
         Raises:
-            BadInputError: There is no rank.
+            BadInputError: No rank was recorded.
             MemprofError: No rank could be assembled.
         """
         for manifest, tables in spool.ranks(self.faults):

@@ -104,7 +104,7 @@ def _timeline(device: DeviceHistory) -> _Rows:
 
 
 def _end_state(device: DeviceHistory) -> _Rows:
-    """A row per code location whose memory is in use at the end: without a history there is no order."""
+    """A row per code location whose memory is in use at the end: their order is unknown without a history."""
     entries, blocks, lives = device.entries, device.blocks, device.lives
     stacks: dict[int, Stack] = {}
     for block in lives.block[lives.block != NONE].tolist():
